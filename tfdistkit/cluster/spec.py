@@ -1,0 +1,88 @@
+"""Who this process is in its job, and who the others are: plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tfdistkit.errors import ClusterConfigError, explain
+
+# The roles that hold a model replica and take part in every collective, in rank order.
+TRAINING_ROLES = ("chief", "worker")
+ROLES = ("chief", "worker", "ps", "evaluator")
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """One process of the job.
+
+    Args:
+        role: One of `ROLES`.
+        index: Which of the processes of that role, from 0.
+    """
+
+    role: str = "worker"
+    index: int = 0
+
+
+@dataclass(frozen=True)
+class ClusterSpec:
+    """All processes of the job and which one this is. Without `addresses` it is a single process.
+
+    Args:
+        addresses: Role -> `host:port` of each process of that role.
+        task: This process.
+        local_rank: Which of the training processes on this host this is, from 0.
+        local_world_size: How many training processes run on this host.
+        source: Where this was read from, for messages: `TF_CONFIG`, `single process`, ...
+    """
+
+    addresses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    task: TaskSpec = TaskSpec()
+    local_rank: int = 0
+    local_world_size: int = 1
+    source: str = "single process"
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """The addresses of the training processes in rank order: the chief first."""
+        return tuple(address for role in TRAINING_ROLES for address in self.addresses.get(role, ()))
+
+    @property
+    def is_training(self) -> bool:
+        """Whether this process holds a replica (a chief or a worker, not a parameter server or evaluator)."""
+        return self.task.role in TRAINING_ROLES
+
+    @property
+    def rank(self) -> int:
+        """This process's number among the training processes, from 0; the chief is 0.
+
+        Raises:
+            ClusterConfigError: if this process is a parameter server or an evaluator.
+        """
+        if not self.is_training:
+            raise ClusterConfigError(
+                explain(
+                    "This process takes no part in training, so it has no rank.",
+                    received=f"task type {self.task.role!r} in {self.source}",
+                    expected="a task type of 'chief' or 'worker'",
+                )
+            )
+        before = 0 if self.task.role == "chief" else len(self.addresses.get("chief", ()))
+        return before + self.task.index
+
+    @property
+    def world_size(self) -> int:
+        """How many training processes there are: 1 for a single process."""
+        return max(1, len(self.workers))
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this is rank 0, the process that writes checkpoints and logs."""
+        return self.is_training and self.rank == 0
+
+    @property
+    def address(self) -> str | None:
+        """This process's own `host:port`; None for a single process."""
+        of_role = self.addresses.get(self.task.role, ())
+        return of_role[self.task.index] if self.task.index < len(of_role) else None

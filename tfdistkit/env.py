@@ -1,0 +1,61 @@
+"""The only place that reads or writes environment variables.
+
+The launcher and the workers talk through these variables (down) and through files in the run folder
+(up), so any other launcher can stand in for ours by setting the same names.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from tfdistkit.errors import ClusterConfigError, explain
+
+# TensorFlow's own description of a cluster: https://www.tensorflow.org/guide/distributed_training#TF_CONFIG
+TF_CONFIG = "TF_CONFIG"
+
+# Which of the workers on this host this process is, and how many there are (what CUDA devices are picked by).
+LOCAL_RANK = "TFDISTKIT_LOCAL_RANK"
+LOCAL_WORLD_SIZE = "TFDISTKIT_LOCAL_WORLD_SIZE"
+# The folder of this run: logs, events, error files.
+RUN_DIR = "TFDISTKIT_RUN_DIR"
+# The process that started this worker: the worker ends when it is gone.
+PARENT_PID = "TFDISTKIT_PARENT_PID"
+
+# TensorFlow reads these two when it makes its thread pools.
+INTRA_OP_THREADS = "TF_NUM_INTRAOP_THREADS"
+INTER_OP_THREADS = "TF_NUM_INTEROP_THREADS"
+OMP_THREADS = "OMP_NUM_THREADS"
+
+
+def text(name: str) -> str | None:
+    """Returns the value of a variable, or None when it is unset or empty."""
+    return os.environ.get(name) or None
+
+
+def integer(name: str) -> int | None:
+    """Returns a variable as an integer, or None when it is unset or empty.
+
+    Raises:
+        ClusterConfigError: if the variable holds something else.
+    """
+    value = text(name)
+    if value is None:
+        return None
+    try:
+        return int(value)
+    except ValueError:
+        raise ClusterConfigError(
+            explain(f"The environment variable `{name}` is not a number.", received=repr(value), expected="an integer")
+        ) from None
+
+
+def child_env(changes: Mapping[str, str | None]) -> dict[str, str]:
+    """Returns a copy of this process's environment with `changes` made; None removes a variable."""
+    result = dict(os.environ)
+    for name, value in changes.items():
+        if value is None:
+            result.pop(name, None)
+        else:
+            result[name] = value
+    return result

@@ -1,0 +1,151 @@
+"""How a strategy of ours runs its replicas. Shared by all of them; the transport stays TensorFlow's.
+
+TensorFlow runs each replica in a thread and lets them meet in `merge_call`, which cannot happen inside a
+branch or a loop: gradient accumulation, EMA overwriting and loss scaling fail under it (keras#20582).
+Here every replica stays in replica context and communicates with collectives, which can stand anywhere
+in a graph. A process with one device needs no thread at all: its replica runs inline.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import tensorflow as tf
+
+from tfdistkit.strategies import keras_seams, step
+
+# What TensorFlow's all-gather cannot carry, and what carries it. Strings have no carrier.
+_GATHER_AS = {
+    tf.bfloat16: tf.float32,
+    tf.bool: tf.int32,
+    tf.int8: tf.int32,
+    tf.int16: tf.int32,
+    tf.uint8: tf.int32,
+    tf.uint16: tf.int32,
+    tf.uint32: tf.int64,
+    tf.uint64: tf.int64,
+}
+
+
+class ReplicaMixin:
+    """Goes in front of one of TensorFlow's `StrategyExtended` classes."""
+
+    def _use_merge_call(self) -> bool:
+        # Eager replicas run one after the other, so a collective of the first would wait for the second
+        # for ever: there, and only with several devices, they meet in merge_call.
+        return len(self.worker_devices) > 1 and tf.executing_eagerly()
+
+    @tf.autograph.experimental.do_not_convert
+    def _call_for_each_replica(self, fn: Any, args: tuple, kwargs: dict | None) -> Any:
+        kwargs = kwargs or {}
+        if keras_seams.is_tf_function(fn):
+            return self._lifted(fn)(*args, **kwargs)
+        if len(self.worker_devices) == 1:
+            return self._run_inline(fn, args, kwargs)
+        return super()._call_for_each_replica(self._in_step(fn, args, kwargs), args, kwargs)
+
+    def _lifted(self, fn: Any) -> Any:
+        """Returns a tf.function that runs the replicas inside, for one that the user gave to `strategy.run`.
+
+        So each replica's rows are counted inside the graph in which they are used.
+        """
+        cache = self.__dict__.setdefault("_lifted_functions", weakref.WeakKeyDictionary())
+        if fn not in cache:
+            inner = keras_seams.converted_python_function(fn)
+
+            @tf.autograph.experimental.do_not_convert
+            def lifted(*args: Any, **kwargs: Any) -> Any:
+                return self._call_for_each_replica(inner, args, kwargs)
+
+            cache[fn] = keras_seams.clone_tf_function(fn, lifted)
+        return cache[fn]
+
+    def _run_inline(self, fn: Any, args: tuple, kwargs: dict) -> Any:
+        args, kwargs = keras_seams.select_replica(0, (args, kwargs))
+        with (
+            tf.device(self.worker_devices[0]),
+            tf.distribute.ReplicaContext(
+                self._container_strategy(), replica_id_in_sync_group=self._get_replica_id_in_sync_group(0)
+            ),
+            step.running(self._make_step(args, kwargs, None)),
+        ):
+            return fn(*args, **kwargs)
+
+    def _in_step(self, fn: Any, args: tuple, kwargs: dict) -> Any:
+        """Wraps what a replica thread runs so that it knows its rows."""
+        total = self._sum_of_local_rows(args, kwargs)
+
+        @tf.autograph.experimental.do_not_convert
+        def in_step(*args: Any, **kwargs: Any) -> Any:
+            with step.running(self._make_step(args, kwargs, total)):
+                return fn(*args, **kwargs)
+
+        return in_step
+
+    def _sum_of_local_rows(self, args: tuple, kwargs: dict) -> tf.Tensor | None:
+        """All replicas' rows where all of them live in this process, so that nothing has to be communicated."""
+        if self._num_replicas_in_sync != len(self.worker_devices):
+            return None
+        local = range(len(self.worker_devices))
+        rows = [step.count_rows(keras_seams.select_replica(i, (args, kwargs)))[0] for i in local]
+        return None if any(r is None for r in rows) else tf.add_n(rows)
+
+    def _make_step(self, args: tuple, kwargs: dict, total: tf.Tensor | None) -> step.ReplicaStep | None:
+        replicas = self._num_replicas_in_sync
+        if replicas == 1:
+            return None
+        rows, static_rows = step.count_rows((args, kwargs))
+        context = tf.distribute.get_replica_context()
+
+        def sum_rows() -> tf.Tensor:
+            return total if total is not None else context.all_reduce(tf.distribute.ReduceOp.SUM, rows)
+
+        replica_id = keras_seams.replica_id(context)
+        return step.ReplicaStep(rows, sum_rows, replicas, replica_id, static_rows)
+
+    def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
+        return keras_seams.as_own_variable(super()._create_variable(next_creator, **kwargs), kwargs)
+
+    def _gather_to_implementation(self, value: Any, destinations: Any, axis: int, options: Any) -> Any:
+        local = self._container_strategy().experimental_local_results(value)
+        dtype = local[0].dtype
+        carrier = _GATHER_AS.get(dtype)
+        gather = super()._gather_to_implementation
+        if carrier is None:
+            return gather(value, destinations, axis, options)
+        local = [tf.cast(v, carrier) for v in local]
+        gathered = gather(keras_seams.regroup(local), destinations, axis, options)
+        return tf.nest.map_structure(lambda v: tf.cast(v, dtype), gathered)
+
+
+class KerasStrategyMixin:
+    """Goes in front of one of TensorFlow's `Strategy` classes: what Keras 3 asks of a strategy."""
+
+    # How the seams know a strategy of ours.
+    is_tfdistkit_strategy = True
+
+    def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
+        return super().experimental_distribute_dataset(_split_every_batch(dataset), options)
+
+    def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
+        # Keras reduces scalars, which have no axis 0, along axis 0 (tensorflow#72388).
+        if axis == 0 and getattr(value, "shape", None) is not None and tf.TensorShape(value.shape).rank == 0:
+            axis = None
+        return super().reduce(reduce_op, value, axis)
+
+
+def _split_every_batch(dataset: Any) -> Any:
+    """Turns auto-sharding from AUTO to DATA, so that the replicas share every global batch of one process.
+
+    AUTO shards by file where it can: each worker then makes its batches from other files, and a step no
+    longer sees the rows that one process would see. A policy that the user chose stays.
+    """
+    policy = tf.data.experimental.AutoShardPolicy
+    if not isinstance(dataset, tf.data.Dataset):
+        return dataset
+    if dataset.options().experimental_distribute.auto_shard_policy != policy.AUTO:
+        return dataset
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = policy.DATA
+    return dataset.with_options(options)

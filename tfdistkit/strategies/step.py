@@ -1,0 +1,147 @@
+"""What one replica knows while it runs one call of `strategy.run`: its rows, everybody's rows.
+
+The promise - N workers give what one worker gives on the same global batch - comes down to weights. A
+replica that holds `rows` of the `total_rows` of a global batch contributes `rows / total_rows` to every
+mean over that batch. tf.distribute uses `1 / replicas` instead, which is the same only when all replicas
+hold equally many rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+_LOCAL = threading.local()
+
+
+class ReplicaStep:
+    """One replica's view of one call of `strategy.run`.
+
+    Args:
+        rows: Rows of the batch on this replica, a scalar float32 tensor; None when nothing in the
+            arguments has a batch dimension, and then all replicas weigh the same.
+        sum_rows: Makes the number of rows of the global batch, a scalar float32 tensor. Called at
+            most once, and only if a weight is asked for, because it may communicate.
+        replicas: How many replicas there are in sync.
+        replica_id: Which of them this is.
+        static_rows: The rows as far as they are known while tracing, else None.
+    """
+
+    def __init__(
+        self,
+        rows: tf.Tensor | None,
+        sum_rows: Callable[[], tf.Tensor],
+        replicas: int,
+        replica_id: int,
+        static_rows: int | None = None,
+    ):
+        self.rows = rows
+        self.replicas = replicas
+        self.replica_id = replica_id
+        self.static_rows = static_rows
+        self.in_keras_step = False
+        self.gradients_are_reduced = False
+        self.layer_state: list[Any] = []
+        self._sum_rows = sum_rows
+        self._total: tf.Tensor | None = None
+        self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+
+    @property
+    def total_rows(self) -> tf.Tensor:
+        """Rows of the global batch, a scalar float32 tensor."""
+        if self._total is None:
+            # A branch or a loop may ask first; what it makes in its own graph could not be used outside of it.
+            with contextlib.nullcontext() if self._graph is None else self._graph.as_default():
+                self._total = self._sum_rows()
+        return self._total
+
+    def share(self) -> tf.Tensor | float:
+        """This replica's part of a mean over the global batch: the shares of all replicas sum to 1."""
+        if self.rows is None:
+            return 1.0 / self.replicas
+        return tf.math.divide_no_nan(self.rows, self.total_rows)
+
+    def relative_share(self) -> tf.Tensor | float:
+        """`share() * replicas`: exactly 1 when all replicas hold equally many rows."""
+        if self.rows is None:
+            return 1.0
+        return tf.math.divide_no_nan(self.rows * float(self.replicas), self.total_rows)
+
+    def sum(self, value: tf.Tensor) -> tf.Tensor:
+        """Sums a tensor over all replicas."""
+        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)
+
+    def weighted_sum(self, value: tf.Tensor) -> tf.Tensor:
+        """Sums `value * share()` over all replicas, without what a replica made of no rows (it may be NaN)."""
+        return self.sum(self.without_empty([value * tf.cast(self.share(), value.dtype)])[0])
+
+    def without_empty(self, tensors: list[Any]) -> list[Any]:
+        """Returns `tensors` (dense or IndexedSlices), or zeros where this replica holds no rows.
+
+        A mean over no rows is NaN, and one NaN would spoil the sum of all replicas.
+        """
+        if self.rows is None or self.static_rows or not tensors:
+            return tensors
+        flat = tf.nest.flatten(tensors, expand_composites=True)
+        # Only values can be NaN; indices and shapes of IndexedSlices pass as they are.
+        kept = tf.cond(
+            self.rows > 0,
+            lambda: [tf.identity(t) for t in flat],
+            lambda: [tf.zeros_like(t) if t.dtype.is_floating else tf.identity(t) for t in flat],
+        )
+        return tf.nest.pack_sequence_as(tensors, tf.nest.flatten(kept), expand_composites=True)
+
+    @contextlib.contextmanager
+    def reduced_gradients(self) -> Iterator[None]:
+        """Within it, the gradients have been summed over the replicas and must not be summed again."""
+        self.gradients_are_reduced = True
+        try:
+            yield
+        finally:
+            self.gradients_are_reduced = False
+
+
+def current() -> ReplicaStep | None:
+    """Returns the step that this thread is running; None outside of `strategy.run` and with one replica."""
+    return getattr(_LOCAL, "step", None)
+
+
+@contextlib.contextmanager
+def running(step: ReplicaStep | None) -> Iterator[None]:
+    """Makes `step` the current one of this thread."""
+    before = current()
+    _LOCAL.step = step
+    try:
+        yield
+    finally:
+        _LOCAL.step = before
+
+
+def count_rows(values: Any) -> tuple[tf.Tensor | None, int | None]:
+    """Finds how many rows a batch has, by its first value that has a batch dimension.
+
+    Args:
+        values: Any structure of tensors, ragged and sparse ones included, holding one replica's values.
+
+    Returns:
+        The rows as a scalar float32 tensor (None when no value has a batch dimension), and as an int
+        when they are known while tracing (else None).
+    """
+    for value in tf.nest.flatten(values):
+        if isinstance(value, tf.RaggedTensor):
+            return tf.cast(value.nrows(), tf.float32), value.shape[0]
+        if isinstance(value, tf.SparseTensor):
+            return tf.cast(value.dense_shape[0], tf.float32), value.shape[0]
+        shape = getattr(value, "shape", None)
+        if shape is None or isinstance(value, (tf.Variable, tf.distribute.DistributedValues)):
+            continue
+        shape = tf.TensorShape(shape)
+        if shape.rank is None or shape.rank > 0:
+            static = shape[0] if shape.rank else None
+            rows = tf.constant(float(static)) if static is not None else tf.cast(tf.shape(value)[0], tf.float32)
+            return rows, static
+    return None, None
