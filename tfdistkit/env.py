@@ -21,6 +21,10 @@ LOCAL_WORLD_SIZE = "TFDISTKIT_LOCAL_WORLD_SIZE"
 RUN_DIR = "TFDISTKIT_RUN_DIR"
 # The process that started this worker: the worker ends when it is gone.
 PARENT_PID = "TFDISTKIT_PARENT_PID"
+# "0": do not compare this process's own address with the addresses of this machine (address translation).
+CHECK_ADDRESS = "TFDISTKIT_CHECK_ADDRESS"
+# Kubernetes sets this in every container: https://kubernetes.io/docs/concepts/services-networking/service/
+KUBERNETES = "KUBERNETES_SERVICE_HOST"
 
 # TensorFlow reads these two when it makes its thread pools.
 INTRA_OP_THREADS = "TF_NUM_INTRAOP_THREADS"
@@ -48,6 +52,11 @@ def integer(name: str) -> int | None:
         raise ClusterConfigError(
             explain(f"The environment variable `{name}` is not a number.", received=repr(value), expected="an integer")
         ) from None
+
+
+def checks_own_address() -> bool:
+    """Whether a process's own address must be one of this machine: not in Kubernetes, not if switched off."""
+    return text(CHECK_ADDRESS) != "0" and text(KUBERNETES) is None
 
 
 def child_env(changes: Mapping[str, str | None]) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from tfdistkit.cluster.addresses import host_key
 from tfdistkit.errors import ClusterConfigError, explain
 
 # The roles that hold a model replica and take part in every collective, in rank order.
@@ -30,7 +31,8 @@ class ClusterSpec:
     """All processes of the job and which one this is. Without `addresses` it is a single process.
 
     Args:
-        addresses: Role -> `host:port` of each process of that role.
+        addresses: Role -> `host:port` of each process of that role, in index order. An empty string stands
+            for a process that this one was not told about (a sparse TF_CONFIG).
         task: This process.
         local_rank: Which of the training processes on this host this is, from 0.
         local_world_size: How many training processes run on this host.
@@ -47,6 +49,11 @@ class ClusterSpec:
     def workers(self) -> tuple[str, ...]:
         """The addresses of the training processes in rank order: the chief first."""
         return tuple(address for role in TRAINING_ROLES for address in self.addresses.get(role, ()))
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the address of every training process is known (not so with a sparse TF_CONFIG)."""
+        return all(self.workers)
 
     @property
     def is_training(self) -> bool:
@@ -85,4 +92,22 @@ class ClusterSpec:
     def address(self) -> str | None:
         """This process's own `host:port`; None for a single process."""
         of_role = self.addresses.get(self.task.role, ())
-        return of_role[self.task.index] if self.task.index < len(of_role) else None
+        return (of_role[self.task.index] or None) if self.task.index < len(of_role) else None
+
+
+def local_place(addresses: Mapping[str, tuple[str, ...]], task: TaskSpec) -> tuple[int, int]:
+    """Derives the local rank from equal hosts in the address list.
+
+    Args:
+        addresses: Role -> `host:port` of each process of that role.
+        task: This process.
+
+    Returns:
+        `(local_rank, local_world_size)`. A process that takes no part in training gets `(0, 1)`.
+    """
+    if task.role not in TRAINING_ROLES:
+        return 0, 1
+    spec = ClusterSpec(addresses, task)
+    hosts = [host_key(address) if address else None for address in spec.workers]
+    own = hosts[spec.rank]
+    return hosts[: spec.rank].count(own), hosts.count(own)

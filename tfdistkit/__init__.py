@@ -1,0 +1,77 @@
+"""Distributed training for Keras 3 on TensorFlow: one command, one line in the script.
+
+```python
+import tfdistkit
+
+strategy = tfdistkit.strategy("auto")
+with strategy.scope():
+    model = ...
+    model.compile(...)
+model.fit(...)
+```
+
+Start it with `tfdistkit run -np 2 train.py`.
+
+Nothing heavy is loaded here: each public name below is imported when it is first used, so a launcher or a
+script that only asks for `tfdistkit.rank()` never waits for TensorFlow.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # what type checkers and editors see; at run time `__getattr__` does the same, later
+    from tfdistkit import callbacks, cluster, data, errors, strategies
+    from tfdistkit.cluster.detection import is_chief, local_rank, rank, world_size
+    from tfdistkit.launcher.function import launch
+    from tfdistkit.strategies.factory import register_strategy, strategy
+
+__version__ = "0.1.0"
+
+# Public name -> (module, attribute of it; None for the module itself).
+_PUBLIC: dict[str, tuple[str, str | None]] = {
+    "strategy": ("tfdistkit.strategies.factory", "strategy"),
+    "register_strategy": ("tfdistkit.strategies.factory", "register_strategy"),
+    "launch": ("tfdistkit.launcher.function", "launch"),
+    "rank": ("tfdistkit.cluster.detection", "rank"),
+    "world_size": ("tfdistkit.cluster.detection", "world_size"),
+    "local_rank": ("tfdistkit.cluster.detection", "local_rank"),
+    "is_chief": ("tfdistkit.cluster.detection", "is_chief"),
+    "callbacks": ("tfdistkit.callbacks", None),
+    "cluster": ("tfdistkit.cluster", None),
+    "data": ("tfdistkit.data", None),
+    "errors": ("tfdistkit.errors", None),
+    "strategies": ("tfdistkit.strategies", None),
+}
+
+__all__ = [
+    "__version__",
+    "callbacks",
+    "cluster",
+    "data",
+    "errors",
+    "is_chief",
+    "launch",
+    "local_rank",
+    "rank",
+    "register_strategy",
+    "strategies",
+    "strategy",
+    "world_size",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Loads a public name on its first use (PEP 562)."""
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module_name, attribute = _PUBLIC[name]
+    module = importlib.import_module(module_name)
+    value = module if attribute is None else getattr(module, attribute)
+    globals()[name] = value  # the next access does not come here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

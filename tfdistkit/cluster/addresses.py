@@ -1,0 +1,58 @@
+"""`host:port` as text: taking it apart, putting it together, comparing hosts."""
+
+from __future__ import annotations
+
+from tfdistkit.errors import ClusterConfigError, explain
+
+# Names that every machine has for itself.
+LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1", "ip6-localhost", "localhost.localdomain"})
+# "All interfaces": a server can listen there, but another machine cannot reach anybody under it.
+WILDCARD_HOSTS = frozenset({"0.0.0.0", "::"})
+
+_EXPECTED = "host:port, such as 'node1:12345', '10.0.0.1:12345' or '[fd00::1]:12345'"
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Takes `host:port` apart.
+
+    Args:
+        address: A host name, an IPv4 address or an IPv6 address in brackets, then a colon and a port.
+
+    Returns:
+        The host without brackets, and the port.
+
+    Raises:
+        ClusterConfigError: if the host or the port is missing, or the port is not a number from 1 to 65535.
+    """
+    received = repr(address)
+    if "://" in address or "/" in address or any(character.isspace() for character in address):
+        raise ClusterConfigError(
+            explain("An address holds more than a host and a port.", received=received, expected=_EXPECTED)
+        )
+    host, colon, port = address.rpartition(":")
+    if not colon or address.endswith("]"):
+        raise ClusterConfigError(explain("An address has no port.", received=received, expected=_EXPECTED))
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ClusterConfigError(
+            explain("An IPv6 address is not in brackets, or has no port.", received=received, expected=_EXPECTED)
+        )
+    if not host:
+        raise ClusterConfigError(explain("An address has no host.", received=received, expected=_EXPECTED))
+    if not (port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
+        raise ClusterConfigError(
+            explain("The port of an address is not a number from 1 to 65535.", received=received, expected=_EXPECTED)
+        )
+    return host, int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    """Returns `host:port`, with brackets around an IPv6 host."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def host_key(address: str) -> str:
+    """Returns the host of an address in a form to compare: lower case, one name for this machine itself."""
+    host = split_address(address)[0].lower()
+    return "localhost" if host in LOOPBACK_HOSTS else host

@@ -1,0 +1,187 @@
+"""Free TCP ports on this host."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+from typing import Any
+
+from tfdistkit.errors import ClusterConfigError, OptionError, explain
+
+# Below are the well-known services and what people start by hand.
+_LOWEST_PORT = 10_000
+_HIGHEST_PORT = 65_535
+# Linux hands these to outgoing connections; the default where the system does not say (RFC 6335, section 6).
+_EPHEMERAL_DEFAULT = (49_152, 65_535)
+_EPHEMERAL_FILE = "/proc/sys/net/ipv4/ip_local_port_range"
+
+
+def is_free(host: str, port: int) -> bool:
+    """Whether a server could listen on `port` now.
+
+    Args:
+        host: A name or address of this machine; an empty string means all interfaces, which is where
+            TensorFlow's server listens.
+        port: The TCP port, from 1 to 65535.
+
+    Returns:
+        False when some process holds the port, or when `host` is not an address of this machine.
+    """
+    try:
+        sockets = bind(host, port)
+    except OSError:
+        return False
+    for held in sockets:
+        held.close()
+    return True
+
+
+def bind(host: str, port: int, *, exclusive: bool = False) -> list[socket.socket]:
+    """Binds a TCP port as TensorFlow's server would (SO_REUSEADDR, no SO_REUSEPORT), without listening.
+
+    Args:
+        host: A name or address of this machine; an empty string means all interfaces, IPv4 and IPv6.
+        port: The TCP port.
+        exclusive: Without SO_REUSEADDR: no other process can bind the port while these sockets are open, and
+            a port with connections that ended a moment ago (TIME_WAIT) counts as taken.
+
+    Returns:
+        One bound socket for each address that `host` stands for.
+
+    Raises:
+        OSError: if the port is taken, or `host` is not on this machine.
+    """
+    addresses = _wildcards(port) if host == "" else _resolve(host, port)
+    held: list[socket.socket] = []
+    try:
+        for family, address in addresses:
+            held.append(_bound_socket(family, address, exclusive))
+    except BaseException:
+        for one in held:
+            one.close()
+        raise
+    return held
+
+
+def free_ports(count: int) -> list[int]:
+    """Finds TCP ports that nobody on this host uses, on any interface.
+
+    All of them are held at the same time while choosing, so they are distinct. They lie outside the range
+    that the system gives to outgoing connections, and the search starts at a random place: so it is
+    unlikely that somebody else takes one before it is used.
+
+    Args:
+        count: How many, 0 or more.
+
+    Returns:
+        `count` distinct port numbers.
+
+    Raises:
+        OptionError: if `count` is negative.
+        ClusterConfigError: if this host has fewer free ports.
+    """
+    if count < 0:
+        raise OptionError(explain("`count` is negative.", received=f"count={count}", expected="0 or more"))
+    found: list[int] = []
+    with contextlib.ExitStack() as held:
+        for port in _candidates():
+            if len(found) == count:
+                break
+            try:
+                sockets = bind("", port, exclusive=True)
+            except OSError:
+                continue
+            for one in sockets:
+                held.callback(one.close)
+            found.append(port)
+    if len(found) < count:
+        raise ClusterConfigError(
+            explain(
+                "This host has too few free ports.",
+                received=f"{len(found)} free ports from {_LOWEST_PORT} to {_HIGHEST_PORT}",
+                expected=str(count),
+            )
+        )
+    return found
+
+
+def holder(port: int) -> str:
+    """Says who holds a TCP port on this host, as far as that can be found out.
+
+    Args:
+        port: The TCP port.
+
+    Returns:
+        ` by python3 (pid 123)`, or an empty string: psutil is missing, or the process is another user's.
+    """
+    try:
+        import psutil  # only on the way to an error; the ground floor works without it
+
+        connections = psutil.net_connections(kind="tcp")
+        pids = {one.pid for one in connections if one.pid and one.laddr and one.laddr.port == port}
+        return "".join(f" by {psutil.Process(pid).name()} (pid {pid})" for pid in sorted(pids)[:1])
+    except Exception:  # whatever keeps us from knowing (rights, races) must not hide the error itself
+        return ""
+
+
+def _candidates() -> list[int]:
+    """Every port in the order to try: those outside the ephemeral range first, each part from a random start."""
+    low, high = _ephemeral_range()
+    ports = range(_LOWEST_PORT, _HIGHEST_PORT + 1)
+    quiet = [port for port in ports if not low <= port <= high]
+    busy = [port for port in ports if low <= port <= high]
+    return _rotated(quiet) + _rotated(busy)
+
+
+def _rotated(ports: list[int]) -> list[int]:
+    if not ports:
+        return []
+    # Not the global generator: a script that seeds `random` would send all of its jobs to the same ports.
+    start = random.SystemRandom().randrange(len(ports))
+    return ports[start:] + ports[:start]
+
+
+def _ephemeral_range() -> tuple[int, int]:
+    try:
+        with open(_EPHEMERAL_FILE, encoding="ascii") as file:
+            low, high = file.read().split()
+        return int(low), int(high)
+    except (OSError, ValueError):
+        return _EPHEMERAL_DEFAULT
+
+
+def _wildcards(port: int) -> list[tuple[socket.AddressFamily, tuple[Any, ...]]]:
+    """All interfaces: one IPv6 socket takes IPv4 too; without IPv6 the IPv4 wildcard."""
+    return [(socket.AF_INET6, ("::", port))] if has_ipv6() else [(socket.AF_INET, ("0.0.0.0", port))]
+
+
+def has_ipv6() -> bool:
+    """Whether this machine can open IPv6 sockets (containers often cannot, whatever Python was built with)."""
+    if not socket.has_ipv6:
+        return False
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
+            probe.bind(("::", 0))
+    except OSError:
+        return False
+    return True
+
+
+def _resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, tuple[Any, ...]]]:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys((family, address) for family, _, _, _, address in found))
+
+
+def _bound_socket(family: socket.AddressFamily, address: tuple[Any, ...], exclusive: bool) -> socket.socket:
+    result = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if not exclusive:
+            result.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            result.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if address[0] == "::" else 1)
+        result.bind(address)
+    except BaseException:
+        result.close()
+        raise
+    return result
