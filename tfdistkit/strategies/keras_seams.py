@@ -7,6 +7,7 @@ through to Keras unless it runs under a strategy of ours, so models that use non
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
@@ -48,6 +49,7 @@ SEAMS = (
     Seam(f"{_TRAINER}:TensorFlowTrainer._make_function", ("self", "step_function"), "one sum a step (keras#20585)"),
     Seam(f"{_TRAINER}:TensorFlowTrainer._maybe_symbolic_build", ("self", "iterator", "data_batch"), "keras#20585"),
     Seam(f"{_TRAINER}:TensorFlowTrainer._symbolic_build", ("self", "iterator", "data_batch"), "keras#21172"),
+    Seam(f"{_TRAINER}:TensorFlowTrainer.predict_on_batch", ("self", "x"), "one prediction a row"),
     Seam(f"{_TRAINER}:TFEpochIterator.__init__", ("self", "distribute_strategy"), "one shuffling seed for all ranks"),
     Seam(f"{_TRAINER}:reduce_per_replica", ("values", "strategy", "reduction"), "tensorflow#72388"),
     Seam("keras.src.backend.tensorflow.optimizer:TFOptimizer._all_reduce_sum_gradients", ("self", "grads_and_vars"),
@@ -80,8 +82,8 @@ SEAMS = (
     Seam("tensorflow.python.distribute.values:MirroredVariable._update_replica", ("self", "update_fn", "value"), "state"),
     Seam("tensorflow.python.distribute.values:MirroredVariable._get_on_device_or_primary", ("self",), "layer state"),
     Seam("tensorflow.python.eager.context:Context.configure_coordination_service",
-         ("self", "service_type", "service_leader", "cluster_register_timeout_in_ms", "heartbeat_timeout_in_ms",
-          "shutdown_barrier_timeout_in_ms", "coordinated_jobs"), "deadlines of the start (tensorflow#46931)"),
+         ("self", "service_type", "service_leader", "cluster_register_timeout_in_ms", "coordinated_jobs"),
+         "deadlines of the start (tensorflow#46931)"),
     Seam("tensorflow.python.eager.context:global_seed", (), "one shuffling seed for all ranks"),
 )
 
@@ -154,7 +156,7 @@ def tensorflow_has_started() -> bool:
 
 
 def configure_coordination(cluster: tf.train.ClusterSpec, timeout_s: float) -> None:
-    """Gives the start and the end of a job a deadline; TensorFlow waits for an hour for workers that never come.
+    """Gives the start of a job a deadline: TensorFlow waits an hour for workers that never come.
 
     TensorFlow leaves what is configured already as it is.
     """
@@ -168,8 +170,6 @@ def configure_coordination(cluster: tf.train.ClusterSpec, timeout_s: float) -> N
         service_type="standalone",
         service_leader=f"/job:{leader}/replica:0/task:0",
         cluster_register_timeout_in_ms=int(timeout_s * 1000),
-        heartbeat_timeout_in_ms=10_000,
-        shutdown_barrier_timeout_in_ms=10_000,
         coordinated_jobs=jobs,
     )
 
@@ -261,7 +261,9 @@ def install() -> None:
     ControlFlowFuncGraph.capture_call_time_value = _capture_in_function
     _wrap(keras_trainer.TensorFlowTrainer, "_make_function", _make_function)
     _wrap(keras_trainer.TensorFlowTrainer, "_maybe_symbolic_build", _maybe_symbolic_build)
+    _wrap(keras_trainer.TensorFlowTrainer, "predict_on_batch", _predict_on_batch)
     _wrap(keras_trainer, "reduce_per_replica", _reduce_per_replica)
+    _wrap(keras_trainer.TFEpochIterator, "__init__", _make_epoch_iterator)
     _wrap(keras_tf_optimizer.TFOptimizer, "_all_reduce_sum_gradients", _all_reduce_sum_gradients)
     _wrap(importlib.import_module("keras.src.optimizers.base_optimizer").BaseOptimizer, "apply", _apply)
     _wrap(keras.optimizers.LossScaleOptimizer, "apply", _apply)
@@ -312,7 +314,15 @@ def _make_function(original: Any, model: Any, step_function: Any) -> Any:
         step.in_keras_step = True
         return _agree(step, step_function(data))
 
-    return original(model, keras_step)
+    function = original(model, keras_step)
+
+    def on_parts(iterator: Any) -> Any:
+        # train_on_batch and test_on_batch hand over the global batch, not an iterator over a replica's part.
+        if not isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
+            iterator = (_split_batch(strategy, batch) for batch in iterator)
+        return function(iterator)
+
+    return on_parts
 
 
 def _agree(step: steps.ReplicaStep, logs: Any) -> Any:
@@ -349,26 +359,70 @@ def _reduce_per_replica(original: Any, values: Any, strategy: Any, reduction: st
     return keras.tree.map_structure(reduce, values)
 
 
-def _maybe_symbolic_build(original: Any, model: Any, iterator: Any = None, data_batch: Any = None) -> None:
-    """Builds a model from the first batch of this process; Keras averages that batch over all replicas.
+def _make_epoch_iterator(
+    original: Any, iterator: Any, distribute_strategy: Any = None, *args: Any, **kwargs: Any
+) -> None:
+    """Lets all ranks shuffle arrays and PyDatasets alike (`MultiWorkerStrategy.agreed_shuffling`)."""
+    agreed: Any = contextlib.nullcontext()
+    if kwargs.get("shuffle") and hasattr(distribute_strategy, "agreed_shuffling"):
+        agreed = distribute_strategy.agreed_shuffling()
+    with agreed:
+        original(iterator, distribute_strategy, *args, **kwargs)
 
-    Averaging fails for every batch under MultiWorkerMirroredStrategy (keras#20585, keras#20329), for
-    strings and integers under MirroredStrategy (keras#21172), and moves data for nothing: only shapes
-    are needed.
+
+def _maybe_symbolic_build(original: Any, model: Any, iterator: Any = None, data_batch: Any = None) -> None:
+    """Builds a model from what a batch looks like; Keras takes a batch and averages it over all replicas.
+
+    Averaging fails for every batch under MultiWorkerMirroredStrategy (keras#20585, keras#20329) and for
+    strings and integers under MirroredStrategy (keras#21172), and a batch that was taken for it is lost
+    to a generator.
     """
     strategy = model._distribute_strategy
     if not is_ours(strategy):
         return original(model, iterator=iterator, data_batch=data_batch)
     if iterator is not None:
-        for _, *_, it in iterator:
-            batch = next(it)
-            data_batch = keras.tree.map_structure(lambda v: strategy.experimental_local_results(v)[0], batch)
-            break
-    if type(model).call is keras.Model.call and not isinstance(model, (keras.Sequential, keras.models.Functional)):
+        data_batch = _batch_like(strategy, iterator)
+    if type(model).call is keras.Model.call:
         return None  # Only a train_step of its own knows how to call it (a GAN, say).
     with strategy.scope():
         model._symbolic_build(data_batch=data_batch)
     return None
+
+
+def _batch_like(strategy: Any, iterator: Any) -> Any:
+    """Returns something with the shapes and dtypes of one replica's batch, of the same structure."""
+    spec = getattr(iterator._distributed_dataset, "tfdistkit_element_spec", None)
+    if spec is not None:
+        return tf.nest.map_structure(lambda s: s if hasattr(s, "shape") and hasattr(s, "dtype") else None, spec)
+    for _, *_, it in iterator:  # A dataset that the user distributed: only a batch can tell.
+        return keras.tree.map_structure(lambda v: strategy.experimental_local_results(v)[0], next(it))
+    return None
+
+
+def _split_batch(strategy: Any, batch: Any) -> Any:
+    """Splits a global batch, the same on all ranks, into one part for each replica."""
+
+    def part(context: Any) -> Any:
+        def rows(value: Any) -> Any:
+            if value is None:
+                return None
+            value = tf.convert_to_tensor(value)
+            total = value.shape[0]
+            most = -(-total // context.num_replicas_in_sync)
+            first = min(total, context.replica_id_in_sync_group * most)
+            return value[first : first + most]
+
+        return keras.tree.map_structure(rows, batch)
+
+    return strategy.experimental_distribute_values_from_function(part)
+
+
+def _predict_on_batch(original: Any, model: Any, x: Any) -> Any:
+    """Each replica predicts its part of the batch; Keras lets each predict all of it, and returns all of them."""
+    strategy = model.distribute_strategy
+    if is_ours(strategy) and strategy.num_replicas_in_sync > 1:
+        x = _split_batch(strategy, x)
+    return original(model, x)
 
 
 def _apply(original: Any, optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
 from tfdistkit.cluster.spec import ClusterSpec
 from tfdistkit.strategies import keras_seams
-from tfdistkit.strategies.replica import KerasStrategyMixin, ReplicaMixin
+from tfdistkit.strategies.devices import Devices, resolve_devices
+from tfdistkit.strategies.replica import KerasStrategyMixin, ReplicaMixin, require_single_process
 
 
 class MirroredExtended(ReplicaMixin, keras_seams.MirroredExtended):
@@ -18,10 +17,27 @@ class MirroredExtended(ReplicaMixin, keras_seams.MirroredExtended):
 class MirroredStrategy(KerasStrategyMixin, tf.distribute.MirroredStrategy):
     """`tf.distribute.MirroredStrategy` that is exact under Keras 3."""
 
-    def __init__(self, devices: Any):
+    def __init__(self, devices: list[str]):
         tf.distribute.Strategy.__init__(self, MirroredExtended(self, devices=devices))
 
 
-def build(cluster: ClusterSpec, *, devices: Any = None) -> tf.distribute.Strategy:
+def build(cluster: ClusterSpec, *, devices: Devices = None) -> MirroredStrategy:
+    """Makes the strategy `mirrored`.
+
+    Args:
+        cluster: Which process this is; it must be the only one.
+        devices: Names (`["GPU:0", "GPU:1"]`), or a number: that many GPUs, or on a machine with fewer
+            that many logical CPU devices. None takes all GPUs, or the CPU where there are none.
+
+    Returns:
+        A `tf.distribute.Strategy` with one replica for each device.
+
+    Raises:
+        OptionError: if `devices` is not what this machine has.
+        TooLateError: if logical devices are needed and TensorFlow has its devices already.
+        UnsupportedError: if this process is one of several workers.
+    """
+    require_single_process("mirrored", cluster)
+    names = resolve_devices(devices)
     keras_seams.install()
-    return MirroredStrategy(devices)
+    return MirroredStrategy(names)

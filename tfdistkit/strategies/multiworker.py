@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import platform
+import random
+import zlib
+from collections.abc import Iterator
 from typing import Any
 
+import keras
 import tensorflow as tf
 
-from tfdistkit.cluster.spec import ClusterSpec
+from tfdistkit.cluster.own_address import check_own_address
+from tfdistkit.cluster.rendezvous import meet
+from tfdistkit.cluster.spec import TRAINING_ROLES, ClusterSpec
+from tfdistkit.errors import OptionError, RendezvousError, explain, nearest
 from tfdistkit.strategies import keras_seams
+from tfdistkit.strategies.devices import require_not_started, take_gpu_of_local_rank
 from tfdistkit.strategies.replica import KerasStrategyMixin, ReplicaMixin
+
+_COMMUNICATION = ("auto", "ring", "nccl")
+
+# Long enough for a scheduler that starts the hosts of a job one after the other, short enough that nobody
+# pays for a night of waiting.
+_TIMEOUT_S = 300.0
 
 
 class MultiWorkerExtended(ReplicaMixin, keras_seams.CollectiveAllReduceExtended):
@@ -16,25 +32,132 @@ class MultiWorkerExtended(ReplicaMixin, keras_seams.CollectiveAllReduceExtended)
 
 
 class MultiWorkerStrategy(KerasStrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):
-    """`tf.distribute.MultiWorkerMirroredStrategy` that works with Keras 3, and is exact."""
+    """`tf.distribute.MultiWorkerMirroredStrategy` that works with Keras 3, exactly."""
 
     def __init__(self, resolver: Any, communication_options: Any):
-        extended = MultiWorkerExtended(
-            self, cluster_resolver=resolver, communication_options=communication_options
-        )
+        extended = MultiWorkerExtended(self, cluster_resolver=resolver, communication_options=communication_options)
         tf.distribute.Strategy.__init__(self, extended)
 
+    @contextlib.contextmanager
+    def agreed_shuffling(self) -> Iterator[None]:
+        """Within it, whatever shuffles does so alike on all ranks, whatever seeds the user gave them.
 
-def build(cluster: ClusterSpec, *, communication: str = "auto", timeout_s: float = 300.0) -> tf.distribute.Strategy:
+        Each rank keeps its own part of a shuffled order, so different orders lose data and repeat data.
+        Ranks that agree already, as after `keras.utils.set_random_seed(7)` on each, are left as they are.
+        """
+        seed = keras_seams.global_seed()
+        python_state = zlib.crc32(repr(random.getstate()).encode())
+        mine = tf.constant([[-1 if seed is None else seed, python_state]], tf.int64)
+        everyone = self.gather(mine, axis=0).numpy()
+        if (everyone[:, 1] != everyone[0, 1]).any():
+            random.seed(int(everyone[0, 1]))
+        if (everyone[:, 0] == everyone[0, 0]).all() and seed is not None:
+            yield
+            return
+        tf.random.set_seed(max(int(everyone[0, 0]), 0))
+        try:
+            yield
+        finally:
+            tf.random.set_seed(seed)
+
+
+def build(cluster: ClusterSpec, *, communication: str = "auto", timeout_s: float = _TIMEOUT_S) -> MultiWorkerStrategy:
+    """Makes the strategy `multiworker`. With a single worker it waits for nobody.
+
+    The workers meet before TensorFlow starts: who does not come, runs other versions or was told of
+    another cluster is named on every worker, within `timeout_s`.
+
+    Args:
+        cluster: Which process this is, and the addresses of all.
+        communication: `"auto"`, `"ring"` (CPUs and GPUs, over gRPC) or `"nccl"` (GPUs).
+        timeout_s: Seconds that a worker waits for the others: at the start, and in every collective. A
+            worker that does longer work alone (an evaluation on the chief, say) needs a larger one.
+
+    Returns:
+        A `tf.distribute.MultiWorkerMirroredStrategy` with one replica for each worker process; for each
+        GPU of a worker process that has a host to itself.
+
+    Raises:
+        OptionError: if an option is wrong.
+        ClusterConfigError: if this process cannot take its address, or the workers differ in what they know.
+        TooLateError: if TensorFlow has its devices already.
+        RendezvousError: if a worker does not come within `timeout_s`.
+        UnsupportedError: if there are fewer GPUs than workers on this host.
+    """
+    options = _communication_options(communication, timeout_s)
+    if not cluster.is_training or cluster.world_size == 1:
+        keras_seams.install()
+        alone = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({}))
+        return MultiWorkerStrategy(alone, options)
+    require_not_started(f"rank {cluster.rank} of {cluster.world_size}")
     keras_seams.install()
-    implementation = tf.distribute.experimental.CommunicationImplementation
-    options = tf.distribute.experimental.CommunicationOptions(implementation=implementation[communication.upper()], timeout_seconds=timeout_s)
-    if cluster.world_size == 1:
-        spec = tf.train.ClusterSpec({})
-        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(spec)
-    else:
-        spec = tf.train.ClusterSpec({role: list(cluster.addresses[role]) for role in ("chief", "worker") if role in cluster.addresses})
-        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(spec, task_type=cluster.task.role, task_id=cluster.task.index, rpc_layer="grpc",
-           num_accelerators={"GPU": len(tf.config.list_physical_devices("GPU"))})
-        keras_seams.configure_coordination(spec, timeout_s)
-    return MultiWorkerStrategy(resolver, options)
+    check_own_address(cluster)
+    meeting = meet(cluster, _facts(), timeout_s)
+    take_gpu_of_local_rank(cluster)
+    strategy = _start(cluster, options, timeout_s)
+    if keras_seams.global_seed() is None:
+        # Shuffling without a seed of the user's own has to be the same on all ranks.
+        tf.random.set_seed(int(meeting.facts[0]["seed"]))
+    return strategy
+
+
+def _start(cluster: ClusterSpec, options: Any, timeout_s: float) -> MultiWorkerStrategy:
+    """Starts TensorFlow's servers, which connect to each other."""
+    spec = tf.train.ClusterSpec({r: list(cluster.addresses[r]) for r in TRAINING_ROLES if r in cluster.addresses})
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        spec,
+        task_type=cluster.task.role,
+        task_id=cluster.task.index,
+        num_accelerators={"GPU": len(tf.config.get_visible_devices("GPU"))},
+        rpc_layer="grpc",
+    )
+    keras_seams.configure_coordination(spec, timeout_s)
+    try:
+        return MultiWorkerStrategy(resolver, options)
+    except (tf.errors.DeadlineExceededError, tf.errors.UnavailableError, tf.errors.InternalError) as error:
+        raise RendezvousError(
+            explain(
+                f"Rank {cluster.rank} met the other workers, but TensorFlow could not connect to them.",
+                received=str(error).splitlines()[0],
+                expected="every worker to be reachable from every other at its address",
+                do=f"Look for a firewall between these addresses: {', '.join(cluster.workers)}.",
+            )
+        ) from error
+
+
+def _facts() -> dict[str, str | int]:
+    """What the workers compare when they meet, and rank 0's proposal for a seed."""
+    return {
+        "python": platform.python_version(),
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+        "seed": random.SystemRandom().randrange(2**31),
+    }
+
+
+def _communication_options(communication: str, timeout_s: float) -> Any:
+    name = str(communication).lower()
+    if name not in _COMMUNICATION:
+        raise OptionError(
+            explain(
+                f"`communication` is unknown.{nearest(name, list(_COMMUNICATION))}",
+                received=f"communication={communication!r}",
+                expected=f"one of: {', '.join(_COMMUNICATION)}",
+            )
+        )
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not timeout_s > 0:
+        raise OptionError(
+            explain("`timeout_s` is no time.", received=f"timeout_s={timeout_s!r}", expected="seconds, more than 0")
+        )
+    if name == "nccl" and not tf.config.list_physical_devices("GPU"):
+        raise OptionError(
+            explain(
+                "`communication` needs GPUs, and TensorFlow finds none on this machine.",
+                received=f"communication={communication!r}",
+                expected='"auto" or "ring"',
+            )
+        )
+    return tf.distribute.experimental.CommunicationOptions(
+        timeout_seconds=float(timeout_s),
+        implementation=tf.distribute.experimental.CommunicationImplementation[name.upper()],
+    )

@@ -13,6 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdistkit.cluster.spec import ClusterSpec
+from tfdistkit.errors import UnsupportedError, explain
 from tfdistkit.strategies import keras_seams, step
 
 # What TensorFlow's all-gather cannot carry, and what carries it. Strings have no carrier.
@@ -126,7 +128,10 @@ class KerasStrategyMixin:
     is_tfdistkit_strategy = True
 
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
-        return super().experimental_distribute_dataset(_split_every_batch(dataset), options)
+        distributed = super().experimental_distribute_dataset(_split_every_batch(dataset), options)
+        if isinstance(dataset, tf.data.Dataset):
+            distributed.tfdistkit_element_spec = dataset.element_spec
+        return distributed
 
     def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
         # Keras reduces scalars, which have no axis 0, along axis 0 (tensorflow#72388).
@@ -149,3 +154,18 @@ def _split_every_batch(dataset: Any) -> Any:
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = policy.DATA
     return dataset.with_options(options)
+
+
+def require_single_process(name: str, cluster: ClusterSpec) -> None:
+    """Raises:
+    UnsupportedError: if this process is one of several workers, which would each train a model of their own.
+    """
+    if cluster.is_training and cluster.world_size > 1:
+        raise UnsupportedError(
+            explain(
+                f"The strategy {name!r} trains in one process, but this is one of several: each would train alone.",
+                received=f"worker {cluster.rank} of {cluster.world_size} in {cluster.source}",
+                expected='the strategy "multiworker", or one process',
+                do=f'Ask for tfdistkit.strategy("multiworker"), or start one process and unset {cluster.source}.',
+            )
+        )

@@ -1,0 +1,138 @@
+"""Which devices a strategy takes."""
+
+from __future__ import annotations
+
+import logging
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfdistkit import env
+from tfdistkit.cluster.spec import ClusterSpec
+from tfdistkit.errors import OptionError, TooLateError, UnsupportedError, explain
+from tfdistkit.strategies import keras_seams
+
+Devices = int | str | Sequence[str] | None
+
+_LOG = logging.getLogger(__name__)
+
+
+def resolve_devices(devices: Devices) -> list[str]:
+    """Turns the `devices` of a strategy into device names.
+
+    Args:
+        devices: Names (`["GPU:0", "GPU:1"]`), one name, a number (that many GPUs; on a machine with
+            fewer, that many logical CPU devices, and a log line says so), or None for all GPUs, or for
+            the CPU where there are none.
+
+    Returns:
+        Device names such as `GPU:0`.
+
+    Raises:
+        OptionError: if a name or the number is wrong, or a device is not there.
+        TooLateError: if logical devices are needed and TensorFlow has its devices already.
+    """
+    gpus = tf.config.list_physical_devices("GPU")
+    if devices is None:
+        return [f"GPU:{i}" for i in range(len(gpus))] or ["CPU:0"]
+    if isinstance(devices, str):
+        devices = [devices]
+    if isinstance(devices, bool) or not isinstance(devices, (int, Sequence)):
+        raise OptionError(explain("`devices` is neither names nor a number.", received=f"devices={devices!r}",
+                                  expected="['GPU:0', 'GPU:1'], or 2"))
+    if isinstance(devices, int):
+        if devices < 1:
+            raise OptionError(explain("`devices` is not a positive number.", received=f"devices={devices}"))
+        if len(gpus) >= devices:
+            return [f"GPU:{i}" for i in range(devices)]
+        return _logical_cpus(devices, len(gpus))
+    return _checked_names(list(devices))
+
+
+def _logical_cpus(number: int, gpus: int) -> list[str]:
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    configured = tf.config.get_logical_device_configuration(cpu) or []
+    if len(configured) < number:
+        try:
+            tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * number)
+        except RuntimeError:
+            raise TooLateError(too_late(f"devices={number}")) from None
+    _LOG.warning("devices=%d with %d GPUs on this machine: using %d logical CPU devices.", number, gpus, number)
+    return [f"CPU:{i}" for i in range(number)]
+
+
+def _checked_names(names: list[str]) -> list[str]:
+    if not names or not all(isinstance(name, str) for name in names):
+        raise OptionError(explain("`devices` holds no device names.", received=f"devices={names!r}",
+                                  expected="names such as 'GPU:0'"))
+    try:
+        specs = [tf.DeviceSpec.from_string(n if n.startswith("/") else f"/device:{n.upper()}") for n in names]
+    except ValueError:
+        specs = []
+    short = [f"{s.device_type}:{s.device_index}" for s in specs if s.device_type and s.device_index is not None]
+    if len(short) != len(names):
+        raise OptionError(explain("`devices` holds something that is no device name.",
+                                  received=f"devices={names!r}", expected="names such as 'GPU:0' or 'CPU:0'"))
+    if len(set(short)) != len(short):
+        raise OptionError(explain("`devices` names a device twice.", received=f"devices={names!r}"))
+    there = [f"{d.device_type}:{i}" for kind in ("CPU", "GPU") for i, d in enumerate(_devices_of(kind))]
+    missing = [name for name in short if name not in there]
+    if missing:
+        raise OptionError(explain(f"`devices` names {missing[0]}, which is not here.", received=f"devices={names!r}",
+                                  expected=f"devices out of: {', '.join(there)}"))
+    return short
+
+
+def _devices_of(kind: str) -> list[object]:
+    """The logical devices of a kind, without making TensorFlow take them."""
+    found: list[object] = []
+    for device in tf.config.list_physical_devices(kind):
+        found += [device] * len(tf.config.get_logical_device_configuration(device) or [None])
+    return found
+
+
+def take_gpu_of_local_rank(cluster: ClusterSpec) -> None:
+    """Shows this process only the GPU of its local rank, where several workers share a host.
+
+    Raises:
+        UnsupportedError: if the host has GPUs, but fewer than workers.
+        TooLateError: if TensorFlow has its devices already.
+    """
+    gpus = tf.config.list_physical_devices("GPU")
+    if cluster.local_world_size == 1 or not gpus:
+        return
+    visible = env.text("CUDA_VISIBLE_DEVICES") or ""
+    if len(gpus) == 1 and visible and "," not in visible:
+        return  # The scheduler gave this process its one GPU.
+    if len(gpus) < cluster.local_world_size:
+        raise UnsupportedError(
+            explain(
+                "This host has fewer GPUs than workers.",
+                received=f"{cluster.local_world_size} workers and {len(gpus)} GPUs",
+                expected="at least one GPU for each worker",
+                do=f"Start {len(gpus)} workers, or set CUDA_VISIBLE_DEVICES=-1 to train on the CPU.",
+            )
+        )
+    try:
+        tf.config.set_visible_devices(gpus[cluster.local_rank], "GPU")
+    except RuntimeError:
+        raise TooLateError(too_late(f"local_rank={cluster.local_rank}")) from None
+
+
+def require_not_started(received: str) -> None:
+    """Raises:
+    TooLateError: if TensorFlow has its devices already.
+    """
+    if keras_seams.tensorflow_has_started():
+        raise TooLateError(too_late(received))
+
+
+def too_late(received: str) -> str:
+    """Says what to move where when a strategy comes after the first TensorFlow operation."""
+    return explain(
+        "The strategy comes too late: TensorFlow took its devices with the first operation of this process.",
+        received=received,
+        expected="`tfdistkit.strategy(...)` before any tensor, variable, dataset or model",
+        do="Move the line `strategy = tfdistkit.strategy(...)` to the top of the script, right after the imports.",
+    )

@@ -1,0 +1,198 @@
+"""`tfdistkit.strategy(name, **options)`: a table of names, each loaded when it is asked for."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tfdistkit.cluster.detection import detect_cluster
+from tfdistkit.cluster.spec import ClusterSpec
+from tfdistkit.errors import MissingDependencyError, OptionError, explain, nearest
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+# A new strategy is one module with `build(cluster, **options)` and one row here.
+_MODULES = {
+    "one_device": "tfdistkit.strategies.one_device",
+    "mirrored": "tfdistkit.strategies.mirrored",
+    "multiworker": "tfdistkit.strategies.multiworker",
+}
+
+# How TensorFlow's Model Garden and Lightning spell them.
+_ALIASES = {
+    "off": "one_device",
+    "dp": "mirrored",
+    "ddp": "multiworker",
+    "multi_worker": "multiworker",
+    "multi_worker_mirrored": "multiworker",
+}
+
+# What other packages may add strategies under, in the `entry_points` of their metadata.
+ENTRY_POINT_GROUP = "tfdistkit.strategies"
+
+Build = Callable[..., "tf.distribute.Strategy"]
+_registered: dict[str, Build] = {}
+
+# The oldest Keras whose trainer has the seams that we stand on.
+_OLDEST_KERAS = (3, 10)
+
+
+def strategy(name: str = "auto", **options: Any) -> tf.distribute.Strategy:
+    """Makes a strategy: the first thing that a training script does.
+
+    The batch size of the script stays the global one: N workers compute what one computes on it.
+
+    Args:
+        name: `"auto"`, `"one_device"`, `"mirrored"` (the devices of this process), `"multiworker"`
+            (several processes, started by `tfdistkit run` or by anything that sets TF_CONFIG), or a
+            registered name. `"auto"` takes `multiworker` when there are other workers, else `mirrored`
+            when there are two GPUs or more, else `one_device`. The spellings of TensorFlow's Model
+            Garden (`off`, `multi_worker_mirrored`) and of Lightning (`dp`, `ddp`) are known too.
+        **options: The options of that strategy, as its page in the docs lists them.
+
+    Returns:
+        A `tf.distribute.Strategy`; build and compile the model in its `scope()`.
+
+    Raises:
+        OptionError: (a ValueError) if the name or an option is unknown or wrong.
+        ClusterConfigError: (a ValueError) if TF_CONFIG is wrong.
+        TooLateError: (a RuntimeError) if TensorFlow has its devices already.
+        RendezvousError: (a TimeoutError) if the other workers do not come within `timeout_s`.
+        MissingDependencyError: (an ImportError) if TensorFlow or Keras 3 is not installed.
+
+    Example:
+        ```python
+        strategy = tfdistkit.strategy("multiworker")
+        with strategy.scope():
+            model = build_model()
+            model.compile(optimizer="adam", loss="mse")
+        model.fit(dataset)
+        ```
+    """
+    cluster = detect_cluster()
+    _require_keras_on_tensorflow()
+    known = _known_name(name)
+    if known == "auto":
+        known = _choose(cluster)
+    build = _registered.get(known) or _load(known)
+    _check_options(known, build, options)
+    return build(cluster, **options)
+
+
+def register_strategy(name: str, build: Build) -> None:
+    """Adds a strategy of your own to those that `tfdistkit.strategy` makes by name.
+
+    A package can do the same without being imported: an entry point of the group `tfdistkit.strategies`.
+
+    Args:
+        name: The name to ask for it by. A name that is registered already is replaced.
+        build: Called as `build(cluster, **options)` with a `tfdistkit.cluster.ClusterSpec`; returns a
+            `tf.distribute.Strategy`. Its keyword parameters are the options that are let through.
+
+    Raises:
+        OptionError: (a ValueError) if the name is one of tfdistkit's own, or `build` cannot be called.
+    """
+    if name in _MODULES or name in _ALIASES or name == "auto":
+        raise OptionError(
+            explain("`name` is taken by tfdistkit itself.", received=f"name={name!r}", expected="another name")
+        )
+    if not callable(build):
+        raise OptionError(
+            explain("`build` cannot be called.", received=f"build={build!r}", expected="build(cluster, **options)")
+        )
+    _registered[name] = build
+
+
+def _known_name(name: str) -> str:
+    """Resolves aliases and entry points; anything else is an error that names the nearest."""
+    if not isinstance(name, str):
+        raise OptionError(explain("`name` is not a string.", received=repr(name), expected="the name of a strategy"))
+    wanted = name.strip().lower().replace("-", "_")
+    wanted = _ALIASES.get(wanted, wanted)
+    if wanted == "auto" or wanted in _MODULES or wanted in _registered:
+        return wanted
+    for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
+        if entry.name == wanted:
+            register_strategy(wanted, entry.load())
+            return wanted
+    names = ["auto", *_MODULES, *_registered]
+    raise OptionError(
+        explain(
+            f"`name` is no strategy.{nearest(wanted, names + list(_ALIASES))}",
+            received=f"name={name!r}",
+            expected=f"one of: {', '.join(names)}",
+        )
+    )
+
+
+def _load(name: str) -> Build:
+    build: Build = importlib.import_module(_MODULES[name]).build
+    return build
+
+
+def _choose(cluster: ClusterSpec) -> str:
+    import tensorflow as tf
+
+    if cluster.is_training and cluster.world_size > 1:
+        return "multiworker"
+    return "mirrored" if len(tf.config.list_physical_devices("GPU")) > 1 else "one_device"
+
+
+def _check_options(name: str, build: Build, options: dict[str, Any]) -> None:
+    parameters = list(inspect.signature(build).parameters.values())[1:]
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return
+    allowed = [p.name for p in parameters]
+    for option in options:
+        if option not in allowed:
+            raise OptionError(
+                explain(
+                    f"`{option}` is no option of the strategy {name!r}.{nearest(option, allowed)}",
+                    received=f"{option}={options[option]!r}",
+                    expected=f"one of: {', '.join(allowed) or 'none'}",
+                )
+            )
+
+
+def _require_keras_on_tensorflow() -> None:
+    """Says what to install or to set where Keras 3 on TensorFlow is not what would be imported."""
+    try:
+        import tensorflow  # noqa: F401
+    except ImportError as error:
+        raise MissingDependencyError(
+            explain(
+                "TensorFlow is not installed, or cannot be loaded.",
+                received=str(error),
+                do='Install it: pip install "tfdistkit[cpu]" (or "tfdistkit[gpu]").',
+            )
+        ) from error
+    try:
+        import keras
+    except ImportError as error:
+        raise MissingDependencyError(
+            explain("Keras is not installed.", received=str(error), do='Install it: pip install "tfdistkit[cpu]".')
+        ) from error
+    version = tuple(int(part) for part in keras.__version__.split(".")[:2])
+    if version < _OLDEST_KERAS:
+        oldest = ".".join(map(str, _OLDEST_KERAS))
+        raise MissingDependencyError(
+            explain(
+                "This Keras is too old.",
+                received=f"keras {keras.__version__}",
+                expected=f"keras {oldest} or later",
+                do=f'Update it: pip install "keras>={oldest}".',
+            )
+        )
+    if keras.backend.backend() != "tensorflow":
+        raise OptionError(
+            explain(
+                "Keras does not run on TensorFlow.",
+                received=f"the Keras backend {keras.backend.backend()!r}",
+                expected="'tensorflow'",
+                do="Set KERAS_BACKEND=tensorflow in the environment, or remove it there and in ~/.keras/keras.json.",
+            )
+        )
