@@ -21,6 +21,10 @@ LOCAL_WORLD_SIZE = "TFDISTKIT_LOCAL_WORLD_SIZE"
 RUN_DIR = "TFDISTKIT_RUN_DIR"
 # The process that started this worker: the worker ends when it is gone.
 PARENT_PID = "TFDISTKIT_PARENT_PID"
+# This process's number among all workers of the job, for logs and error files (training asks `tfdistkit.rank()`).
+RANK = "TFDISTKIT_RANK"
+# One job's own mark: every process that descends from a worker carries it, so none can be left behind.
+JOB_ID = "TFDISTKIT_JOB_ID"
 # "0": do not compare this process's own address with the addresses of this machine (address translation).
 CHECK_ADDRESS = "TFDISTKIT_CHECK_ADDRESS"
 # Kubernetes sets this in every container: https://kubernetes.io/docs/concepts/services-networking/service/
