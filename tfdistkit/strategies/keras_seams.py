@@ -30,6 +30,7 @@ from tensorflow.python.eager import context as tf_context
 from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
 
 from tfdistkit.errors import UnsupportedError, explain
+from tfdistkit.strategies import lost_peer
 from tfdistkit.strategies import step as steps
 
 
@@ -51,6 +52,8 @@ SEAMS = (
     Seam(f"{_TRAINER}:TensorFlowTrainer._symbolic_build", ("self", "iterator", "data_batch"), "keras#21172"),
     Seam(f"{_TRAINER}:TensorFlowTrainer.predict_on_batch", ("self", "x"), "one prediction a row"),
     Seam(f"{_TRAINER}:TFEpochIterator.__init__", ("self", "distribute_strategy"), "one shuffling seed for all ranks"),
+    Seam("keras.src.trainers.epoch_iterator:EpochIterator._interrupted_warning", ("self",), "datasets split by the user"),
+    Seam("keras.callbacks:ProgbarLogger.set_params", ("self", "params"), "one progress bar for the job"),
     Seam(f"{_TRAINER}:reduce_per_replica", ("values", "strategy", "reduction"), "tensorflow#72388"),
     Seam("keras.src.backend.tensorflow.optimizer:TFOptimizer._all_reduce_sum_gradients", ("self", "grads_and_vars"),
          "gradients are summed before clipping, accumulation and loss scaling (keras#20582)"),
@@ -262,8 +265,11 @@ def install() -> None:
     _wrap(keras_trainer.TensorFlowTrainer, "_make_function", _make_function)
     _wrap(keras_trainer.TensorFlowTrainer, "_maybe_symbolic_build", _maybe_symbolic_build)
     _wrap(keras_trainer.TensorFlowTrainer, "predict_on_batch", _predict_on_batch)
+    for method in ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch"):
+        _wrap(keras_trainer.TensorFlowTrainer, method, _name_lost_peer)
     _wrap(keras_trainer, "reduce_per_replica", _reduce_per_replica)
     _wrap(keras_trainer.TFEpochIterator, "__init__", _make_epoch_iterator)
+    _wrap(keras.callbacks.ProgbarLogger, "set_params", _one_progress_bar)
     _wrap(keras_tf_optimizer.TFOptimizer, "_all_reduce_sum_gradients", _all_reduce_sum_gradients)
     _wrap(importlib.import_module("keras.src.optimizers.base_optimizer").BaseOptimizer, "apply", _apply)
     _wrap(keras.optimizers.LossScaleOptimizer, "apply", _apply)
@@ -368,6 +374,44 @@ def _make_epoch_iterator(
         agreed = distribute_strategy.agreed_shuffling()
     with agreed:
         original(iterator, distribute_strategy, *args, **kwargs)
+    if is_ours(distribute_strategy) and _is_split_by_user(iterator.data_adapter, distribute_strategy):
+        iterator.data_adapter = _UncountedAdapter(iterator.data_adapter)
+        iterator._num_batches = None
+        if iterator.steps_per_epoch is None:
+            iterator._interrupted_warning = lambda: None  # running out of data is how an uncounted epoch ends
+
+
+def _is_split_by_user(adapter: Any, strategy: Any) -> bool:
+    """Whether each of several workers has a dataset of its own that TensorFlow must not split (`OFF`)."""
+    dataset = adapter.get_tf_dataset()
+    if not isinstance(dataset, tf.data.Dataset) or strategy.num_replicas_in_sync == len(strategy.extended.worker_devices):
+        return False
+    return dataset.options().experimental_distribute.auto_shard_policy == tf.data.experimental.AutoShardPolicy.OFF
+
+
+class _UncountedAdapter:
+    """A data adapter that does not say how many steps an epoch has.
+
+    TensorFlow cuts each batch of a worker's own dataset into one step for each replica of the job, but Keras
+    counts the batches: it would end an epoch of two workers after half of the data, and after a different
+    number of steps on each worker if their parts differ, which hangs. Uncounted, the data itself ends it.
+    """
+
+    num_batches = None
+
+    def __init__(self, adapter: Any):
+        self._adapter = adapter
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._adapter, name)
+
+
+def _one_progress_bar(original: Any, bar: Any, params: Any) -> None:
+    """Shows the progress bar of `fit`, `evaluate` and `predict` on the chief alone: all ranks' bars are equal."""
+    original(bar, params)
+    strategy = getattr(bar.model, "distribute_strategy", None)
+    if is_ours(strategy) and not strategy.extended.should_checkpoint:
+        bar.verbose = 0
 
 
 def _maybe_symbolic_build(original: Any, model: Any, iterator: Any = None, data_batch: Any = None) -> None:
@@ -423,6 +467,17 @@ def _predict_on_batch(original: Any, model: Any, x: Any) -> Any:
     if is_ours(strategy) and strategy.num_replicas_in_sync > 1:
         x = _split_batch(strategy, x)
     return original(model, x)
+
+
+def _name_lost_peer(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Raises what TensorFlow raises when another worker is gone, in words that name it."""
+    try:
+        return original(model, *args, **kwargs)
+    except tf.errors.OpError as error:
+        clear = lost_peer.explained(error) if is_ours(model.distribute_strategy) else None
+        if clear is None:
+            raise
+        raise clear from error
 
 
 def _apply(original: Any, optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:

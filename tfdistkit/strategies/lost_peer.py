@@ -1,0 +1,71 @@
+"""Says in one sentence what TensorFlow says in a page when another worker is gone."""
+
+from __future__ import annotations
+
+import re
+
+import tensorflow as tf
+
+from tfdistkit.cluster.detection import detect_cluster
+from tfdistkit.errors import explain
+
+# What TensorFlow's messages hold when a peer died, stopped, or can no longer be reached ...
+_GONE = ("stopped sending heartbeats", "Heartbeat", "failed to connect to all addresses", "Connection reset",
+         "Connection refused", "Socket closed", "recvmsg:", "have crashed", "Task shut down", "shut down")
+# ... and when it lives, but takes part in another collective, or in none.
+_TIMED_OUT = ("Collective has timed out",)
+
+_TASK = re.compile(r"/job:(chief|worker)(?:/replica:\d+)?/task:(\d+)")
+
+
+def explained(error: tf.errors.OpError) -> tf.errors.OpError | None:
+    """Returns an error of the same type that names the worker that is gone; None if the error says something else.
+
+    Args:
+        error: What TensorFlow raised from a step.
+
+    Returns:
+        The error to raise `from error`, or None when a lost worker is not the reason.
+    """
+    if getattr(error, "names_lost_peer", False):
+        return None
+    message = str(error.message)
+    if "Collective" not in message:
+        return None
+    if any(sign in message for sign in _TIMED_OUT):
+        text = explain(
+            "The other workers did not join a collective operation within `timeout_s`.",
+            received=_first_line(message),
+            expected="all ranks to run the same steps: fit, evaluate, predict, metric.result(), in the same order",
+            do="Look for a call that only some ranks make (`if rank == 0: model.evaluate(...)`), or raise `timeout_s`.",
+        )
+    elif any(sign in message for sign in _GONE):
+        text = explain(
+            f"{_who(message)} no longer takes part, so the others cannot go on.",
+            received=_first_line(message),
+            do="Look at the log of that rank for the first error: it was killed, stopped, or cut off the network.",
+        )
+    else:
+        return None
+    clear = type(error)(error.node_def, error.op, text)
+    clear.names_lost_peer = True
+    return clear
+
+
+def _who(message: str) -> str:
+    """Names the peer from the tasks in TensorFlow's message; the one that is not this process."""
+    cluster = detect_cluster()
+    # The name of the operation that failed, in front, holds this process's own task.
+    named = [(role, int(index)) for role, index in _TASK.findall(message.partition("aborted by")[2])]
+    for role, index in named:
+        addresses = cluster.addresses.get(role, ())
+        if (role, index) != (cluster.task.role, cluster.task.index) and index < len(addresses):
+            rank = cluster.workers.index(addresses[index])
+            return f"Rank {rank} ({addresses[index]})"
+    if "Heartbeat" in message and not cluster.is_chief:
+        return f"Rank 0 ({cluster.workers[0]})"
+    return "Another worker"
+
+
+def _first_line(message: str) -> str:
+    return (message.partition("aborted by: ")[2] or message).strip().splitlines()[0].rstrip(".")
