@@ -61,6 +61,8 @@ class Guest:
             try:
                 with contextlib.closing(self._connect()) as connection:
                     return self._talk(connection)
+            except RendezvousError:
+                raise  # announced by rank 0; as a TimeoutError it is an OSError too
             except _TryAgain as failure:
                 self._reason = str(failure)
             except OSError as failure:

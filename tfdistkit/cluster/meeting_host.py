@@ -108,7 +108,7 @@ class Host:
     def _is_over(self) -> bool:
         if self._failure is not None and self._told.issuperset(self._others):
             return True
-        if self._failure is None and not self._missing() and not self._asleep():
+        if self._failure is None and not self._missing() and all(one.ready for one in self._guests.values()):
             return True
         if time.monotonic() < self._deadline:
             return False

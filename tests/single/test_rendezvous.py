@@ -1,0 +1,409 @@
+"""The meeting before training, each rank in a thread of this process: contradictions, strangers, deadlines."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+
+import pytest
+
+from tfdistkit.cluster import ClusterSpec, Meeting, TaskSpec, free_ports, meet, meeting_wire, ports
+from tfdistkit.errors import ClusterConfigError, OptionError, RendezvousError
+
+# Long enough for a loaded machine; reached only when something is broken.
+LONG_S = 60.0
+# For meetings that must fail at their deadline.
+SHORT_S = 2.5
+
+VERSIONS = {"tensorflow": "2.21.0", "keras": "3.15.1", "tfdistkit": "0.1.0"}
+
+
+@dataclass
+class Outcome:
+    meeting: Meeting | None = None
+    error: Exception | None = None
+
+
+def attend(outcome: Outcome, spec: ClusterSpec, facts: dict[str, str | int], timeout_s: float) -> None:
+    try:
+        outcome.meeting = meet(spec, facts, timeout_s)
+    except Exception as error:
+        outcome.error = error
+
+
+class Job:
+    """Starts ranks as threads and collects what each of them heard."""
+
+    def __init__(self, size: int, host: str = "127.0.0.1"):
+        self.addresses = [f"{host}:{port}" for port in free_ports(size)]
+        self.port = int(self.addresses[0].rpartition(":")[2])
+        self._started: list[tuple[threading.Thread, Outcome]] = []
+
+    def spec(self, rank: int, addresses: list[str] | None = None) -> ClusterSpec:
+        listed = tuple(self.addresses if addresses is None else addresses)
+        return ClusterSpec({"worker": listed}, TaskSpec("worker", rank), source="TF_CONFIG")
+
+    def start(
+        self, rank: int, timeout_s: float = LONG_S, addresses: list[str] | None = None, **facts: str | int
+    ) -> None:
+        outcome = Outcome()
+        arguments = (outcome, self.spec(rank, addresses), {**VERSIONS, "rank": rank, **facts}, timeout_s)
+        thread = threading.Thread(target=attend, args=arguments, daemon=True)
+        thread.start()
+        self._started.append((thread, outcome))
+
+    def wait_for(self, start: int) -> None:
+        """Waits until the rank that was started as number `start` has its outcome."""
+        thread, _ = self._started[start]
+        thread.join(LONG_S + 10)
+        assert not thread.is_alive(), "a rank hangs beyond its deadline"
+
+    def outcomes(self) -> list[Outcome]:
+        """What each rank heard, in the order of the starts."""
+        for start in range(len(self._started)):
+            self.wait_for(start)
+        return [outcome for _, outcome in self._started]
+
+    def errors(self, kind: type[Exception]) -> list[str]:
+        """The messages that each rank heard, all of one kind."""
+        outcomes = self.outcomes()
+        assert [type(outcome.error) for outcome in outcomes] == [kind] * len(outcomes), outcomes
+        return [str(outcome.error) for outcome in outcomes]
+
+    def assert_met(self, size: int) -> None:
+        for outcome in self.outcomes():
+            assert outcome.error is None, outcome.error
+            assert outcome.meeting is not None
+            assert [one["rank"] for one in outcome.meeting.facts] == list(range(size))
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LONG_S
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def connected(port: int) -> socket.socket:
+    """A connection to rank 0's port, as soon as it listens there."""
+    deadline = time.monotonic() + LONG_S
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", port), timeout=LONG_S)
+        except ConnectionRefusedError:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+def test_everybody_hears_everybodys_facts(size: int) -> None:
+    job = Job(size)
+    for rank in reversed(range(size)):  # rank 0 comes last
+        job.start(rank, seed=100 + rank)
+    job.assert_met(size)
+    for outcome in job.outcomes():
+        assert outcome.meeting is not None
+        assert [one["seed"] for one in outcome.meeting.facts] == [100 + rank for rank in range(size)]
+
+
+@pytest.mark.parametrize("host", ["localhost", "[::1]", socket.gethostname()])
+def test_kinds_of_hosts(host: str) -> None:
+    if host == "[::1]" and not ports.has_ipv6():
+        host = "127.0.0.1"
+    job = Job(2, host)
+    for rank in range(2):
+        job.start(rank)
+    job.assert_met(2)
+
+
+def test_rank_0_may_come_late() -> None:
+    job = Job(2)
+    job.start(1)
+    time.sleep(1.0)
+    job.start(0)
+    job.assert_met(2)
+
+
+def test_a_name_may_start_to_resolve_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    look_up, tried = socket.getaddrinfo, []
+
+    def slow(host: str, *arguments: object, **options: object) -> object:
+        tried.append(host)
+        if len(tried) < 3:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return look_up(host, *arguments, **options)  # type: ignore[arg-type]
+
+    job = Job(2)
+    monkeypatch.setattr("tfdistkit.cluster.meeting_guest.socket.getaddrinfo", slow)
+    job.start(1)
+    job.start(0)
+    job.assert_met(2)
+    assert len(tried) >= 3
+
+
+def test_the_port_is_free_again_at_once() -> None:
+    job = Job(3)
+    for rank in range(3):
+        job.start(rank)
+    job.assert_met(3)
+    # As strict as can be: without SO_REUSEADDR even a connection in TIME_WAIT would keep the port.
+    for held in ports.bind("", job.port, exclusive=True):
+        held.listen()
+        held.close()
+
+
+def test_the_port_is_free_again_after_a_failure_too() -> None:
+    job = Job(3)
+    for rank in range(2):
+        job.start(rank, SHORT_S)
+    job.errors(RendezvousError)
+    assert ports.is_free("", job.port)
+
+
+def test_who_did_not_come_is_named_to_everybody() -> None:
+    job = Job(4)
+    for rank in (0, 2):
+        job.start(rank, SHORT_S)
+    messages = job.errors(RendezvousError)
+    assert messages[0] == messages[1]
+    assert f"rank 1 ({job.addresses[1]}), rank 3 ({job.addresses[3]}) did not come" in messages[0]
+    assert "rank 2" not in messages[0]
+
+
+def test_the_earliest_deadline_counts_for_everybody() -> None:
+    job = Job(3)
+    job.start(0, LONG_S)
+    job.start(1, SHORT_S)
+    start = time.monotonic()
+    messages = job.errors(RendezvousError)
+    assert time.monotonic() - start < LONG_S / 2
+    assert all(f"rank 2 ({job.addresses[2]}) did not come" in message for message in messages)
+
+
+def test_rank_0_does_not_come() -> None:
+    job = Job(3)
+    for rank in (1, 2):
+        job.start(rank, SHORT_S)
+    for message in job.errors(RendezvousError):
+        assert f"Rank 0 at {job.addresses[0]} could not be reached" in message
+        assert "connection refused" in message
+
+
+def test_rank_0_has_no_address() -> None:
+    job = Job(2)
+    job.start(1, SHORT_S, addresses=["no-such-host.invalid:12345", job.addresses[1]])
+    (message,) = job.errors(RendezvousError)
+    assert "does not resolve" in message
+
+
+def test_a_resolver_that_hangs_does_not_outlast_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    hang = threading.Event()
+    monkeypatch.setattr("tfdistkit.cluster.meeting_guest.socket.getaddrinfo", lambda *_, **__: [][hang.wait(LONG_S) :])
+    job = Job(2)
+    job.start(1, SHORT_S)
+    try:
+        assert "timed out" in job.errors(RendezvousError)[0]
+    finally:
+        hang.set()
+
+
+def test_something_else_listens_at_rank_0s_port() -> None:
+    job = Job(2)
+    with closing(socket.create_server(("127.0.0.1", job.port))) as server:
+        job.start(1, SHORT_S)
+        server.settimeout(LONG_S)
+        connection, _ = server.accept()
+        connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+        (message,) = job.errors(RendezvousError)
+        connection.close()
+    assert "not tfdistkit" in message or "says nothing" in message
+
+
+def test_something_that_never_answers_at_rank_0s_port() -> None:
+    job = Job(2)
+    with closing(socket.create_server(("127.0.0.1", job.port))):
+        job.start(1, SHORT_S)
+        (message,) = job.errors(RendezvousError)
+    assert "says nothing" in message
+
+
+def test_rank_0s_port_is_taken() -> None:
+    job = Job(2)
+    with closing(socket.create_server(("127.0.0.1", job.port))):
+        job.start(0, LONG_S)
+        (message,) = job.errors(ClusterConfigError)
+    assert f"Port {job.port} of this task is taken" in message
+
+
+def test_another_number_of_processes() -> None:
+    job = Job(3)
+    job.start(0, LONG_S)
+    job.start(1, LONG_S, addresses=job.addresses[:2])
+    job.start(2, LONG_S)
+    messages = job.errors(ClusterConfigError)
+    assert len(set(messages)) == 1
+    assert "Rank 1" in messages[0] and "do not agree on the number" in messages[0]
+    assert f"2 there: [{', '.join(job.addresses[:2])}]" in messages[0]
+    assert f"3 training processes, [{', '.join(job.addresses)}]" in messages[0]
+
+
+def test_another_list_of_addresses() -> None:
+    job = Job(3)
+    other = [*job.addresses[:2], "elsewhere:1"]
+    job.start(0, LONG_S)
+    job.start(1, LONG_S, addresses=other)
+    job.start(2, LONG_S)
+    messages = job.errors(ClusterConfigError)
+    assert len(set(messages)) == 1
+    assert f"rank 2 is elsewhere:1 there, {job.addresses[2]} on rank 0" in messages[0]
+
+
+def test_one_rank_twice() -> None:
+    job = Job(3)
+    job.start(0, LONG_S)
+    job.start(1, LONG_S)
+    job.start(1, LONG_S)
+    job.wait_for(2)
+    job.start(2, LONG_S)
+    messages = job.errors(ClusterConfigError)
+    assert len(set(messages)) == 1
+    assert "Two processes say that they are rank 1" in messages[0]
+
+
+def test_who_comes_late_hears_of_a_contradiction_too() -> None:
+    job = Job(3)
+    job.start(0, LONG_S)
+    job.start(1, LONG_S, addresses=job.addresses[:2])
+    job.wait_for(1)
+    job.start(2, LONG_S)
+    assert len(set(job.errors(ClusterConfigError))) == 1
+
+
+def test_different_versions() -> None:
+    job = Job(3)
+    job.start(0, LONG_S)
+    job.start(1, LONG_S)
+    job.start(2, LONG_S, tensorflow="2.19.0", python="3.12")
+    messages = job.errors(ClusterConfigError)
+    assert len(set(messages)) == 1
+    assert "different versions of tensorflow." in messages[0]
+    table = [line.split() for line in messages[0].splitlines()[-4:]]
+    assert table == [["rank", "tensorflow"], ["0", "2.21.0"], ["1", "2.21.0"], ["2", "2.19.0"]]
+
+
+def test_another_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(2)
+    job.start(0, LONG_S)
+    with closing(connected(job.port)) as connection:
+        hello = meeting_wire.Hello(1, tuple(job.addresses), {"tfdistkit": "9.0"}, "h", 1, "t", LONG_S, protocol=9)
+        connection.sendall(meeting_wire.encode_hello(hello))
+        answer = meeting_wire.decode(connection.makefile("rb").readline())
+    assert answer["kind"] == "error"
+    assert "9.0 there, 0.1.0 on rank 0" in answer["message"]
+    assert [str(one.error) for one in job.outcomes()] == [answer["message"]]
+
+
+STRANGERS = {
+    "a web browser": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "bytes": bytes(range(256)) + b"\n",
+    "an endless line": b"x" * (2 * meeting_wire.LONGEST_HELLO_BYTES),
+    "deep nesting": b"[" * 200_000 + b"\n",
+    "JSON of others": b'{"magic": "other"}\n',
+    "half a hello": json.dumps({"magic": meeting_wire.MAGIC, "kind": "hello", "rank": "1"}).encode() + b"\n",
+    "an empty line": b"\n",
+}
+
+
+@pytest.mark.parametrize("name", STRANGERS)
+def test_strangers_do_not_disturb(name: str) -> None:
+    job = Job(2)
+    job.start(0)
+    with closing(connected(job.port)) as stranger:
+        try:
+            stranger.sendall(STRANGERS[name])
+            while stranger.recv(1000):
+                pass
+        except ConnectionError:
+            pass  # turned away in the middle of its line
+        job.start(1)
+        job.assert_met(2)
+
+
+def test_silent_strangers_do_not_disturb() -> None:
+    job = Job(2)
+    job.start(0)
+    with ExitStack() as stack:
+        for _ in range(100):  # more than are kept
+            stack.enter_context(closing(connected(job.port)))
+        job.start(1)
+        job.assert_met(2)
+    assert ports.is_free("", job.port)
+
+
+def test_strangers_are_named_when_somebody_is_missing() -> None:
+    job = Job(2)
+    job.start(0, SHORT_S)
+    with closing(connected(job.port)) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\n")
+        (message,) = job.errors(RendezvousError)
+    assert "Strangers came to rank 0's port: 127.0.0.1:" in message
+    assert "GET / HTTP/1.1" in message
+
+
+def test_a_rank_that_was_restarted_is_welcome() -> None:
+    job = Job(3)
+    job.start(0)
+    hello = meeting_wire.Hello(1, tuple(job.addresses), {**VERSIONS, "rank": 1}, "h", 1, "first", LONG_S)
+    with closing(connected(job.port)) as first:
+        first.sendall(meeting_wire.encode_hello(hello))
+        assert meeting_wire.decode(first.makefile("rb").readline())["kind"] == "welcome"
+    job.start(1)
+    job.start(2)
+    job.assert_met(3)
+
+
+def test_a_rank_that_no_longer_answers_is_named() -> None:
+    job = Job(3)
+    job.start(0, SHORT_S)
+    job.start(2, SHORT_S)
+    hello = meeting_wire.Hello(1, tuple(job.addresses), VERSIONS, "h", 1, "t", SHORT_S)
+    with closing(connected(job.port)) as asleep:
+        asleep.sendall(meeting_wire.encode_hello(hello))
+        messages = job.errors(RendezvousError)
+    assert len(set(messages)) == 1
+    assert f"rank 1 ({job.addresses[1]}) came, but no longer answered" in messages[0]
+
+
+def test_a_long_wait_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr("tfdistkit.cluster.meeting_host._FIRST_NOTE_S", 0.1)
+    job = Job(2)
+    job.start(0)
+    wait_until(lambda: f"Waiting for rank 1 ({job.addresses[1]})" in caplog.text)
+    job.start(1)
+    job.assert_met(2)
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), float("inf")])
+def test_the_deadline_is_a_positive_number(timeout_s: float) -> None:
+    with pytest.raises(OptionError, match="timeout_s"):
+        meet(ClusterSpec(), {}, timeout_s)
+
+
+def test_facts_are_texts_and_numbers() -> None:
+    with pytest.raises(OptionError, match="facts"):
+        meet(ClusterSpec(), {"a": 0.5}, 1)  # type: ignore[dict-item]
+
+
+def test_all_addresses_must_be_known() -> None:
+    with pytest.raises(ClusterConfigError, match="no address of rank 0"):
+        meet(ClusterSpec({"worker": ("", "h2:2")}, TaskSpec("worker", 1)), {}, 1)
+
+
+def test_a_parameter_server_does_not_meet() -> None:
+    with pytest.raises(ClusterConfigError, match="takes no part in training"):
+        meet(ClusterSpec({"worker": ("h1:1",), "ps": ("h2:2",)}, TaskSpec("ps")), {}, 1)

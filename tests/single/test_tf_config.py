@@ -1,0 +1,186 @@
+"""TF_CONFIG <-> ClusterSpec, and every mistake by its name."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tfdistkit import cluster, env
+from tfdistkit.cluster import ClusterSpec, TaskSpec, from_tf_config, to_tf_config
+from tfdistkit.errors import ClusterConfigError
+
+TWO_WORKERS = {"worker": ["h1:1", "h2:2"]}
+
+
+def text(cluster: object, role: object = "worker", index: object = 0, **more: object) -> str:
+    return json.dumps({"cluster": cluster, "task": {"type": role, "index": index}, **more})
+
+
+def error_of(tf_config: str) -> str:
+    with pytest.raises(ClusterConfigError) as caught:
+        from_tf_config(tf_config)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        ClusterSpec({"worker": ("h1:1", "h2:2")}, TaskSpec("worker", 1)),
+        ClusterSpec({"chief": ("h1:1",), "worker": ("h2:2", "h3:3"), "ps": ("h4:4",)}, TaskSpec("worker", 1)),
+        ClusterSpec({"chief": ("[::1]:1",), "worker": ("[fd00::2]:2",)}, TaskSpec("chief", 0)),
+        ClusterSpec({"worker": ("", "h2:2"), "ps": ("h4:4",)}, TaskSpec("worker", 1)),
+        ClusterSpec({"worker": ("h1:1",)}, TaskSpec("evaluator", 0)),
+    ],
+)
+def test_both_ways(spec: ClusterSpec) -> None:
+    read = from_tf_config(to_tf_config(spec))
+    assert (read.addresses, read.task) == (spec.addresses, spec.task)
+    assert to_tf_config(read) == to_tf_config(spec)
+
+
+def test_single_process_has_no_tf_config() -> None:
+    assert to_tf_config(ClusterSpec()) == ""
+
+
+def test_chief_comes_first_in_rank_order() -> None:
+    cluster = {"worker": ["h2:2", "h3:3"], "chief": ["h1:1"]}
+    spec = from_tf_config(text(cluster, "worker", 1))
+    assert (spec.rank, spec.world_size, spec.is_chief, spec.address) == (2, 3, False, "h3:3")
+    assert from_tf_config(text(cluster, "chief")).is_chief
+
+
+def test_worker_0_is_the_chief_without_a_chief() -> None:
+    assert from_tf_config(text(TWO_WORKERS)).is_chief
+    assert not from_tf_config(text(TWO_WORKERS, index=1)).is_chief
+
+
+def test_kubeflow_form() -> None:
+    hosts = [f"job-worker-{index}.ns.svc:2222" for index in range(2)]
+    cluster = {"chief": ["job-chief-0.ns.svc:2222"], "evaluator": ["job-evaluator-0.ns.svc:2222"], "worker": hosts}
+    spec = from_tf_config(text(cluster, "worker", 1, environment="cloud", rpc_layer="grpc"))
+    assert (spec.rank, spec.world_size) == (2, 3)
+    assert "evaluator" not in spec.addresses, "nobody may wait for an evaluator"
+    evaluator = from_tf_config(text(cluster, "evaluator", environment="cloud"))
+    assert evaluator.address == "job-evaluator-0.ns.svc:2222"
+    assert not evaluator.is_training
+
+
+def test_evaluator_needs_no_address() -> None:
+    spec = from_tf_config(text(TWO_WORKERS, "evaluator"))
+    assert spec.address is None
+    with pytest.raises(ClusterConfigError, match="takes no part in training"):
+        _ = spec.rank
+
+
+def test_sparse_cluster() -> None:
+    spec = from_tf_config(text({"worker": {"1": "h2:2"}, "ps": ["h4:4"]}, "worker", 1))
+    assert spec.address == "h2:2"
+    assert spec.addresses["worker"] == ("", "h2:2")
+    assert not spec.is_complete
+
+
+def test_index_as_digits_is_taken_as_tensorflow_takes_it() -> None:
+    assert from_tf_config(text(TWO_WORKERS, index="1")).rank == 1
+
+
+MISTAKES = {
+    "not JSON": ("{'cluster': 1}", "TF_CONFIG is not JSON"),
+    "nested without end": ("[" * 100_000, "TF_CONFIG is not JSON"),
+    "a list": ("[]", "not an object"),
+    "no cluster": ('{"task": {"type": "worker", "index": 0}}', "no `cluster`"),
+    "empty cluster": (text({}), "no `cluster`, or an empty one"),
+    "empty roles": (text({"worker": []}), "no `cluster`, or an empty one"),
+    "cluster is a list": (text(["h1:1"]), "no `cluster`"),
+    "no task": (json.dumps({"cluster": TWO_WORKERS}), "no `task`"),
+    "no type": (json.dumps({"cluster": TWO_WORKERS, "task": {"index": 0}}), "no `type`"),
+    "no index": (json.dumps({"cluster": TWO_WORKERS, "task": {"type": "worker"}}), "no `index`"),
+    "unknown role": (text({"worker": ["h1:1"], "wroker": ["h2:2"]}), "unknown role. Did you mean 'worker'?"),
+    "unknown task role": (text(TWO_WORKERS, "trainer"), "`task` in TF_CONFIG has an unknown role"),
+    "role is a number": (text(TWO_WORKERS, 3), "unknown role"),
+    "master": (text({"master": ["h1:1"]}, "master"), "Rename 'master' to 'chief'"),
+    "index not a number": (text(TWO_WORKERS, index="one"), "`task.index` in TF_CONFIG is not a number"),
+    "index is true": (text(TWO_WORKERS, index=True), "is not a number"),
+    "index is a fraction": (text(TWO_WORKERS, index=0.5), "is not a number"),
+    "negative index": (text(TWO_WORKERS, index=-1), "out of range"),
+    "index out of range": (text(TWO_WORKERS, index=2), "names no worker of the cluster"),
+    "index in a gap": (text({"worker": {"1": "h:1"}}, index=0), "names no worker of the cluster"),
+    "huge sparse index": (text({"worker": {"99999999999": "h:1"}}), "out of range"),
+    "role not in cluster": (text(TWO_WORKERS, "ps"), "'ps' is not in the cluster"),
+    "two chiefs": (text({"chief": ["h1:1", "h2:2"]}, "chief"), "at most one chief"),
+    "chief 1": (text({"chief": ["h1:1", "h2:2"], "worker": ["h3:3"]}, "chief", 1), "at most one chief"),
+    "two evaluators": (text({**TWO_WORKERS, "evaluator": ["h3:1", "h4:1"]}), "at most one evaluator"),
+    "evaluator 1": (text(TWO_WORKERS, "evaluator", 1), "index of the evaluator is not 0"),
+    "nobody trains": (text({"ps": ["h1:1"]}, "ps"), "trains nothing"),
+    "only an evaluator": (text({"evaluator": ["h1:1"]}, "evaluator"), "trains nothing"),
+    "one address twice": (text({"worker": ["h1:1", "H1:1"]}), "one address: worker 0 and worker 1"),
+    "one address, two roles": (text({"chief": ["h1:1"], "worker": ["h1:1"]}), "one address: chief 0 and worker 0"),
+    "one address, two names": (text({"worker": ["localhost:1", "127.0.0.1:1"]}), "one address"),
+    "evaluator's address twice": (text({**TWO_WORKERS, "evaluator": ["h1:1"]}), "worker 0 and evaluator 0"),
+    "no port": (text({"worker": ["h1"]}), "`cluster.worker[0]` in TF_CONFIG: An address has no port"),
+    "bare IPv6": (text({"worker": ["fd00::1"]}), "not in brackets"),
+    "IPv6 without port": (text({"worker": ["[fd00::1]"]}), "has no port"),
+    "port is a word": (text({"worker": ["h1:http"]}), "not a number from 1 to 65535"),
+    "port 0": (text({"worker": ["h1:0"]}), "not a number from 1 to 65535"),
+    "port too large": (text({"worker": ["h1:65536"]}), "not a number from 1 to 65535"),
+    "no host": (text({"worker": [":1"]}), "has no host"),
+    "scheme": (text({"worker": ["grpc://h1:1"]}), "more than a host and a port"),
+    "address is a number": (text({"worker": [2222]}), "`cluster.worker[0]` in TF_CONFIG is not an address"),
+    "tasks are a text": (text({"worker": "h1:1"}), "`cluster.worker` in TF_CONFIG is not a list"),
+    "wildcard": (text({"worker": ["0.0.0.0:1", "h2:2"]}), "all interfaces"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_each_mistake_is_named(name: str) -> None:
+    tf_config, expected = MISTAKES[name]
+    message = error_of(tf_config)
+    assert expected in message
+    assert "Received: " in message and "Expected: " in message
+
+
+def test_a_long_tf_config_is_shortened_in_the_message() -> None:
+    assert len(error_of("x" * 100_000)) < 1000
+
+
+# Detection: what the environment says.
+
+
+def test_without_tf_config_this_is_a_single_process() -> None:
+    assert (cluster.rank(), cluster.world_size(), cluster.local_rank(), cluster.is_chief()) == (0, 1, 0, True)
+    assert cluster.detect_cluster().source == "single process"
+
+
+def test_rank_comes_from_tf_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(env.TF_CONFIG, text({"worker": ["h1:1", "h2:1", "h1:2", "H2:2"]}, index=3))
+    assert (cluster.rank(), cluster.world_size(), cluster.is_chief()) == (3, 4, False)
+    assert cluster.local_rank() == 1
+    assert cluster.detect_cluster().local_world_size == 2
+
+
+def test_the_launchers_variables_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(env.TF_CONFIG, text({"worker": ["h1:1", "h1:2"]}, index=1))
+    monkeypatch.setenv(env.LOCAL_RANK, "0")
+    monkeypatch.setenv(env.LOCAL_WORLD_SIZE, "1")
+    spec = cluster.detect_cluster()
+    assert (spec.local_rank, spec.local_world_size) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("local_rank", "size", "expected"),
+    [
+        ("2", "2", "does not fit `TFDISTKIT_LOCAL_WORLD_SIZE`"),
+        ("-1", "2", "does not fit `TFDISTKIT_LOCAL_WORLD_SIZE`"),
+        ("0", "3", "does not fit the cluster"),
+        ("0", "0", "does not fit the cluster"),
+        ("0", "", "Only one of"),
+        ("", "2", "Only one of"),
+        ("x", "2", "is not a number"),
+    ],
+)
+def test_wrong_local_variables(monkeypatch: pytest.MonkeyPatch, local_rank: str, size: str, expected: str) -> None:
+    monkeypatch.setenv(env.TF_CONFIG, text(TWO_WORKERS))
+    monkeypatch.setenv(env.LOCAL_RANK, local_rank)
+    monkeypatch.setenv(env.LOCAL_WORLD_SIZE, size)
+    with pytest.raises(ClusterConfigError, match=expected):
+        cluster.detect_cluster()
