@@ -320,9 +320,16 @@ def _make_function(original: Any, model: Any, step_function: Any) -> Any:
         step.in_keras_step = True
         return _agree(step, step_function(data))
 
-    function = original(model, keras_step)
+    @functools.wraps(step_function)
+    def step_with_data(data: Any) -> Any:
+        with tf.control_dependencies([v for v in tf.nest.flatten(data, expand_composites=True) if tf.is_tensor(v)]):
+            return keras_step(data)
+
+    function, uncounted_function = original(model, keras_step), original(model, step_with_data)
 
     def on_parts(iterator: Any) -> Any:
+        if getattr(iterator, "tfdistkit_uncounted", False):
+            return uncounted_function(iterator)
         # train_on_batch and test_on_batch hand over the global batch, not an iterator over a replica's part.
         if not isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
             iterator = (_split_batch(strategy, batch) for batch in iterator)
@@ -375,7 +382,8 @@ def _make_epoch_iterator(
     with agreed:
         original(iterator, distribute_strategy, *args, **kwargs)
     if is_ours(distribute_strategy) and _is_split_by_user(iterator.data_adapter, distribute_strategy):
-        iterator.data_adapter = _UncountedAdapter(iterator.data_adapter)
+        iterator.data_adapter = _Uncounted(iterator.data_adapter)
+        iterator._distributed_dataset = _Uncounted(iterator._distributed_dataset)
         iterator._num_batches = None
         if iterator.steps_per_epoch is None:
             iterator._interrupted_warning = lambda: None  # running out of data is how an uncounted epoch ends
@@ -389,21 +397,29 @@ def _is_split_by_user(adapter: Any, strategy: Any) -> bool:
     return dataset.options().experimental_distribute.auto_shard_policy == tf.data.experimental.AutoShardPolicy.OFF
 
 
-class _UncountedAdapter:
-    """A data adapter that does not say how many steps an epoch has.
+class _Uncounted:
+    """A data adapter, and its distributed dataset, that do not say how many steps an epoch has.
 
     TensorFlow cuts each batch of a worker's own dataset into one step for each replica of the job, but Keras
     counts the batches: it would end an epoch of two workers after half of the data, and after a different
     number of steps on each worker if their parts differ, which hangs. Uncounted, the data itself ends it.
+
+    There Keras runs a step without data, which fails, but not before it has counted `optimizer.iterations`
+    up: nothing of that needs data. For the iterators made here, `_make_function` lets everything wait for it.
     """
 
     num_batches = None
 
-    def __init__(self, adapter: Any):
-        self._adapter = adapter
+    def __init__(self, counted: Any):
+        self._counted = counted
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._adapter, name)
+        return getattr(self._counted, name)
+
+    def __iter__(self) -> Any:
+        iterator = iter(self._counted)
+        iterator.tfdistkit_uncounted = True
+        return iterator
 
 
 def _one_progress_bar(original: Any, bar: Any, params: Any) -> None:
@@ -435,7 +451,10 @@ def _maybe_symbolic_build(original: Any, model: Any, iterator: Any = None, data_
 
 def _batch_like(strategy: Any, iterator: Any) -> Any:
     """Returns something with the shapes and dtypes of one replica's batch, of the same structure."""
-    spec = getattr(iterator._distributed_dataset, "tfdistkit_element_spec", None)
+    dataset = iterator._distributed_dataset
+    spec = getattr(dataset, "tfdistkit_element_spec", None)
+    if isinstance(dataset, tf.data.Dataset):
+        spec = dataset.element_spec
     if spec is not None:
         return tf.nest.map_structure(lambda s: s if hasattr(s, "shape") and hasattr(s, "dtype") else None, spec)
     for _, *_, it in iterator:  # A dataset that the user distributed: only a batch can tell.

@@ -1,0 +1,5 @@
+"""How data is split over the workers."""
+
+from tfdistkit.data.sharding import shard
+
+__all__ = ["shard"]
