@@ -30,10 +30,15 @@ CHECK_ADDRESS = "TFDISTKIT_CHECK_ADDRESS"
 # Kubernetes sets this in every container: https://kubernetes.io/docs/concepts/services-networking/service/
 KUBERNETES = "KUBERNETES_SERVICE_HOST"
 
+# All that a launcher tells a worker, besides TF_CONFIG.
+LETTERBOX = (LOCAL_RANK, LOCAL_WORLD_SIZE, RUN_DIR, PARENT_PID, RANK, JOB_ID)
+
 # TensorFlow reads these two when it makes its thread pools.
 INTRA_OP_THREADS = "TF_NUM_INTRAOP_THREADS"
 INTER_OP_THREADS = "TF_NUM_INTEROP_THREADS"
 OMP_THREADS = "OMP_NUM_THREADS"
+# Python writes what is printed at once.
+UNBUFFERED = "PYTHONUNBUFFERED"
 
 
 def text(name: str) -> str | None:

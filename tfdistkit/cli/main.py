@@ -1,0 +1,65 @@
+"""`tfdistkit <command> ...`: finds the command and loads only that."""
+
+from __future__ import annotations
+
+import importlib
+import signal
+import sys
+from collections.abc import Sequence
+
+from tfdistkit import __version__
+from tfdistkit.errors import nearest
+
+# Name -> (module with `main(arguments) -> exit code`, what it does). A new command is one file and one row.
+COMMANDS = {
+    "run": ("tfdistkit.cli.run", "start a script in several worker processes"),
+}
+
+USAGE_EXIT_CODE = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Args:
+        arguments: What follows `tfdistkit`; None takes this process's.
+
+    Returns:
+        The exit code.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(_help_text())
+        return 0 if words else USAGE_EXIT_CODE
+    if words[0] in ("-V", "--version"):
+        print(f"tfdistkit {__version__}")
+        return 0
+    if words[0] not in COMMANDS:
+        print(_unknown(words[0]), file=sys.stderr)
+        return USAGE_EXIT_CODE
+    try:
+        code: int = importlib.import_module(COMMANDS[words[0]][0]).main(words[1:])
+        return code
+    except KeyboardInterrupt:  # before or after there was something to stop
+        return 128 + signal.SIGINT
+
+
+def _help_text() -> str:
+    rows = "\n".join(f"  {name:<12} {summary}" for name, (_, summary) in COMMANDS.items())
+    return (
+        "usage: tfdistkit <command> ...\n\n"
+        "Distributed training for Keras 3 on TensorFlow.\n\n"
+        f"commands:\n{rows}\n\n"
+        "options:\n"
+        "  -h, --help   show this text; `tfdistkit <command> --help` tells more about one\n"
+        "  --version    show the version"
+    )
+
+
+def _unknown(word: str) -> str:
+    if word.endswith(".py"):
+        return f"tfdistkit: a command comes before the script. Try `tfdistkit run -np 2 {word}`."
+    return (
+        f"tfdistkit: there is no command {word!r}.{nearest(word, list(COMMANDS))}\n"
+        f"Expected one of: {', '.join(COMMANDS)}. See `tfdistkit --help`."
+    )

@@ -1,0 +1,96 @@
+"""`tfdistkit run`: a script in several worker processes on this machine."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from tfdistkit import env
+from tfdistkit.cli.run_options import RunOptions, parse
+from tfdistkit.errors import TfdistkitError
+from tfdistkit.launcher.console import Console
+from tfdistkit.launcher.planning import plan_job
+from tfdistkit.launcher.sinks import DescriptorSink
+from tfdistkit.launcher.spec import JobSpec, ProcessSpec, temporary_run_dir
+from tfdistkit.report.failures import signal_name
+from tfdistkit.report.summary import describe_run
+from tfdistkit.supervise.policy import Outcome
+from tfdistkit.supervise.signals import SignalInbox
+from tfdistkit.supervise.supervisor import JobResult, run_job
+
+_USAGE_EXIT_CODE = 2
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command.
+
+    Args:
+        arguments: What follows `tfdistkit run`.
+
+    Returns:
+        The exit code, see `tfdistkit run --help`.
+    """
+    options = parse(arguments)
+    # Before there is anything to stop: from here on, Ctrl-C waits for the workers.
+    with SignalInbox() as inbox:
+        try:
+            job = _job(options)
+            processes = plan_job(job)
+            if options.is_dry_run:
+                print("\n".join(_as_shell_line(process) for process in processes))
+                return 0
+            return _run(job, processes, options, inbox.received)
+        except TfdistkitError as error:  # found before any process was started
+            print(f"tfdistkit run: {error}", file=sys.stderr)
+            return _USAGE_EXIT_CODE
+
+
+def _job(options: RunOptions) -> JobSpec:
+    temporary = options.log_dir is None
+    return JobSpec(
+        world_size=options.np,
+        program=options.program,
+        run_dir=temporary_run_dir(Path(tempfile.gettempdir())) if temporary else Path(options.log_dir).absolute(),
+        env=options.env,
+        threads_per_worker=options.threads_per_worker,
+        timeout_s=options.timeout_s,
+        passes_stdin=True,
+    )
+
+
+def _run(job: JobSpec, processes: Sequence[ProcessSpec], options: RunOptions, signals: Sequence[int]) -> int:
+    console = Console(DescriptorSink(1), DescriptorSink(2), job.world_size)
+    if env.text(env.TF_CONFIG):
+        console.note("tfdistkit: TF_CONFIG of this shell is not used: each worker gets one of its own.")
+    if options.is_verbose:
+        console.note("\n".join(["tfdistkit: starting", *map(_as_shell_line, processes)]))
+    result = run_job(job, processes, console, signals)
+    keeps_folder = options.log_dir is not None or result.outcome is not Outcome.SUCCEEDED
+    if result.outcome is not Outcome.SUCCEEDED:
+        console.note(_failure_text(result, job))
+    elif options.is_verbose:
+        console.note(f"tfdistkit: all workers ended well after {result.elapsed_s:.1f} s")
+    if not keeps_folder:
+        shutil.rmtree(job.run_dir, ignore_errors=True)
+    return result.exit_code
+
+
+def _failure_text(result: JobResult, job: JobSpec) -> str:
+    after = f"after {result.elapsed_s:.1f} s"
+    headline = {
+        Outcome.FAILED: f"the job failed {after}: the first failure was",
+        Outcome.INTERRUPTED: f"the job was ended by {signal_name(result.exit_code - 128)} {after}.",
+        Outcome.TIMED_OUT: f"the job did not end within {job.timeout_s or 0:g} s (--timeout).",
+    }[result.outcome]
+    told = describe_run(result.failures, suspended=result.suspended, stopped=result.stopped, kept=job.run_dir)
+    return f"tfdistkit: {headline}\n{told}"
+
+
+def _as_shell_line(process: ProcessSpec) -> str:
+    """A command that a shell would take, with the variables that the launcher sets."""
+    variables = [f"{name}={shlex.quote(value)}" for name, value in process.env.items()]
+    return f"rank {process.rank}: {' '.join(variables)} {shlex.join(process.command)}"

@@ -1,0 +1,150 @@
+"""The words after `tfdistkit run`, as plain data; every mistake in them ends here."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import NoReturn
+
+from tfdistkit.errors import nearest
+
+_DESCRIPTION = """\
+Starts a script in several worker processes on this machine, and watches over them until all have ended.
+
+Each worker finds TF_CONFIG in its environment; in the script, tfdistkit.strategy("multiworker") does the rest.
+When a worker fails, the others are stopped, and the first failure is told. No process is left behind."""
+
+_EPILOG = """\
+examples:
+  tfdistkit run -np 2 train.py --epochs 3
+  tfdistkit run -np 4 --log-dir logs -m my_package.train
+  tfdistkit run -np 2 --dry-run train.py
+
+exit codes:
+  0 all workers ended well; the first failing worker's own code (128 + the signal's number if it was killed);
+  2 wrong usage; 124 --timeout; 129, 130, 143 after SIGHUP, Ctrl-C, SIGTERM"""
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What the user asked for on the command line."""
+
+    np: int
+    program: tuple[str, ...]
+    env: dict[str, str]
+    log_dir: Path | None
+    timeout_s: float | None
+    threads_per_worker: int | None
+    is_dry_run: bool
+    is_verbose: bool
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\nSee `{self.prog} --help`.\n")
+
+
+def parse(arguments: Sequence[str]) -> RunOptions:
+    """Reads the words after `tfdistkit run`.
+
+    Args:
+        arguments: The words.
+
+    Returns:
+        What they ask for.
+
+    Raises:
+        SystemExit: with 2 for a mistake, with 0 after --help.
+    """
+    parser = _make_parser()
+    found, unknown = parser.parse_known_args(list(arguments))
+    if unknown:
+        known = [name for action in parser._actions for name in action.option_strings]
+        parser.error(f"there is no option {unknown[0]!r}.{nearest(unknown[0].partition('=')[0], known)}")
+    if found.script is None:
+        parser.error("no script is given. Expected: tfdistkit run -np 2 script.py")
+    if found.np is None:
+        parser.error("-np, the number of workers, is missing. It stands before the script.")
+    problem = _module_problem(found.script) if found.module else _script_problem(found.script, found.args)
+    if problem:
+        parser.error(problem)
+    return RunOptions(
+        np=found.np,
+        program=("-m", found.script, *found.args) if found.module else (found.script, *found.args),
+        env=dict(found.env),
+        log_dir=found.log_dir,
+        timeout_s=found.timeout,
+        threads_per_worker=found.threads_per_worker,
+        is_dry_run=found.dry_run,
+        is_verbose=found.verbose,
+    )
+
+
+def _make_parser() -> _Parser:
+    parser = _Parser(
+        prog="tfdistkit run",
+        usage="tfdistkit run -np N [options] script.py [args]",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("-np", "--num-proc", dest="np", type=int, metavar="N", help="how many workers")
+    add("-m", "--module", action="store_true", help="the script is the name of a module, as in `python -m`")
+    add("--log-dir", type=Path, metavar="DIR", help="keep each worker's output in DIR/rank.<N>/stdout and stderr")
+    add("--timeout", type=float, metavar="SECONDS", help="stop the whole job after this time")
+    add(
+        "--env",
+        type=_variable,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="set a variable for the workers; can be given several times",
+    )
+    add(
+        "--threads-per-worker",
+        type=int,
+        metavar="N",
+        help="threads for one TensorFlow operation (default: the cores shared out among the workers)",
+    )
+    add("--dry-run", action="store_true", help="print what would be started, and start nothing")
+    add("-v", "--verbose", action="store_true", help="tell what the launcher does")
+    add("script", nargs="?", help="the script, or with -m the module")
+    add("args", nargs=argparse.REMAINDER, help="what the script finds in sys.argv")
+    return parser
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, such as {name or 'NAME'}=1, received {text!r}")
+    return name, value
+
+
+def _script_problem(script: str, args: Sequence[str]) -> str | None:
+    path = Path(script)
+    if path.is_file():
+        return None if os.access(path, os.R_OK) else f"the script {script!r} cannot be read."
+    if path.is_dir():
+        return f"{script!r} is a folder. Expected a script, or -m and the name of a module."
+    if path.name.startswith("python") and args:
+        return f"`{script}` is not needed: write `tfdistkit run -np N {args[0]}` with the script itself."
+    here = path.parent if path.parent.is_dir() else Path()
+    return f"there is no script {script!r}.{nearest(path.name, [near.name for near in here.glob('*.py')])}"
+
+
+def _module_problem(module: str) -> str | None:
+    # Only the first part: finding a submodule means importing what is around it. As `python -m`, which looks in the
+    # current folder first.
+    top = module.partition(".")[0]
+    if top in sys.builtin_module_names or PathFinder.find_spec(top, [os.getcwd(), *sys.path]):
+        return None
+    if module.endswith(".py"):
+        return f"there is no module {module!r}: -m takes a module's name, without .py."
+    return f"there is no module {module!r} in the current folder or among the installed packages."

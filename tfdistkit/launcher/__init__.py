@@ -1,0 +1,7 @@
+"""Start the processes of a job: what is wanted (spec), what to start (planning), how (one backend per place)."""
+
+from tfdistkit.launcher.backend import Backend, WorkerHandle, load_backend
+from tfdistkit.launcher.planning import plan_job, plan_processes
+from tfdistkit.launcher.spec import JobSpec, ProcessSpec
+
+__all__ = ["Backend", "JobSpec", "ProcessSpec", "WorkerHandle", "load_backend", "plan_job", "plan_processes"]

@@ -1,0 +1,170 @@
+"""What the user sees of the workers: whole lines with `[rank] ` before them, progress bars that stay in place.
+
+A progress bar is a line that ends in a carriage return instead of a newline, again and again. On a terminal one such
+line stays the last line and other workers' lines appear above it. Where the output is no terminal, only its last
+state is shown, and every few seconds the state so far.
+
+A single worker needs no prefix: its bytes pass through as they are.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from tfdistkit.launcher.sinks import Sink
+
+_ERASE_LINE = b"\r\x1b[K"
+# How often a progress bar shows on what is no terminal.
+_SHOW_UNFINISHED_S = 5.0
+# A line that is longer is shown in parts.
+_LONGEST_LINE_BYTES = 65_536
+
+
+class LineBuffer:
+    """Cuts one stream into lines as a terminal would show them."""
+
+    def __init__(self) -> None:
+        self._unfinished = b""
+
+    def push(self, data: bytes) -> list[bytes]:
+        """Takes the next bytes; returns the lines that they finish, without newlines."""
+        *lines, rest = (self._unfinished + data).split(b"\n")
+        finished = [_visible(line) for line in lines]
+        if len(rest) > _LONGEST_LINE_BYTES:
+            finished.append(_visible(rest))
+            rest = b""
+        # What a carriage return has overwritten is never needed again.
+        kept = _last_segment(rest)
+        self._unfinished = kept + b"\r" if rest.endswith(b"\r") else kept
+        return finished
+
+    @property
+    def unfinished(self) -> bytes:
+        """The line so far."""
+        return _visible(self._unfinished)
+
+
+def _visible(line: bytes) -> bytes:
+    # Keras goes back to the start of its bar with as many backspaces as it is long, and a carriage return.
+    return _last_segment(line).rstrip(b"\b")
+
+
+def _last_segment(line: bytes) -> bytes:
+    """The part after the last carriage return that something follows."""
+    for segment in reversed(line.split(b"\r")):
+        if segment.strip(b"\b"):
+            return segment
+    return b""
+
+
+class Console:
+    """Shows the output of all workers. One thread may call `show` and `refresh`, another one `note`.
+
+    Args:
+        stdout: Where the workers' stdout goes.
+        stderr: Where their stderr goes, and notes.
+        world_size: How many workers there are.
+    """
+
+    def __init__(self, stdout: Sink, stderr: Sink, world_size: int):
+        self._sinks = {"stdout": stdout, "stderr": stderr}
+        self._is_raw = world_size == 1
+        self._lock = threading.Lock()
+        self._buffers: dict[tuple[int, str], LineBuffer] = {}
+        # The progress bar at the bottom of the terminal: whose it is.
+        self._bar: tuple[int, str] | None = None
+        # When an unfinished line was shown last where there is no terminal, and what was shown.
+        self._shown: dict[tuple[int, str], tuple[float, bytes]] = {}
+
+    def show(self, rank: int, channel: str, data: bytes) -> None:
+        """Takes what a worker wrote.
+
+        Args:
+            rank: The worker.
+            channel: `stdout` or `stderr`.
+            data: Any bytes.
+        """
+        with self._lock:
+            if self._is_raw:
+                self._sinks[channel].write(data)
+                return
+            key = (rank, channel)
+            buffer = self._buffers.setdefault(key, LineBuffer())
+            self._print_lines(key, buffer.push(data))
+            if self._sinks[channel].is_terminal:
+                self._draw_bar(key)
+
+    def refresh(self) -> None:
+        """Shows the state of progress bars on what is no terminal; to be called now and then."""
+        if self._is_raw:
+            return
+        now = time.monotonic()
+        with self._lock:
+            for key, buffer in self._buffers.items():
+                text = buffer.unfinished
+                since, before = self._shown.setdefault(key, (now, b""))
+                if text == before or self._sinks[key[1]].is_terminal:
+                    continue
+                if now - since >= _SHOW_UNFINISHED_S:
+                    self._sinks[key[1]].write(_prefixed(key, text) + b"\n")
+                    self._shown[key] = (now, text)
+
+    def end(self, rank: int, channel: str) -> None:
+        """Shows what a worker left unfinished on its last line."""
+        if self._is_raw:
+            return
+        key = (rank, channel)
+        with self._lock:
+            buffer = self._buffers.pop(key, LineBuffer())
+            if buffer.unfinished:
+                self._print_lines(key, [buffer.unfinished])
+            self._shown.pop(key, None)
+
+    def note(self, text: str) -> None:
+        """Shows a message of the launcher itself.
+
+        Args:
+            text: One or more lines, without a newline at the end.
+        """
+        # A worker's output can block for ever (a terminal after Ctrl-S); the launcher goes on.
+        got = self._lock.acquire(timeout=1)
+        try:
+            self._write_above_bar("stderr", text.encode(errors="replace") + b"\n")
+        finally:
+            if got:
+                self._lock.release()
+
+    def _print_lines(self, key: tuple[int, str], lines: list[bytes]) -> None:
+        shown_at, shown = self._shown.pop(key, (0.0, b""))
+        if lines and lines[0] == shown and shown:
+            lines = lines[1:]  # its last state was shown just as it is now
+        elif not lines:
+            if shown_at:
+                self._shown[key] = (shown_at, shown)
+            return
+        if self._bar == key:
+            # The bar itself is finished: it becomes a line like all others.
+            self._sinks[key[1]].write(_ERASE_LINE)
+            self._bar = None
+        self._write_above_bar(key[1], b"".join(_prefixed(key, line) + b"\n" for line in lines))
+
+    def _write_above_bar(self, channel: str, data: bytes) -> None:
+        sink = self._sinks[channel]
+        if self._bar is None or not sink.is_terminal:
+            sink.write(data)
+            return
+        bar = _prefixed(self._bar, self._buffers[self._bar].unfinished)
+        sink.write(_ERASE_LINE + data)
+        self._sinks[self._bar[1]].write(bar)
+
+    def _draw_bar(self, key: tuple[int, str]) -> None:
+        """The unfinished line of the lowest rank is the one that shows."""
+        text = self._buffers[key].unfinished
+        if text and (self._bar is None or key <= self._bar):
+            self._sinks[key[1]].write(_ERASE_LINE + _prefixed(key, text))
+            self._bar = key
+
+
+def _prefixed(key: tuple[int, str], line: bytes) -> bytes:
+    return b"[%d] %s" % (key[0], line)

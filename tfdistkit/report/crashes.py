@@ -1,0 +1,61 @@
+"""The crash record: what a worker writes about its own unhandled exception, and the launcher reads.
+
+It is `error.json` in the worker's folder, `rank.<N>` of the run folder. Its time is the moment of the
+exception, before the interpreter shuts down, so the launcher can tell which worker failed first even when
+another one was quicker to end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+FILE_NAME = "error.json"
+
+
+@dataclass(frozen=True)
+class CrashRecord:
+    """One worker's unhandled exception, or its `sys.exit` with a code other than 0.
+
+    Args:
+        rank: The worker's number in the job.
+        host: The machine.
+        pid: The process on that machine.
+        time: Seconds since the epoch, when the exception left the script.
+        exit_code: What the process ends with, 1 to 255.
+        type: The name of the exception's class.
+        message: Its text.
+        traceback: As Python prints it, the script's frames only.
+    """
+
+    rank: int
+    host: str
+    pid: int
+    time: float
+    exit_code: int
+    type: str
+    message: str
+    traceback: str
+
+
+def rank_folder(run_dir: Path, rank: int) -> Path:
+    """Returns where the logs and the crash record of one worker are."""
+    return run_dir / f"rank.{rank}"
+
+
+def write_crash(folder: Path, record: CrashRecord) -> None:
+    """Writes a crash record under a temporary name and renames it: a reader sees all of it or nothing."""
+    unfinished = folder / f".{FILE_NAME}.{record.pid}"
+    unfinished.write_text(json.dumps(asdict(record), indent=1), encoding="utf-8")
+    os.replace(unfinished, folder / FILE_NAME)
+
+
+def read_crash(folder: Path) -> CrashRecord | None:
+    """Returns the crash record in a worker's folder, or None when there is none that can be read."""
+    try:
+        fields = json.loads((folder / FILE_NAME).read_text(encoding="utf-8"))
+        return CrashRecord(**fields)
+    except (OSError, ValueError, TypeError):
+        return None

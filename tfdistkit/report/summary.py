@@ -1,0 +1,111 @@
+"""A run on one screen of text, the first cause first."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from tfdistkit.report.failures import Failure
+
+# A screen has 24 lines at least, and the report needs about ten of them itself.
+_SHOWN_LINES = 15
+# A line of a log can be as long as it likes; a screen cannot.
+_SHOWN_COLUMNS = 400
+# Where the end of a log is looked for.
+_TAIL_BYTES = 32_768
+
+# Signals whose sender is not obvious, and what the user can look at.
+_SIGNAL_HINTS = {
+    "SIGKILL": "Somebody killed it; without a somebody it was the kernel, out of memory: look at `dmesg`.",
+    "SIGSEGV": "It crashed in native code: its log may hold the stack.",
+    "SIGBUS": "It crashed in native code, often because a disk or /dev/shm is full.",
+    "SIGABRT": "Native code gave up: the reason is in its log.",
+    "SIGILL": "It was built for another processor than this one.",
+}
+
+
+def describe_failure(failure: Failure) -> str:
+    """Tells one failure: rank, host, pid, exit code or signal, log, and the end of the traceback.
+
+    Args:
+        failure: What happened.
+
+    Returns:
+        Several lines without a newline at the end.
+    """
+    lines = [
+        f"rank {failure.rank} {failure.headline} "
+        f"(host {failure.host}, pid {failure.pid}, exit code {failure.exit_code})"
+    ]
+    if failure.signal in _SIGNAL_HINTS:
+        lines.append(_SIGNAL_HINTS[failure.signal])
+    if failure.log_path is not None:
+        lines.append(f"log: {failure.log_path}")
+    title, told = _last_words(failure)
+    if told:
+        lines.append(title)
+        lines += [f"    {line}" for line in told]
+    return "\n".join(lines)
+
+
+def describe_run(
+    failures: Sequence[Failure], *, suspended: Sequence[int] = (), stopped: Sequence[int] = (), kept: Path | None = None
+) -> str:
+    """Tells why a run failed.
+
+    Args:
+        failures: The workers that failed by themselves, first cause first.
+        suspended: The ranks that were found stopped (SIGSTOP) when the run failed.
+        stopped: The ranks that had to be stopped because of the failure.
+        kept: The run folder, when the user should know of it.
+
+    Returns:
+        Several lines without a newline at the end.
+    """
+    parts = []
+    if failures:
+        parts.append(describe_failure(failures[0]))
+        if failures[0].is_consequence:
+            parts.append("It reports that another worker is gone or silent, but none had failed before it.")
+    if suspended:
+        parts.append(f"{_ranks(suspended)} had been suspended (SIGSTOP), so the others waited in vain.")
+    parts += [f"Later, rank {later.rank} {later.headline} too." for later in failures[1:4]]
+    if len(failures) > 4:
+        parts.append(f"Later, {len(failures) - 4} more failed too.")
+    if stopped:
+        parts.append(f"Stopped because of it: {_ranks(stopped)}.")
+    if kept is not None:
+        parts.append(f"All logs and events: {kept}")
+    return "\n".join(parts)
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
+
+
+def _last_words(failure: Failure) -> tuple[str, list[str]]:
+    """The end of the traceback; without one, the last lines of the log."""
+    if failure.traceback and failure.error_type != "SystemExit":
+        return "the end of its traceback:", _end_of(failure.traceback)
+    if failure.log_path is not None:
+        return "the last lines of its log:", _end_of(_tail(failure.log_path))
+    return "", []
+
+
+def _end_of(text: str) -> list[str]:
+    # A progress bar overwrites its line: what counts is what stands there last.
+    lines = [line.rstrip("\r\b").rpartition("\r")[2][:_SHOWN_COLUMNS] for line in text.rstrip().split("\n")]
+    kept = lines[-_SHOWN_LINES:] if lines != [""] else []
+    return ["...", *kept] if len(lines) > _SHOWN_LINES else kept
+
+
+def _tail(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - _TAIL_BYTES))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,103 @@
+"""`tfdistkit.launch`: the launcher for notebooks and for programs that are no script."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tfdistkit.errors import OptionError, WorkerFailedError, explain
+from tfdistkit.launcher.call import read_result, remove_results, write_call
+from tfdistkit.launcher.console import Console
+from tfdistkit.launcher.planning import plan_job
+from tfdistkit.launcher.sinks import TextSink
+from tfdistkit.launcher.spec import JobSpec, temporary_run_dir
+from tfdistkit.report.summary import describe_run
+from tfdistkit.supervise.policy import Outcome
+from tfdistkit.supervise.supervisor import JobResult, run_job
+
+
+def launch(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    np: int = 2,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout_s: float | None = None,
+    log_dir: str | Path | None = None,
+    threads_per_worker: int | None = None,
+) -> list[Any]:
+    """Calls a function in several worker processes on this machine, as `tfdistkit run` runs a script.
+
+    The workers are fresh processes, so it works where TensorFlow is loaded already. The function and its
+    arguments are sent by value: one that is defined in a notebook works. What the workers print is shown as
+    it comes.
+
+    Args:
+        fn: What each worker calls. It asks `tfdistkit.rank()` who it is, and makes its own strategy.
+        args: Its arguments, the same for all workers.
+        np: How many workers.
+        kwargs: Its named arguments.
+        env: Variables for the workers, over those of this process.
+        timeout_s: How long all of it may take, in seconds; None for as long as it takes.
+        log_dir: Where the logs are kept; None for a temporary folder that is removed after a success.
+        threads_per_worker: Threads for one TensorFlow operation; None shares the cores out.
+
+    Returns:
+        What the function returned on each worker, in rank order.
+
+    Raises:
+        OptionError: if an argument cannot be right, or cannot be sent to the workers.
+        WorkerFailedError: if a worker failed, with its traceback in the message and the
+            `tfdistkit.report.Failure` in `failure`; or if the time was over.
+
+    Example:
+        ```python
+        def train(learning_rate):
+            with tfdistkit.strategy("multiworker").scope():
+                ...
+            return history.history["loss"]
+
+        losses = tfdistkit.launch(train, args=(0.1,), np=2)
+        ```
+    """
+    if not callable(fn):
+        raise OptionError(explain("`fn` is not a function.", received=repr(fn), expected="a function to call"))
+    run_dir = Path(log_dir).absolute() if log_dir is not None else temporary_run_dir(Path(tempfile.gettempdir()))
+    # Checked before anything is written.
+    settings = JobSpec(np, (), run_dir, dict(env or {}), threads_per_worker, timeout_s)
+    program = write_call(run_dir, fn, args, kwargs or {})
+    remove_results(run_dir)
+    job = JobSpec(np, program, run_dir, settings.env, threads_per_worker, timeout_s)
+    result = run_job(job, plan_job(job), Console(TextSink(sys.stdout), TextSink(sys.stderr), np))
+    if result.outcome is not Outcome.SUCCEEDED:
+        raise _failed(result, job)
+    values = [_value(run_dir, rank) for rank in range(np)]
+    if log_dir is None:
+        shutil.rmtree(run_dir, ignore_errors=True)
+    return values
+
+
+def _value(run_dir: Path, rank: int) -> Any:
+    try:
+        return read_result(run_dir, rank)
+    except Exception as error:  # unpickling raises whatever the objects raise
+        raise WorkerFailedError(
+            explain(
+                f"Rank {rank} ended well, but its result cannot be read.",
+                received=f"{type(error).__name__}: {error}",
+                expected="a function that returns, and a result that this process can unpickle",
+                do=f"Its logs are in {run_dir}.",
+            )
+        ) from error
+
+
+def _failed(result: JobResult, job: JobSpec) -> WorkerFailedError:
+    told = describe_run(result.failures, suspended=result.suspended, stopped=result.stopped, kept=job.run_dir)
+    if result.outcome is Outcome.TIMED_OUT:
+        told = f"The workers did not end within {job.timeout_s:g} seconds (`timeout_s`).\n{told}"
+    return WorkerFailedError(told, result.failures[0] if result.failures else None)

@@ -1,0 +1,35 @@
+"""Ending workers: first asked, then, after a deadline that they share, killed."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Sequence
+
+from tfdistkit.launcher.backend import WorkerHandle
+
+# How long a worker may take to end when asked: to write a checkpoint, to close files. Together with what it takes
+# to see a failure (`policy.SHUTDOWN_S`), less than the 10 seconds in which a job with a dead worker must be over.
+GRACE_S = 5.0
+_LOOK_S = 0.02
+
+
+def stop_workers(workers: Sequence[WorkerHandle], number: int, hurry: Callable[[], bool] = lambda: False) -> None:
+    """Ends workers and everything they started.
+
+    Args:
+        workers: Those that have ended already are left alone, but not the processes that they left behind.
+        number: The signal that asks them to end.
+        hurry: Whether to kill them now rather than wait for the deadline.
+    """
+    remaining = [worker for worker in workers if not worker.is_gone()]
+    for worker in remaining:
+        worker.send_signal(number)
+        # A suspended process cannot act on a signal before it is woken up.
+        worker.send_signal(signal.SIGCONT)
+    deadline = time.monotonic() + GRACE_S
+    while remaining and time.monotonic() < deadline and not hurry():
+        time.sleep(_LOOK_S)
+        remaining = [worker for worker in remaining if not worker.is_gone()]
+    for worker in remaining:
+        worker.send_signal(signal.SIGKILL)

@@ -1,0 +1,164 @@
+"""`python -m tfdistkit.worker script.py ...`, what the launcher starts for each rank: the script as under plain Python.
+
+```
+python -m tfdistkit.worker script.py [args]
+python -m tfdistkit.worker -m module [args]
+```
+
+The script gets the `__main__`, `sys.argv`, `__file__` and `sys.path[0]` that `python script.py` would give it, and
+keeps them until the interpreter ends. When it ends with an exception or a code other than 0, a crash record is left
+in the run folder (see `tfdistkit.report.crashes`). When the launcher dies, this process dies too.
+"""
+
+from __future__ import annotations
+
+import builtins
+import ctypes
+import faulthandler
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import io
+import os
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from types import CodeType, ModuleType, TracebackType
+from typing import Any
+
+from tfdistkit import env
+from tfdistkit.report.crashes import CrashRecord, rank_folder, write_crash
+
+# prctl(2): the signal that a process gets when its parent ends.
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Runs the program named in `sys.argv`, and ends as it ends."""
+    _die_with_launcher()
+    if not faulthandler.is_enabled():
+        faulthandler.enable()
+    try:
+        code, namespace = _module_as_main() if sys.argv[1] == "-m" else _script_as_main()
+        exec(code, namespace)  # noqa: S102
+    except SystemExit as leave:
+        if _exit_code(leave):
+            _record(leave, _without_own_frames(leave.__traceback__))
+        raise
+    except BaseException as error:
+        own = _without_own_frames(error.__traceback__)
+        error.__traceback__ = own
+        _record(error, own)
+        # As the interpreter would do it, with the frames of the script only; then the interpreter does the rest:
+        # exit code 1, or death by SIGINT after a KeyboardInterrupt.
+        sys.excepthook(type(error), error, own)
+        sys.excepthook = _say_nothing
+        raise
+
+
+def _die_with_launcher() -> None:
+    launcher = env.integer(env.PARENT_PID)
+    if launcher is None:
+        return
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != launcher:  # it ended before we asked to be told
+        os._exit(128 + signal.SIGKILL)
+
+
+def _script_as_main() -> tuple[CodeType, dict[str, Any]]:
+    script = sys.argv[1]
+    sys.argv[:] = sys.argv[1:]
+    # Python makes `__file__` absolute, and resolves links for `sys.path[0]` only.
+    path = os.path.join(os.getcwd(), script[2:] if script.startswith("./") else script)
+    _replace_first_path(os.path.dirname(os.path.realpath(path)))
+    main = _new_main(__file__=path, __cached__=None, __package__=None, __spec__=None)
+    main["__loader__"] = importlib.machinery.SourceFileLoader("__main__", path)
+    with io.open_code(path) as file:
+        return compile(file.read(), path, "exec", dont_inherit=True), main
+
+
+def _module_as_main() -> tuple[CodeType, dict[str, Any]]:
+    name = sys.argv[2]
+    sys.argv[:] = ["-m", *sys.argv[3:]]
+    spec = importlib.util.find_spec(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        name = f"{name}.__main__"
+        spec = importlib.util.find_spec(name)
+    code = spec.loader.get_code(spec.name) if spec and isinstance(spec.loader, importlib.abc.InspectLoader) else None
+    if spec is None or code is None:
+        sys.exit(f"{sys.executable}: No module named {name}")
+    sys.argv[0] = str(spec.origin)
+    main = _new_main(
+        __file__=spec.origin, __cached__=spec.cached, __package__=spec.parent, __spec__=spec, __loader__=spec.loader
+    )
+    return code, main
+
+
+def _new_main(**variables: Any) -> dict[str, Any]:
+    """Puts a fresh `__main__` in the place of this module, for good: `pickle`, `atexit` and multiprocessing need it."""
+    main = ModuleType("__main__")
+    vars(main).update(variables, __builtins__=builtins)
+    if sys.version_info < (3, 14):
+        main.__annotations__ = {}
+    sys.modules["__main__"] = main
+    return vars(main)
+
+
+def _replace_first_path(folder: str) -> None:
+    # `python -m` has put the current folder first, unless it was told not to (python -P).
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = folder
+
+
+def _without_own_frames(tb: TracebackType | None) -> TracebackType | None:
+    while tb is not None and tb.tb_frame.f_code.co_filename == __file__:
+        tb = tb.tb_next
+    return tb
+
+
+def _exit_code(leave: SystemExit) -> int:
+    """What the process will end with (see `sys.exit`)."""
+    if leave.code is None:
+        return 0
+    return leave.code & 0xFF if isinstance(leave.code, int) else 1
+
+
+def _record(error: BaseException, tb: TracebackType | None) -> None:
+    run_dir, rank = env.text(env.RUN_DIR), env.integer(env.RANK)
+    if run_dir is None or rank is None:
+        return
+    code = _exit_code(error) if isinstance(error, SystemExit) else 1
+    if isinstance(error, KeyboardInterrupt):
+        code = 128 + signal.SIGINT
+    record = CrashRecord(
+        rank=rank,
+        host=os.uname().nodename,
+        pid=os.getpid(),
+        time=time.time(),
+        exit_code=code,
+        type=type(error).__name__,
+        message=_text_of(error),
+        traceback="".join(traceback.format_exception(type(error), error, tb)),
+    )
+    try:
+        write_crash(rank_folder(Path(run_dir), rank), record)
+    except OSError as problem:
+        print(f"tfdistkit: the crash record could not be written: {problem}", file=sys.stderr)
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # a broken __str__ must not hide the failure
+        return "<no text>"
+
+
+def _say_nothing(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
+    """The exception was shown already."""
+
+
+if __name__ == "__main__":
+    main()
