@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # what type checkers and editors see; at run time `__getattr__` does the same, later
     from tfdistkit import callbacks, cluster, data, errors, strategies
     from tfdistkit.cluster.detection import is_chief, local_rank, rank, world_size
-    from tfdistkit.launcher.function import launch
     from tfdistkit.strategies.factory import register_strategy, strategy
+    from tfdistkit.supervise.function import launch
 
 __version__ = "0.1.0"
 
@@ -33,7 +33,7 @@ __version__ = "0.1.0"
 _PUBLIC: dict[str, tuple[str, str | None]] = {
     "strategy": ("tfdistkit.strategies.factory", "strategy"),
     "register_strategy": ("tfdistkit.strategies.factory", "register_strategy"),
-    "launch": ("tfdistkit.launcher.function", "launch"),
+    "launch": ("tfdistkit.supervise.function", "launch"),
     "rank": ("tfdistkit.cluster.detection", "rank"),
     "world_size": ("tfdistkit.cluster.detection", "world_size"),
     "local_rank": ("tfdistkit.cluster.detection", "local_rank"),

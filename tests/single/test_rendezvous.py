@@ -1,85 +1,18 @@
-"""The meeting before training, each rank in a thread of this process: contradictions, strangers, deadlines."""
+"""The meeting before training, each rank in a thread of this process: contradictions and deadlines."""
 
 from __future__ import annotations
 
-import json
 import socket
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from contextlib import closing
 
 import pytest
+from meeting_threads import LONG_S, SHORT_S, VERSIONS, Job, connected
 
-from tfdistkit.cluster import ClusterSpec, Meeting, TaskSpec, free_ports, meet, meeting_wire, ports
+from tfdistkit.cluster import ClusterSpec, TaskSpec, meet, meeting_wire, ports
 from tfdistkit.errors import ClusterConfigError, OptionError, RendezvousError
-
-# Long enough for a loaded machine; reached only when something is broken.
-LONG_S = 60.0
-# For meetings that must fail at their deadline.
-SHORT_S = 2.5
-
-VERSIONS = {"tensorflow": "2.21.0", "keras": "3.15.1", "tfdistkit": "0.1.0"}
-
-
-@dataclass
-class Outcome:
-    meeting: Meeting | None = None
-    error: Exception | None = None
-
-
-def attend(outcome: Outcome, spec: ClusterSpec, facts: dict[str, str | int], timeout_s: float) -> None:
-    try:
-        outcome.meeting = meet(spec, facts, timeout_s)
-    except Exception as error:
-        outcome.error = error
-
-
-class Job:
-    """Starts ranks as threads and collects what each of them heard."""
-
-    def __init__(self, size: int, host: str = "127.0.0.1"):
-        self.addresses = [f"{host}:{port}" for port in free_ports(size)]
-        self.port = int(self.addresses[0].rpartition(":")[2])
-        self._started: list[tuple[threading.Thread, Outcome]] = []
-
-    def spec(self, rank: int, addresses: list[str] | None = None) -> ClusterSpec:
-        listed = tuple(self.addresses if addresses is None else addresses)
-        return ClusterSpec({"worker": listed}, TaskSpec("worker", rank), source="TF_CONFIG")
-
-    def start(
-        self, rank: int, timeout_s: float = LONG_S, addresses: list[str] | None = None, **facts: str | int
-    ) -> None:
-        outcome = Outcome()
-        arguments = (outcome, self.spec(rank, addresses), {**VERSIONS, "rank": rank, **facts}, timeout_s)
-        thread = threading.Thread(target=attend, args=arguments, daemon=True)
-        thread.start()
-        self._started.append((thread, outcome))
-
-    def wait_for(self, start: int) -> None:
-        """Waits until the rank that was started as number `start` has its outcome."""
-        thread, _ = self._started[start]
-        thread.join(LONG_S + 10)
-        assert not thread.is_alive(), "a rank hangs beyond its deadline"
-
-    def outcomes(self) -> list[Outcome]:
-        """What each rank heard, in the order of the starts."""
-        for start in range(len(self._started)):
-            self.wait_for(start)
-        return [outcome for _, outcome in self._started]
-
-    def errors(self, kind: type[Exception]) -> list[str]:
-        """The messages that each rank heard, all of one kind."""
-        outcomes = self.outcomes()
-        assert [type(outcome.error) for outcome in outcomes] == [kind] * len(outcomes), outcomes
-        return [str(outcome.error) for outcome in outcomes]
-
-    def assert_met(self, size: int) -> None:
-        for outcome in self.outcomes():
-            assert outcome.error is None, outcome.error
-            assert outcome.meeting is not None
-            assert [one["rank"] for one in outcome.meeting.facts] == list(range(size))
 
 
 def wait_until(true: Callable[[], bool]) -> None:
@@ -87,17 +20,6 @@ def wait_until(true: Callable[[], bool]) -> None:
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.01)
-
-
-def connected(port: int) -> socket.socket:
-    """A connection to rank 0's port, as soon as it listens there."""
-    deadline = time.monotonic() + LONG_S
-    while True:
-        try:
-            return socket.create_connection(("127.0.0.1", port), timeout=LONG_S)
-        except ConnectionRefusedError:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
@@ -306,53 +228,6 @@ def test_another_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
     assert answer["kind"] == "error"
     assert "9.0 there, 0.1.0 on rank 0" in answer["message"]
     assert [str(one.error) for one in job.outcomes()] == [answer["message"]]
-
-
-STRANGERS = {
-    "a web browser": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
-    "bytes": bytes(range(256)) + b"\n",
-    "an endless line": b"x" * (2 * meeting_wire.LONGEST_HELLO_BYTES),
-    "deep nesting": b"[" * 200_000 + b"\n",
-    "JSON of others": b'{"magic": "other"}\n',
-    "half a hello": json.dumps({"magic": meeting_wire.MAGIC, "kind": "hello", "rank": "1"}).encode() + b"\n",
-    "an empty line": b"\n",
-}
-
-
-@pytest.mark.parametrize("name", STRANGERS)
-def test_strangers_do_not_disturb(name: str) -> None:
-    job = Job(2)
-    job.start(0)
-    with closing(connected(job.port)) as stranger:
-        try:
-            stranger.sendall(STRANGERS[name])
-            while stranger.recv(1000):
-                pass
-        except ConnectionError:
-            pass  # turned away in the middle of its line
-        job.start(1)
-        job.assert_met(2)
-
-
-def test_silent_strangers_do_not_disturb() -> None:
-    job = Job(2)
-    job.start(0)
-    with ExitStack() as stack:
-        for _ in range(100):  # more than are kept
-            stack.enter_context(closing(connected(job.port)))
-        job.start(1)
-        job.assert_met(2)
-    assert ports.is_free("", job.port)
-
-
-def test_strangers_are_named_when_somebody_is_missing() -> None:
-    job = Job(2)
-    job.start(0, SHORT_S)
-    with closing(connected(job.port)) as stranger:
-        stranger.sendall(b"GET / HTTP/1.1\r\n")
-        (message,) = job.errors(RendezvousError)
-    assert "Strangers came to rank 0's port: 127.0.0.1:" in message
-    assert "GET / HTTP/1.1" in message
 
 
 def test_a_rank_that_was_restarted_is_welcome() -> None:

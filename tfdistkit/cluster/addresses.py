@@ -48,11 +48,29 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def join_address(host: str, port: int) -> str:
-    """Returns `host:port`, with brackets around an IPv6 host."""
+    """Puts a host and a port together.
+
+    Args:
+        host: A host name or address, an IPv6 address without brackets.
+        port: The TCP port.
+
+    Returns:
+        `host:port`, with brackets around an IPv6 host.
+    """
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def host_key(address: str) -> str:
-    """Returns the host of an address in a form to compare: lower case, one name for this machine itself."""
+    """Brings the host of an address into a form to compare.
+
+    Args:
+        address: `host:port`.
+
+    Returns:
+        The host in lower case; one and the same name for all names of this machine itself.
+
+    Raises:
+        ClusterConfigError: if the address is none.
+    """
     host = split_address(address)[0].lower()
     return "localhost" if host in LOOPBACK_HOSTS else host

@@ -1,0 +1,46 @@
+# make demo | make test | make lint | make clean
+# Another Python: make PYTHON=python3.12 VENV=.venv312 test      Only some tests: make test TESTS=tests/single
+
+PYTHON ?= python3
+VENV ?= .venv
+TESTS ?=
+
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: help demo test lint clean
+
+help:
+	@echo "make demo   train a digit classifier on 2 worker processes, and compare it with 1"
+	@echo "make test   run the tests"
+	@echo "make lint   style, types and import contracts"
+	@echo "make clean  remove what these made"
+
+demo: $(VENV)/.demo
+	$(BIN)/python examples/demo.py
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest $(TESTS)
+
+lint: $(VENV)/.test
+	$(BIN)/python -m flake8 tfdistkit tests examples benchmarks
+	$(BIN)/python -m mypy
+	$(BIN)/lint-imports --no-cache
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache
+
+# The stamps keep a second `make` from installing again; a change of setup.cfg installs what is new.
+$(VENV)/.made: .ci/make-venv
+	@.ci/make-venv "$(PYTHON)" "$(VENV)"
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.made setup.cfg pyproject.toml
+	@echo "Installing tfdistkit and TensorFlow into $(VENV) ..."
+	@$(PIP_INSTALL) -e '.[cpu,examples]'
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.made setup.cfg pyproject.toml
+	@echo "Installing tfdistkit, TensorFlow and what the tests need into $(VENV) ..."
+	@$(PIP_INSTALL) -e '.[cpu,test]'
+	@touch $@

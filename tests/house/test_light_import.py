@@ -1,0 +1,41 @@
+"""What must stay light loads nothing heavy: looked up in a fresh process, as a set and not by a stopwatch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ["tensorflow", "keras", "numpy", "horovod", "absl", "cloudpickle"]
+
+LIGHT = {
+    "import": "import tfdistkit",
+    "dir": "import tfdistkit; dir(tfdistkit); tfdistkit.__all__; tfdistkit.__version__",
+    "rank": "import tfdistkit; tfdistkit.rank(), tfdistkit.world_size(), tfdistkit.local_rank(), tfdistkit.is_chief()",
+    "cluster": "import tfdistkit; tfdistkit.cluster.meet, tfdistkit.errors.OptionError",
+    "help": "from tfdistkit.cli.main import main; main(['--help'])",
+}
+
+
+@pytest.mark.parametrize("name", LIGHT)
+def test_loads_nothing_heavy(name: str) -> None:
+    code = f"""
+import json, sys
+try:
+    {LIGHT[name]}
+except SystemExit as end:
+    assert not end.code, end.code
+print()
+print(json.dumps([name for name in {HEAVY} if name in sys.modules]))
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout.splitlines()[-1]) == []
+
+
+def test_heavy_would_be_noticed() -> None:
+    code = f"import json, sys, tfdistkit, numpy; print(json.dumps([name for name in {HEAVY} if name in sys.modules]))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert json.loads(result.stdout) == ["numpy"]
