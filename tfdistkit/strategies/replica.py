@@ -106,6 +106,11 @@ class ReplicaMixin:
         replica_id = keras_seams.replica_id(context)
         return step.ReplicaStep(rows, sum_rows, replicas, replica_id, static_rows)
 
+    def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        if self._num_replicas_in_sync == 1:
+            return value
+        return super()._replica_ctx_all_reduce(reduce_op, value, options)
+
     def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
         return keras_seams.as_own_variable(super()._create_variable(next_creator, **kwargs), kwargs)
 
@@ -128,6 +133,9 @@ class KerasStrategyMixin:
     is_tfdistkit_strategy = True
 
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
+        if self.num_replicas_in_sync == 1 and isinstance(dataset, tf.data.Dataset):
+            # Nothing to split: TensorFlow's distributed iterator would only cost time (1 ms a step).
+            return dataset
         distributed = super().experimental_distribute_dataset(_split_every_batch(dataset), options)
         if isinstance(dataset, tf.data.Dataset):
             distributed.tfdistkit_element_spec = dataset.element_spec

@@ -1,0 +1,98 @@
+"""Scaling from 1 to 2 workers of one thread each, same batch per worker, a compute-bound convolutional net.
+
+Three runs take turns: one worker; two processes that do not talk to each other, which shows what sharing the
+machine costs; two workers of `multiworker`. Efficiency is examples per second of two over twice those of one.
+What is lost between the second and the third is communication. Goal: 0.90.
+Run: python benchmarks/scaling.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+_THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "2", "OMP_NUM_THREADS": "1"}
+
+
+def train(args: argparse.Namespace) -> None:
+    """One worker: trains, and writes examples per second of each round."""
+    import time
+
+    import tfdistkit
+
+    strategy = tfdistkit.strategy("multiworker" if args.together else "one_device")
+    import keras
+    import tensorflow as tf
+
+    layers = keras.layers
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((32, 32, 3)),
+                *(layers.Conv2D(width, 3, padding="same", activation="relu") for width in (32, 32, 64, 64)),
+                layers.GlobalAveragePooling2D(),
+                layers.Dense(10),
+            ]
+        )
+        model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    workers = strategy.num_replicas_in_sync
+    rows = args.batch * workers
+    data = tf.data.Dataset.from_tensors(
+        (tf.random.stateless_normal((rows, 32, 32, 3), (1, 2)), tf.zeros((rows,), tf.int32))
+    ).repeat(args.steps)
+    model.fit(data.take(2), verbose=0)
+    start = time.perf_counter()
+    model.fit(data, verbose=0)
+    rate = rows * args.steps / (time.perf_counter() - start)
+    Path(args.out, f"{os.getpid()}.json").write_text(json.dumps({"rate": rate, "workers": workers}))
+
+
+def measure(command: list[str], processes: int, together: bool, args: argparse.Namespace) -> float:
+    """Runs the workers of one kind and returns examples per second of all of them."""
+    with tempfile.TemporaryDirectory() as out:
+        worker = [__file__, "--worker", "--out", out, "--batch", str(args.batch), "--steps", str(args.steps)]
+        env = {**os.environ, **_THREADS}
+        if together:
+            jobs = [[*command, "-np", str(processes), *worker, "--together"]]
+        else:
+            jobs = [[sys.executable, *worker]] * processes
+        running = [subprocess.Popen(job, env=env, stdout=subprocess.DEVNULL) for job in jobs]
+        if any(job.wait(timeout=600) for job in running):
+            raise SystemExit("a worker failed")
+        rates = [json.loads(path.read_text())["rate"] for path in Path(out).iterdir()]
+        # Workers that train together each see the rate of the whole job.
+        return statistics.mean(rates) if together else sum(rates)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--batch", type=int, default=64, help="rows per worker")
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--together", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--out", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker:
+        train(args)
+        return
+    launcher = [sys.executable, "-m", "tfdistkit", "run"]
+    efficiency: dict[str, list[float]] = {"two that do not talk": [], "two of multiworker": []}
+    for _ in range(args.rounds):
+        one = measure(launcher, 1, False, args)
+        efficiency["two that do not talk"].append(measure(launcher, 2, False, args) / (2 * one))
+        efficiency["two of multiworker"].append(measure(launcher, 2, True, args) / (2 * one))
+    for name, values in efficiency.items():
+        print(f"{name:<24} efficiency {statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})")
+    pairs = zip(efficiency["two of multiworker"], efficiency["two that do not talk"])
+    print(f"of it, kept while communicating: {statistics.median(a / b for a, b in pairs):.3f}")
+
+
+if __name__ == "__main__":
+    main()
