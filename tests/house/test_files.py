@@ -15,6 +15,8 @@ BUILT = re.compile(r"\.(?!ci$|github$)|__pycache__$|build$|dist$|runs$|logs$|.*\
 # Spelled in pieces, so that this file does not hold them.
 MACHINE_PATHS = re.compile("|".join(["/" + "work/", "/" + "root/", "/tmp/" + "v/", "/" + r"home/\w", "/" + "opt/"]))
 LONGEST_FILE = 400
+# What knows private names of Keras and TensorFlow stays in one file, so that one file breaks with them.
+LONGER_FILES = {"tfdistkit/strategies/keras_seams.py": 800}
 LONGEST_FUNCTION = 60
 
 
@@ -46,7 +48,7 @@ def test_no_machine_paths() -> None:
 @pytest.mark.parametrize("file", SOURCES, ids=lambda file: str(file.relative_to(ROOT)))
 def test_files_stay_short(file: Path) -> None:
     length = len(file.read_text().splitlines())
-    assert length <= LONGEST_FILE, f"{length} lines: is this one thing?"
+    assert length <= LONGER_FILES.get(str(file.relative_to(ROOT)), LONGEST_FILE), f"{length} lines: is this one thing?"
 
 
 def test_functions_stay_short() -> None:
