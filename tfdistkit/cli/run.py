@@ -50,11 +50,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _job(options: RunOptions) -> JobSpec:
-    temporary = options.log_dir is None
     return JobSpec(
         world_size=options.np,
         program=options.program,
-        run_dir=temporary_run_dir(Path(tempfile.gettempdir())) if temporary else Path(options.log_dir).absolute(),
+        run_dir=options.log_dir.absolute() if options.log_dir else temporary_run_dir(Path(tempfile.gettempdir())),
         env=options.env,
         threads_per_worker=options.threads_per_worker,
         timeout_s=options.timeout_s,

@@ -23,7 +23,9 @@ _CALL = "call.pkl"
 _RESULT = "result.pkl"
 
 
-def write_call(run_dir: Path, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
+def write_call(
+    run_dir: Path, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[str, ...]:
     """Writes a function call to the run folder.
 
     Args:

@@ -57,4 +57,3 @@ class TextSink:
             self._stream.flush()
         except (OSError, ValueError):
             pass  # closed: what the workers wrote is in their logs
-

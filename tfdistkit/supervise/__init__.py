@@ -1,6 +1,5 @@
 """Watch the workers of a job, decide, act, and tell what happened."""
 
-from tfdistkit.supervise.function import launch
 from tfdistkit.supervise.policy import Action, Decision, Outcome, decide
 from tfdistkit.supervise.status import GroupStatus, WorkerStatus
 from tfdistkit.supervise.supervisor import JobResult, run_job
@@ -13,6 +12,5 @@ __all__ = [
     "Outcome",
     "WorkerStatus",
     "decide",
-    "launch",
     "run_job",
 ]

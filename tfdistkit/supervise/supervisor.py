@@ -38,7 +38,7 @@ class JobResult:
         failures: The workers that failed by themselves, first cause first.
         suspended: The ranks that were found suspended (SIGSTOP) when the job failed.
         stopped: The ranks that the launcher had to stop.
-        elapsed_s: How long the job took.
+        elapsed_s: How long the job took until its outcome was clear.
     """
 
     outcome: Outcome
@@ -148,7 +148,9 @@ class _Run:
     def _act(self, status: GroupStatus, decision: Decision) -> JobResult:
         assert decision.outcome is not None
         failures = first_cause_first(
-            _failure(worker, seen) for worker, seen in zip(self._workers, status.workers, strict=True) if _has_failed(seen)
+            _failure(worker, seen)
+            for worker, seen in zip(self._workers, status.workers, strict=True)
+            if seen.has_failed or seen.crash is not None
         )
         suspended = tuple(worker.spec.rank for worker in self._workers if worker.is_suspended())
         stopped = tuple(seen.rank for seen in status.workers if not seen.has_ended and seen.crash is None)
@@ -161,7 +163,7 @@ class _Run:
             failures=failures,
             suspended=suspended if decision.action is Action.STOP else (),
             stopped=stopped,
-            elapsed_s=time.monotonic() - self._started,
+            elapsed_s=status.elapsed_s,
         )
 
     def _stop(self, decision: Decision, stopped: Sequence[int]) -> None:
@@ -181,10 +183,6 @@ def _look_at(worker: WorkerHandle, before: WorkerStatus) -> WorkerStatus:
     if exit_code is None:
         return WorkerStatus(before.rank, alive_at=now, crash=crash)
     return WorkerStatus(before.rank, exit_code, ended_at=now, alive_at=before.alive_at, crash=crash)
-
-
-def _has_failed(seen: WorkerStatus) -> bool:
-    return seen.has_failed or seen.crash is not None
 
 
 def _failure(worker: WorkerHandle, seen: WorkerStatus) -> Failure:
