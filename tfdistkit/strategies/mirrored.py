@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfdistkit.cluster.spec import ClusterSpec
-from tfdistkit.strategies import keras_seams
+from tfdistkit.strategies import keras_hooks, keras_seams
 from tfdistkit.strategies.devices import Devices, resolve_devices
 from tfdistkit.strategies.replica import KerasStrategyMixin, ReplicaMixin, require_single_process
 
@@ -39,5 +39,5 @@ def build(cluster: ClusterSpec, *, devices: Devices = None) -> MirroredStrategy:
     """
     require_single_process("mirrored", cluster)
     names = resolve_devices(devices)
-    keras_seams.install()
+    keras_hooks.install()
     return MirroredStrategy(names)

@@ -16,7 +16,7 @@ from tfdistkit.cluster.own_address import check_own_address
 from tfdistkit.cluster.rendezvous import meet
 from tfdistkit.cluster.spec import TRAINING_ROLES, ClusterSpec
 from tfdistkit.errors import OptionError, RendezvousError, explain, nearest
-from tfdistkit.strategies import keras_seams
+from tfdistkit.strategies import keras_hooks, keras_seams
 from tfdistkit.strategies.devices import require_not_started, take_gpu_of_local_rank
 from tfdistkit.strategies.replica import KerasStrategyMixin, ReplicaMixin
 
@@ -86,11 +86,11 @@ def build(cluster: ClusterSpec, *, communication: str = "auto", timeout_s: float
     """
     options = _communication_options(communication, timeout_s)
     if not cluster.is_training or cluster.world_size == 1:
-        keras_seams.install()
+        keras_hooks.install()
         alone = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({}))
         return MultiWorkerStrategy(alone, options)
     require_not_started(f"rank {cluster.rank} of {cluster.world_size}")
-    keras_seams.install()
+    keras_hooks.install()
     check_own_address(cluster)
     meeting = meet(cluster, _facts(), timeout_s)
     take_gpu_of_local_rank(cluster)

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tfdistkit.cluster.spec import ClusterSpec
 from tfdistkit.errors import OptionError, explain
-from tfdistkit.strategies import keras_seams
+from tfdistkit.strategies import keras_hooks
 from tfdistkit.strategies.devices import Devices, resolve_devices
 from tfdistkit.strategies.replica import KerasStrategyMixin, require_single_process
 
@@ -36,5 +36,5 @@ def build(cluster: ClusterSpec, *, devices: Devices = None) -> OneDeviceStrategy
             explain("`devices` names several devices.", received=f"devices={devices!r}", expected="one device",
                     do='For several devices, ask for the strategy "mirrored".')
         )
-    keras_seams.install()
+    keras_hooks.install()
     return OneDeviceStrategy(names[0])

@@ -1,0 +1,307 @@
+"""Hooks Keras where a strategy of ours needs another behaviour; the names are in `keras_seams`.
+
+Every hook takes Keras's own function (`original`) first and passes straight through to it unless it runs
+under a strategy of ours, so models that use none see no change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdistkit.errors import UnsupportedError, explain
+from tfdistkit.strategies import exact_losses, keras_seams, lost_peer
+from tfdistkit.strategies import step as steps
+from tfdistkit.strategies.agreement import agree
+
+
+@functools.cache
+def install() -> None:
+    """Hooks Keras, once a process. Called when the first strategy of ours is made.
+
+    Raises:
+        UnsupportedError: if this TensorFlow or Keras moved a name that we stand on.
+    """
+    keras_seams.check()
+    for key, around in _HOOKS.items():
+        keras_seams.hook(key, around)
+    owner, name, module = keras_seams.resolve("losses_of_outputs")
+    setattr(owner, name, exact_losses.LossesOfOutputs(module))
+
+
+def _make_function(original: Any, model: Any, step_function: Any) -> Any:
+    """The replica's part of a train or test step: afterwards logs and layer state agree on all replicas."""
+    strategy = model.distribute_strategy
+    if not keras_seams.is_ours(strategy) or strategy.num_replicas_in_sync == 1:
+        return original(model, step_function)
+    if model.jit_compile is True and "CPU" in strategy.extended.worker_devices[0].upper():
+        raise UnsupportedError(
+            explain(
+                "`jit_compile=True` cannot work with several replicas on CPUs: XLA has no collectives there.",
+                received=f"{strategy.num_replicas_in_sync} replicas on {strategy.extended.worker_devices[0]}",
+                expected="`jit_compile='auto'` or `jit_compile=False`",
+                do="Remove `jit_compile=True` from `model.compile(...)`.",
+            )
+        )
+
+    @functools.wraps(step_function)
+    def keras_step(data: Any) -> Any:
+        step = steps.current()
+        if step is None:
+            return step_function(data)
+        step.in_keras_step = True
+        return agree(model, step, step_function(data))
+
+    @functools.wraps(step_function)
+    def step_with_data(data: Any) -> Any:
+        with tf.control_dependencies([v for v in tf.nest.flatten(data, expand_composites=True) if tf.is_tensor(v)]):
+            return keras_step(data)
+
+    function, uncounted_function = original(model, keras_step), original(model, step_with_data)
+
+    def on_parts(iterator: Any) -> Any:
+        if getattr(iterator, "tfdistkit_uncounted", False):
+            return uncounted_function(iterator)
+        # train_on_batch and test_on_batch hand over the global batch, not an iterator over a replica's part.
+        if not isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
+            iterator = (_split_batch(strategy, batch) for batch in iterator)
+        return function(iterator)
+
+    return on_parts
+
+
+def _reduce_per_replica(original: Any, values: Any, strategy: Any, reduction: str) -> Any:
+    """Takes the logs, which agree already (`_agree`), from the first replica."""
+    if not keras_seams.is_ours(strategy) or reduction != "auto":
+        return original(values, strategy, reduction)
+
+    def reduce(value: Any) -> Any:
+        local = strategy.experimental_local_results(value)[0]
+        agreed = not tf.is_tensor(local) or (local.shape.rank == 0 and local.dtype.is_floating)
+        return local if agreed else original(value, strategy, reduction)
+
+    return keras.tree.map_structure(reduce, values)
+
+
+def _make_epoch_iterator(
+    original: Any, iterator: Any, distribute_strategy: Any = None, *args: Any, **kwargs: Any
+) -> None:
+    """Lets all ranks shuffle arrays and PyDatasets alike (`MultiWorkerStrategy.agreed_shuffling`)."""
+    agreed: Any = contextlib.nullcontext()
+    if kwargs.get("shuffle") and hasattr(distribute_strategy, "agreed_shuffling"):
+        agreed = distribute_strategy.agreed_shuffling()
+    with agreed:
+        original(iterator, distribute_strategy, *args, **kwargs)
+    if keras_seams.is_ours(distribute_strategy) and _is_split_by_user(iterator.data_adapter, distribute_strategy):
+        iterator.data_adapter = _Uncounted(iterator.data_adapter)
+        keras_seams.let_data_end_epoch(iterator, _Uncounted(keras_seams.dataset_of(iterator)))
+
+
+def _is_split_by_user(adapter: Any, strategy: Any) -> bool:
+    """Whether each of several workers has a dataset of its own that TensorFlow must not split (`OFF`)."""
+    dataset = adapter.get_tf_dataset()
+    alone = strategy.num_replicas_in_sync == len(strategy.extended.worker_devices)
+    if alone or not isinstance(dataset, tf.data.Dataset):
+        return False
+    return dataset.options().experimental_distribute.auto_shard_policy == tf.data.experimental.AutoShardPolicy.OFF
+
+
+class _Uncounted:
+    """A data adapter, and its distributed dataset, that do not say how many steps an epoch has.
+
+    TensorFlow cuts each batch of a worker's own dataset into one step for each replica of the job, but Keras
+    counts the batches: it would end an epoch of two workers after half of the data, and after a different
+    number of steps on each worker if their parts differ, which hangs. Uncounted, the data itself ends it.
+
+    There Keras runs a step without data, which fails, but not before it has counted `optimizer.iterations`
+    up: nothing of that needs data. For the iterators made here, `_make_function` lets everything wait for it.
+    """
+
+    num_batches = None
+
+    def __init__(self, counted: Any):
+        self._counted = counted
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._counted, name)
+
+    def __iter__(self) -> Any:
+        iterator = iter(self._counted)
+        iterator.tfdistkit_uncounted = True
+        return iterator
+
+
+def _one_progress_bar(original: Any, bar: Any, params: Any) -> None:
+    """Shows the progress bar of `fit`, `evaluate` and `predict` on the chief alone: all ranks' bars are equal."""
+    original(bar, params)
+    strategy = getattr(bar.model, "distribute_strategy", None)
+    if keras_seams.is_ours(strategy) and not strategy.extended.should_checkpoint:
+        bar.verbose = 0
+
+
+def _maybe_symbolic_build(original: Any, model: Any, iterator: Any = None, data_batch: Any = None) -> None:
+    """Builds a model from what a batch looks like; Keras takes a batch and averages it over all replicas.
+
+    Averaging fails for every batch under MultiWorkerMirroredStrategy (keras#20585, keras#20329) and for
+    strings and integers under MirroredStrategy (keras#21172), and a batch that was taken for it is lost
+    to a generator.
+    """
+    strategy = keras_seams.strategy_of(model)
+    if not keras_seams.is_ours(strategy):
+        return original(model, iterator=iterator, data_batch=data_batch)
+    if iterator is not None:
+        data_batch = _batch_like(strategy, iterator)
+    if type(model).call is keras.Model.call:
+        return None  # Only a train_step of its own knows how to call it (a GAN, say).
+    with strategy.scope():
+        keras_seams.build_model(model, data_batch)
+    return None
+
+
+def _batch_like(strategy: Any, iterator: Any) -> Any:
+    """Returns something with the shapes and dtypes of one replica's batch, of the same structure."""
+    dataset = keras_seams.dataset_of(iterator)
+    spec = getattr(dataset, "tfdistkit_element_spec", None)
+    if isinstance(dataset, tf.data.Dataset):
+        spec = dataset.element_spec
+    if spec is not None:
+        return tf.nest.map_structure(lambda s: s if hasattr(s, "shape") and hasattr(s, "dtype") else None, spec)
+    for _, *_, it in iterator:  # A dataset that the user distributed: only a batch can tell.
+        return keras.tree.map_structure(lambda v: strategy.experimental_local_results(v)[0], next(it))
+    return None
+
+
+def _split_batch(strategy: Any, batch: Any) -> Any:
+    """Splits a global batch, the same on all ranks, into one part for each replica."""
+
+    def part(context: Any) -> Any:
+        def rows(value: Any) -> Any:
+            if value is None:
+                return None
+            value = tf.convert_to_tensor(value)
+            total = value.shape[0]
+            most = -(-total // context.num_replicas_in_sync)
+            first = min(total, context.replica_id_in_sync_group * most)
+            return value[first : first + most]
+
+        return keras.tree.map_structure(rows, batch)
+
+    return strategy.experimental_distribute_values_from_function(part)
+
+
+def _predict_on_batch(original: Any, model: Any, x: Any) -> Any:
+    """Each replica predicts its part of the batch; Keras lets each predict all of it, and returns all of them."""
+    strategy = model.distribute_strategy
+    if keras_seams.is_ours(strategy) and strategy.num_replicas_in_sync > 1:
+        x = _split_batch(strategy, x)
+    return _name_lost_peer(original, model, x)
+
+
+def _name_lost_peer(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Raises what TensorFlow raises when another worker is gone, in words that name it."""
+    try:
+        return original(model, *args, **kwargs)
+    except tf.errors.OpError as error:
+        clear = lost_peer.explained(error) if keras_seams.is_ours(model.distribute_strategy) else None
+        if clear is None:
+            raise
+        raise clear from error
+
+
+def _apply(original: Any, optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
+    """Sums gradients over the replicas before anything looks at them.
+
+    Keras sums them last, so that clipping, accumulation and the test for finiteness see the gradients of
+    one replica: results differ from one process, and a NaN on one rank alone hangs the job.
+    """
+    step = steps.current()
+    if step is None or step.gradients_are_reduced:
+        return original(optimizer, grads, trainable_variables)
+    grads = list(grads)
+    if trainable_variables is not None:
+        trainable_variables = list(trainable_variables)
+    present = [i for i, g in enumerate(grads) if g is not None]
+    if present:
+        summed = step.sum(step.without_empty([grads[i] for i in present]))
+        for i, gradient in zip(present, summed):
+            grads[i] = gradient
+    with step.reduced_gradients():
+        return original(optimizer, grads, trainable_variables)
+
+
+def _all_reduce_sum_gradients(original: Any, optimizer: Any, grads_and_vars: Any) -> Any:
+    step = steps.current()
+    if step is not None and step.gradients_are_reduced:
+        return list(grads_and_vars)
+    return original(optimizer, grads_and_vars)
+
+
+def _next_seed(original: Any, generator: Any, ordered: bool = True) -> Any:
+    """Gives every replica random numbers of its own; those of replica 0 are those of a single process."""
+    seed = original(generator, ordered)
+    step = steps.current()
+    if step is None or step.replica_id == 0:
+        return seed
+    # The golden ratio times 2**32 (Knuth, TAOCP 3, 6.4): far from the small seeds that people choose.
+    offset = (step.replica_id * 0x9E3779B1) & 0xFFFFFFFF
+    return tf.cast(tf.cast(seed, tf.uint32) + tf.constant([offset, 0], tf.uint32), seed.dtype)
+
+
+def _add_weight(original: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Creates the non-trainable state of a layer so that the replicas agree on it (`LayerState`)."""
+    if keras_seams.is_ours(tf.distribute.get_strategy()):
+        given = inspect.signature(original).bind(layer, *args, **kwargs).arguments
+        dtype = keras.backend.standardize_dtype(given.get("dtype") or layer.variable_dtype)
+        if given.get("trainable") is False and given.get("aggregation", "none") == "none" and "float" in dtype:
+            kwargs["aggregation"] = "mean"
+    return original(layer, *args, **kwargs)
+
+
+def _to_python(original: Any, variable: Any, kind: type) -> Any:
+    """`float(variable)` of a mirrored variable, which has no such conversion of its own."""
+    if isinstance(variable.value, tf.distribute.DistributedValues) and variable.ndim == 0:
+        return kind(variable.value.numpy())
+    return original(variable)
+
+
+def _capture_in_function(original: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
+    """Lets a branch or a loop pass a call-time value (a collective's key) on from the function around it.
+
+    TensorFlow makes the placeholder inside the branch, where nothing ever feeds it: a tf.function with a
+    collective in it fails when it is called in a branch, as Keras does with `steps_per_execution` > 1
+    ("You must feed a value for placeholder tensor"). Outside of that case this is never called.
+    """
+    with graph.outer_graph.as_default():
+        return graph.outer_graph.capture_call_time_value(*args, **kwargs)
+
+
+_HOOKS = {
+    "make_function": _make_function,
+    "symbolic_build": _maybe_symbolic_build,
+    "epoch_iterator": _make_epoch_iterator,
+    "reduce_per_replica": _reduce_per_replica,
+    "progress_bar": _one_progress_bar,
+    "fit": _name_lost_peer,
+    "evaluate": _name_lost_peer,
+    "predict": _name_lost_peer,
+    "train_on_batch": _name_lost_peer,
+    "test_on_batch": _name_lost_peer,
+    "predict_on_batch": _predict_on_batch,
+    "apply": _apply,
+    "apply_scaled": _apply,
+    "sum_gradients": _all_reduce_sum_gradients,
+    "reduce_values": exact_losses.reduce_values,
+    "apply_mask": exact_losses.apply_mask,
+    "scale_loss": exact_losses.scale_loss,
+    "unscale_loss": exact_losses.unscale_loss,
+    "next_seed": _next_seed,
+    "add_weight": _add_weight,
+    "to_float": functools.partial(_to_python, kind=float),
+    "to_int": functools.partial(_to_python, kind=int),
+    "deferred_capture": _capture_in_function,
+}
