@@ -72,7 +72,7 @@ def _script_as_main() -> tuple[CodeType, dict[str, Any]]:
     script = sys.argv[1]
     sys.argv[:] = sys.argv[1:]
     # Python makes `__file__` absolute, and resolves links for `sys.path[0]` only.
-    path = os.path.join(os.getcwd(), script.removeprefix("./"))
+    path = os.path.join(os.getcwd(), script)
     _replace_first_path(os.path.dirname(os.path.realpath(path)))
     main = _new_main(__file__=path, __cached__=None, __package__=None, __spec__=None)
     main["__loader__"] = importlib.machinery.SourceFileLoader("__main__", path)

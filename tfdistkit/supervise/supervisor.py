@@ -94,6 +94,7 @@ class _Run:
         self._workers: list[WorkerHandle] = []
         self._seen: dict[int, WorkerStatus] = {}
         self._started = time.monotonic()
+        self._has_left = False
 
     def to_the_end(self, processes: Sequence[ProcessSpec]) -> JobResult:
         self._events.add("job_started", job_id=self._job.job_id, program=self._job.program, np=self._job.world_size)
@@ -114,6 +115,10 @@ class _Run:
         return result
 
     def leave_nothing(self) -> None:
+        """Ends what is still there; a second call does nothing."""
+        if self._has_left:
+            return
+        self._has_left = True
         if any(not worker.is_gone() for worker in self._workers):
             self._events.add("stopping", signal="SIGTERM")
             stop_workers(self._workers, signal.SIGTERM)

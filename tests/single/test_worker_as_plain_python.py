@@ -1,0 +1,226 @@
+"""A script under `tfdistkit.worker` sees and shows what it would under plain `python`: the two are compared."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tfdistkit import env
+from tfdistkit.report import read_crash
+
+LOOK = """
+    'The docstring.'
+    import json, sys
+    x: int = 1
+    known = {name: repr(value) for name, value in globals().items()}
+    print(json.dumps({
+        "argv": sys.argv, "path": sys.path[0], "rest": sys.path[1:], "file": __file__, "name": __name__,
+        "doc": __doc__, "package": __package__, "spec": repr(__spec__), "cached": __cached__,
+        "loader": type(__loader__).__name__, "annotations": repr(__annotations__), "globals": sorted(known),
+        "builtins": repr(__builtins__), "main": sys.modules["__main__"].__dict__ is globals(), "flags": repr(sys.flags),
+    }))
+"""
+
+# Where an object lies in memory.
+ADDRESS = r"0x[0-9a-f]+"
+
+SCRIPTS = {
+    "looks around": LOOK,
+    "pickles its own class": """
+        import atexit, pickle
+        class Point:
+            def __init__(self, x): self.x = x
+        data = pickle.dumps(Point(3))
+        print(b"__main__" in data, pickle.loads(data).x)
+        atexit.register(lambda: print(pickle.loads(pickle.dumps(Point(4))).x, type(pickle.loads(data))))
+    """,
+    "spawns processes": """
+        import multiprocessing
+        def double(x): return 2 * x
+        if __name__ == "__main__":
+            with multiprocessing.get_context("spawn").Pool(1) as pool:
+                print(pool.map(double, [1, 2, 3]))
+    """,
+    "goes on in a thread": """
+        import threading, time
+        word = "still here"
+        def later():
+            time.sleep(0.2)
+            import __main__
+            print(word, __main__.word)
+        threading.Thread(target=later).start()
+    """,
+    "raises": """
+        def inner():
+            raise ValueError("wrong\\nand more")
+        def outer():
+            inner()
+        outer()
+    """,
+    "raises from another": """
+        try:
+            {}["missing"]
+        except KeyError as error:
+            raise RuntimeError("second") from error
+    """,
+    "raises a group": """
+        import sys
+        if sys.version_info >= (3, 11):
+            raise ExceptionGroup("several", [ValueError(1), TypeError(2)])
+    """,
+    "cannot be compiled": "x = = 1\n",
+    "cannot be indented": "if True:\npass\n",
+    "is no text": "x = '\\udcff'.encode('utf-8', 'surrogateescape'); print(x)\n",
+    "imports what is not there": "import no_such_module_here\n",
+    "exits with a number": "import sys; sys.exit(3)\n",
+    "exits with a large number": "import sys; sys.exit(257)\n",
+    "exits with a negative number": "import sys; sys.exit(-1)\n",
+    "exits with zero": "import sys; sys.exit(0)\n",
+    "exits with nothing": "import sys; sys.exit()\n",
+    "exits with a message": "import sys; sys.exit('because')\n",
+    "exits with an object": "import sys; sys.exit(['a', 1])\n",
+    "exits at once": "import os; os._exit(5)\n",
+    "has a hook of its own": """
+        import sys
+        sys.excepthook = lambda kind, error, tb: print("hook", kind.__name__, tb.tb_frame.f_code.co_name)
+        raise ValueError
+    """,
+    "has a broken exception": """
+        class Broken(Exception):
+            def __str__(self): raise TypeError
+        raise Broken
+    """,
+    "is interrupted": "raise KeyboardInterrupt\n",
+    "is killed": "import os; os.kill(os.getpid(), 15)\n",
+    "says goodbye": """
+        import atexit
+        atexit.register(print, "goodbye")
+        raise ValueError("hello")
+    """,
+    "uses dataclasses and string annotations": """
+        from __future__ import annotations
+        import dataclasses, typing
+        @dataclasses.dataclass
+        class Node:
+            next: Node | None = None
+        print(typing.get_type_hints(Node))
+    """,
+}
+
+
+def run(command: list[str], cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=cwd,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+
+
+def compare(words: list[str], cwd: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    plain = run([*flags, *words], cwd)
+    ours = run([*flags, "-m", "tfdistkit.worker", *words], cwd)
+    assert re.sub(ADDRESS, "", ours.stdout) == re.sub(ADDRESS, "", plain.stdout)
+    assert ours.stderr == plain.stderr
+    assert ours.returncode == plain.returncode
+    return ours
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_as_under_plain_python(tmp_path: Path, name: str) -> None:
+    (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPTS[name]), encoding="utf-8")
+    compare(["script.py", "one", "--two", "-m", "--"], tmp_path)
+
+
+@pytest.mark.parametrize("way", ["script.py", "./script.py", "../{here}/script.py", "sub/../script.py", "{absolute}"])
+def test_however_the_script_is_named(tmp_path: Path, way: str) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "script.py").write_text(textwrap.dedent(LOOK), encoding="utf-8")
+    ended = compare([way.format(here=tmp_path.name, absolute=tmp_path / "script.py")], tmp_path)
+    assert json.loads(ended.stdout)["path"] == str(tmp_path)
+
+
+def test_a_link_to_the_script(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "script.py").write_text(textwrap.dedent(LOOK), encoding="utf-8")
+    (tmp_path / "link.py").symlink_to("real/script.py")
+    ended = compare(["link.py"], tmp_path)
+    assert json.loads(ended.stdout)["path"] == str(tmp_path / "real")
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="python -P came with 3.11")
+def test_without_the_scripts_folder_on_the_path(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(textwrap.dedent(LOOK), encoding="utf-8")
+    compare(["script.py"], tmp_path, "-P")
+
+
+@pytest.mark.parametrize("module", ["package.part", "package", "single"])
+def test_a_module(tmp_path: Path, module: str) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("import sys; print(sys.argv)\n")
+    for name in ("package/part.py", "package/__main__.py", "single.py"):
+        (tmp_path / name).write_text(textwrap.dedent(LOOK), encoding="utf-8")
+    compare(["-m", module, "--x"], tmp_path)
+
+
+@pytest.mark.parametrize("module", ["no_such_module_here", "json.no_such_part"])
+def test_a_module_that_is_not_there(tmp_path: Path, module: str) -> None:
+    compare(["-m", module], tmp_path)
+
+
+def test_a_module_that_spawns_processes(tmp_path: Path) -> None:
+    (tmp_path / "single.py").write_text(textwrap.dedent(SCRIPTS["spawns processes"]), encoding="utf-8")
+    compare(["-m", "single"], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "code"),
+    [
+        ("raises", "ValueError", 1),
+        ("cannot be compiled", "SyntaxError", 1),
+        ("exits with a number", "SystemExit", 3),
+        ("exits with a large number", "SystemExit", 1),
+        ("exits with a negative number", "SystemExit", 255),
+        ("exits with a message", "SystemExit", 1),
+        ("has a broken exception", "Broken", 1),
+        ("is interrupted", "KeyboardInterrupt", 130),
+    ],
+)
+def test_the_crash_record(tmp_path: Path, name: str, kind: str, code: int) -> None:
+    (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPTS[name]), encoding="utf-8")
+    (tmp_path / "rank.1").mkdir()
+    words = ["-m", "tfdistkit.worker", "script.py"]
+    ended = run(words, tmp_path, **{env.RUN_DIR: str(tmp_path), env.RANK: "1"})
+    record = read_crash(tmp_path / "rank.1")
+    assert record is not None
+    assert (record.rank, record.type, record.exit_code) == (1, kind, code)
+    assert ended.returncode == (-signal.SIGINT if code == 130 else code)
+    if kind not in ("SystemExit", "KeyboardInterrupt"):
+        assert record.traceback == ended.stderr
+    assert [path.name for path in (tmp_path / "rank.1").iterdir()] == ["error.json"]
+
+
+@pytest.mark.parametrize("name", ["looks around", "exits with zero", "exits with nothing"])
+def test_no_crash_record_after_a_success(tmp_path: Path, name: str) -> None:
+    (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPTS[name]), encoding="utf-8")
+    (tmp_path / "rank.1").mkdir()
+    run(["-m", "tfdistkit.worker", "script.py"], tmp_path, **{env.RUN_DIR: str(tmp_path), env.RANK: "1"})
+    assert list((tmp_path / "rank.1").iterdir()) == []
+
+
+def test_a_worker_whose_launcher_is_gone_does_not_start(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("print('started')", encoding="utf-8")
+    ended = run(["-m", "tfdistkit.worker", "script.py"], tmp_path, **{env.PARENT_PID: "1"})
+    assert (ended.returncode, ended.stdout) == (137, "")
