@@ -51,6 +51,9 @@ class ChiefCheckpoint(keras.callbacks.ModelCheckpoint):
         ```
     """
 
+    filepath: str
+    verbose: int
+
     def __init__(
         self,
         filepath: str | os.PathLike[str],

@@ -89,7 +89,9 @@ def _place(num_shards: Any, index: Any) -> tuple[int, int]:
         return world_size(), rank()
     num_shards, index = _whole_number("num_shards", num_shards), _whole_number("index", index)
     if num_shards < 1:
-        raise OptionError(explain("`num_shards` is no number of parts.", received=str(num_shards), expected="1 or more"))
+        raise OptionError(
+            explain("`num_shards` is no number of parts.", received=str(num_shards), expected="1 or more")
+        )
     if not 0 <= index < num_shards:
         raise OptionError(
             explain("`index` names no part.", received=f"index={index}", expected=f"0 to {num_shards - 1}")
