@@ -1,0 +1,222 @@
+"""`tfdistkit.strategy`: names, aliases, options, devices. Each test in a fresh process: a strategy sets TensorFlow up."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+DEADLINE_S = 120
+# Distinct addresses of this machine's own; nothing listens there.
+TWO_WORKERS = '{"cluster": {"worker": ["127.0.0.1:9", "127.0.0.1:10"]}, "task": {"type": "worker", "index": 0}}'
+
+
+def printed(code: str, **variables: str) -> str:
+    """Runs code in a process of its own, where `error(call)` prints what a call raises; returns what it printed."""
+    prelude = """
+    import tfdistkit
+    def error(call):
+        try:
+            print("no error:", call())
+        except Exception as error:
+            print(f"{type(error).__name__}:", error)
+    """
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3", **variables}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(prelude) + textwrap.dedent(code)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_names_and_aliases_make_strategies_of_tf_distribute() -> None:
+    out = printed(
+        """
+        import tensorflow as tf
+        for name in ("mirrored", "dp", "DP"):
+            made = tfdistkit.strategy(name, devices=2)
+            print(name, isinstance(made, tf.distribute.MirroredStrategy), made.num_replicas_in_sync)
+        for name in ("one_device", "off", "auto"):
+            made = tfdistkit.strategy(name)
+            print(name, isinstance(made, tf.distribute.OneDeviceStrategy), made.num_replicas_in_sync)
+        for name in ("multiworker", "ddp", "multi_worker_mirrored", "multi-worker"):
+            made = tfdistkit.strategy(name)
+            print(name, isinstance(made, tf.distribute.MultiWorkerMirroredStrategy), made.num_replicas_in_sync)
+        """
+    )
+    assert out.split("\n")[:-1] == [
+        "mirrored True 2", "dp True 2", "DP True 2", "one_device True 1", "off True 1", "auto True 1",
+        "multiworker True 1", "ddp True 1", "multi_worker_mirrored True 1", "multi-worker True 1",
+    ]  # fmt: skip
+
+
+def test_unknown_names_and_options_name_the_nearest() -> None:
+    out = printed(
+        """
+        error(lambda: tfdistkit.strategy("miror"))
+        error(lambda: tfdistkit.strategy("mirrored", device=2))
+        error(lambda: tfdistkit.strategy("multiworker", comunication="ring"))
+        error(lambda: tfdistkit.strategy("multiworker", communication="rong"))
+        error(lambda: tfdistkit.strategy("multiworker", communication="nccl"))
+        error(lambda: tfdistkit.strategy("multiworker", timeout_s=0))
+        error(lambda: tfdistkit.strategy(3))
+        print(issubclass(tfdistkit.errors.OptionError, ValueError))
+        """
+    )
+    lines = [line for line in out.splitlines() if line.startswith(("OptionError", "True", "no error"))]
+    assert "Did you mean 'mirrored'?" in lines[0] and "name='miror'" in lines[0]
+    assert "Did you mean 'devices'?" in lines[1]
+    assert "Did you mean 'communication'?" in lines[2]
+    assert "Did you mean 'ring'?" in lines[3]
+    assert "needs GPUs" in lines[4]
+    assert "timeout_s=0" in lines[5]
+    assert "not a string" in lines[6]
+    assert lines[7] == "True"
+
+
+def test_devices_by_name_and_by_number() -> None:
+    out = printed(
+        """
+        error(lambda: tfdistkit.strategy("mirrored", devices=0))
+        error(lambda: tfdistkit.strategy("mirrored", devices=True))
+        error(lambda: tfdistkit.strategy("mirrored", devices=["CPU:0", "CPU:0"]))
+        error(lambda: tfdistkit.strategy("mirrored", devices=["CPU:0", "GPU:0"]))
+        error(lambda: tfdistkit.strategy("mirrored", devices=["nonsense"]))
+        error(lambda: tfdistkit.strategy("mirrored", devices=2.5))
+        error(lambda: tfdistkit.strategy("one_device", devices=2))
+        print(tfdistkit.strategy("one_device", devices="cpu:1").extended.worker_devices)
+        print(tfdistkit.strategy("mirrored", devices=["cpu:0", "/device:CPU:1"]).num_replicas_in_sync)
+        """
+    )
+    lines = [line for line in out.splitlines() if not line.startswith(("For several", "names such"))]
+    assert "not a positive number" in lines[0]
+    assert "neither names nor a number" in lines[1]
+    assert "names a device twice" in lines[2]
+    assert "names GPU:0, which is not here" in lines[3] and "CPU:0" in lines[3]
+    assert "no device name" in lines[4]
+    assert "neither names nor a number" in lines[5]
+    assert "several devices" in lines[6]
+    assert "CPU:1" in lines[7]
+    assert lines[8] == "2"
+
+
+def test_a_number_of_devices_without_gpus_says_that_it_takes_logical_cpus() -> None:
+    out = printed(
+        """
+        import logging
+        logging.basicConfig(level="WARNING", format="%(message)s", stream=__import__("sys").stdout)
+        tfdistkit.strategy("mirrored", devices=3)
+        """
+    )
+    assert "using 3 logical CPU devices" in out
+
+
+@pytest.mark.parametrize("call", ['"mirrored", devices=2', '"multiworker"'])
+def test_a_strategy_asked_for_too_late_says_what_to_move_where(call: str) -> None:
+    out = printed(
+        f"""
+        import tensorflow as tf
+        tf.constant(1) + 1
+        error(lambda: tfdistkit.strategy({call}))
+        """,
+        TF_CONFIG=TWO_WORKERS if "multiworker" in call else "",
+    )
+    assert out.startswith("TooLateError: ")
+    assert "Move the line `strategy = tfdistkit.strategy(...)` to the top of the script" in out
+
+
+@pytest.mark.parametrize("name", ["mirrored", "one_device"])
+def test_a_strategy_of_one_process_refuses_to_be_one_of_several(name: str) -> None:
+    out = printed(f'error(lambda: tfdistkit.strategy("{name}"))', TF_CONFIG=TWO_WORKERS)
+    assert out.startswith("UnsupportedError: ")
+    assert "worker 0 of 2 in TF_CONFIG" in out
+    assert 'tfdistkit.strategy("multiworker")' in out
+
+
+def test_a_wrong_tf_config_is_told_before_tensorflow_starts() -> None:
+    out = printed('error(lambda: tfdistkit.strategy("auto"))', TF_CONFIG="{not json")
+    assert out.startswith("ClusterConfigError: ")
+    assert "JSON" in out
+
+
+def test_registered_strategies_are_made_by_name() -> None:
+    out = printed(
+        """
+        import tensorflow as tf
+        def build(cluster, *, size=1):
+            print("building", cluster.world_size, size)
+            return tf.distribute.OneDeviceStrategy("CPU:0")
+        tfdistkit.register_strategy("mine", build)
+        print(type(tfdistkit.strategy("mine", size=7)).__name__)
+        error(lambda: tfdistkit.strategy("mine", sise=7))
+        error(lambda: tfdistkit.register_strategy("mirrored", build))
+        error(lambda: tfdistkit.register_strategy("other", 3))
+        """
+    )
+    lines = out.splitlines()
+    assert lines[:2] == ["building 1 7", "OneDeviceStrategy"]
+    assert "Did you mean 'size'?" in lines[2]
+    assert "taken by tfdistkit itself" in lines[3]
+    assert "cannot be called" in lines[4]
+
+
+def test_an_installed_package_adds_a_strategy_by_an_entry_point(tmp_path) -> None:
+    (tmp_path / "theirs.py").write_text(
+        "import tensorflow as tf\ndef build(cluster):\n    return tf.distribute.OneDeviceStrategy('CPU:0')\n"
+    )
+    info = tmp_path / "theirs-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[tfdistkit.strategies]\ntheirs = theirs:build\n")
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    assert "OneDeviceStrategy" in printed('print(tfdistkit.strategy("theirs"))', PYTHONPATH=path)
+
+
+def test_a_keras_that_does_not_run_on_tensorflow_is_told() -> None:
+    out = printed(
+        """
+        import sys, types
+        import keras
+        keras.backend.backend = lambda: "jax"
+        error(lambda: tfdistkit.strategy("mirrored"))
+        """
+    )
+    assert out.startswith("OptionError: ")
+    assert "KERAS_BACKEND=tensorflow" in out
+
+
+def test_a_missing_tensorflow_is_told_with_the_command_that_installs_it() -> None:
+    # Stands in for a machine without TensorFlow: None in sys.modules makes the import fail as it would there.
+    out = printed('import sys; sys.modules["tensorflow"] = None; error(lambda: tfdistkit.strategy("mirrored"))')
+    assert out.startswith("MissingDependencyError: ")
+    assert 'pip install "tfdistkit[cpu]"' in out
+
+
+def test_a_worker_takes_the_gpu_of_its_local_rank() -> None:
+    # A fake: this machine has no GPUs. It shows which of TensorFlow's public calls are made with what.
+    out = printed(
+        """
+        import tensorflow as tf
+        from tfdistkit.cluster.spec import ClusterSpec
+        from tfdistkit.strategies.devices import take_gpu_of_local_rank
+        gpus = ["gpu 0", "gpu 1"]
+        tf.config.list_physical_devices = lambda kind=None: gpus
+        tf.config.set_visible_devices = lambda devices, kind: print("visible:", devices, kind)
+        take_gpu_of_local_rank(ClusterSpec(local_rank=1, local_world_size=2))
+        take_gpu_of_local_rank(ClusterSpec(local_rank=0, local_world_size=1))
+        error(lambda: take_gpu_of_local_rank(ClusterSpec(local_rank=2, local_world_size=3)))
+        gpus.pop()
+        take_gpu_of_local_rank(ClusterSpec(local_rank=1, local_world_size=2))
+        """,
+        CUDA_VISIBLE_DEVICES="5",
+    )
+    assert out.splitlines()[0] == "visible: gpu 1 GPU"
+    assert "UnsupportedError: This host has fewer GPUs than workers." in out
+    assert out.count("visible:") == 1
