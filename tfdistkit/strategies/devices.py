@@ -75,7 +75,7 @@ def _checked_names(names: list[str]) -> list[str]:
                                   received=f"devices={names!r}", expected="names such as 'GPU:0' or 'CPU:0'"))
     if len(set(short)) != len(short):
         raise OptionError(explain("`devices` names a device twice.", received=f"devices={names!r}"))
-    there = [f"{d.device_type}:{i}" for kind in ("CPU", "GPU") for i, d in enumerate(_devices_of(kind))]
+    there = [f"{kind}:{i}" for kind in ("CPU", "GPU") for i in range(_number_of(kind))]
     missing = [name for name in short if name not in there]
     if missing:
         raise OptionError(explain(f"`devices` names {missing[0]}, which is not here.", received=f"devices={names!r}",
@@ -83,12 +83,10 @@ def _checked_names(names: list[str]) -> list[str]:
     return short
 
 
-def _devices_of(kind: str) -> list[object]:
-    """The logical devices of a kind, without making TensorFlow take them."""
-    found: list[object] = []
-    for device in tf.config.list_physical_devices(kind):
-        found += [device] * len(tf.config.get_logical_device_configuration(device) or [None])
-    return found
+def _number_of(kind: str) -> int:
+    """How many logical devices of a kind there are, without making TensorFlow take them."""
+    devices = tf.config.list_physical_devices(kind)
+    return sum(len(tf.config.get_logical_device_configuration(device) or [None]) for device in devices)
 
 
 def take_gpu_of_local_rank(cluster: ClusterSpec) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -97,18 +98,10 @@ def _make_epoch_iterator(
         agreed = distribute_strategy.agreed_shuffling()
     with agreed:
         original(iterator, distribute_strategy, *args, **kwargs)
-    if keras_seams.is_ours(distribute_strategy) and _is_split_by_user(iterator.data_adapter, distribute_strategy):
+    distributed = keras_seams.dataset_of(iterator)
+    if getattr(distributed, "tfdistkit_is_own_part", False):
         iterator.data_adapter = _Uncounted(iterator.data_adapter)
-        keras_seams.let_data_end_epoch(iterator, _Uncounted(keras_seams.dataset_of(iterator)))
-
-
-def _is_split_by_user(adapter: Any, strategy: Any) -> bool:
-    """Whether each of several workers has a dataset of its own that TensorFlow must not split (`OFF`)."""
-    dataset = adapter.get_tf_dataset()
-    alone = strategy.num_replicas_in_sync == len(strategy.extended.worker_devices)
-    if alone or not isinstance(dataset, tf.data.Dataset):
-        return False
-    return dataset.options().experimental_distribute.auto_shard_policy == tf.data.experimental.AutoShardPolicy.OFF
+        keras_seams.let_data_end_epoch(iterator, _Uncounted(distributed))
 
 
 class _Uncounted:
@@ -139,7 +132,7 @@ class _Uncounted:
 def _one_progress_bar(original: Any, bar: Any, params: Any) -> None:
     """Shows the progress bar of `fit`, `evaluate` and `predict` on the chief alone: all ranks' bars are equal."""
     original(bar, params)
-    strategy = getattr(bar.model, "distribute_strategy", None)
+    strategy: Any = getattr(bar.model, "distribute_strategy", None)
     if keras_seams.is_ours(strategy) and not strategy.extended.should_checkpoint:
         bar.verbose = 0
 
@@ -280,7 +273,7 @@ def _capture_in_function(original: Any, graph: Any, *args: Any, **kwargs: Any) -
         return graph.outer_graph.capture_call_time_value(*args, **kwargs)
 
 
-_HOOKS = {
+_HOOKS: dict[str, Callable[..., Any]] = {
     "make_function": _make_function,
     "symbolic_build": _maybe_symbolic_build,
     "epoch_iterator": _make_epoch_iterator,

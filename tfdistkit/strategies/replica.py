@@ -138,8 +138,16 @@ class KerasStrategyMixin:
             return dataset
         distributed = super().experimental_distribute_dataset(_split_every_batch(dataset), options)
         if isinstance(dataset, tf.data.Dataset):
+            # What the hooks of `fit` have to know, and TensorFlow does not tell.
             distributed.tfdistkit_element_spec = dataset.element_spec
+            distributed.tfdistkit_is_own_part = self._is_own_part(dataset)
         return distributed
+
+    def _is_own_part(self, dataset: tf.data.Dataset) -> bool:
+        """Whether each of several workers brings a dataset of its own, which must not be split (`OFF`)."""
+        policy = dataset.options().experimental_distribute.auto_shard_policy
+        several = self.num_replicas_in_sync > len(self.extended.worker_devices)
+        return several and policy == tf.data.experimental.AutoShardPolicy.OFF
 
     def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
         # Keras reduces scalars, which have no axis 0, along axis 0 (tensorflow#72388).
