@@ -66,16 +66,18 @@ def parse(arguments: Sequence[str]) -> RunOptions:
     if unknown:
         known = [name for action in parser._actions for name in action.option_strings]
         parser.error(f"there is no option {unknown[0]!r}.{nearest(unknown[0].partition('=')[0], known)}")
-    if found.script is None:
+    # One list, not a script and its arguments: argparse would take the script's own `--` for its own.
+    words = found.program[1:] if found.program[:1] == ["--"] else found.program
+    if not words:
         parser.error("no script is given. Expected: tfdistkit run -np 2 script.py")
     if found.np is None:
         parser.error("-np, the number of workers, is missing. It stands before the script.")
-    problem = _module_problem(found.script) if found.module else _script_problem(found.script, found.args)
+    problem = _module_problem(words[0]) if found.module else _script_problem(words[0], words[1:])
     if problem:
         parser.error(problem)
     return RunOptions(
         np=found.np,
-        program=("-m", found.script, *found.args) if found.module else (found.script, *found.args),
+        program=("-m", *words) if found.module else tuple(words),
         env=dict(found.env),
         log_dir=found.log_dir,
         timeout_s=found.timeout,
@@ -115,8 +117,12 @@ def _make_parser() -> _Parser:
     )
     add("--dry-run", action="store_true", help="print what would be started, and start nothing")
     add("-v", "--verbose", action="store_true", help="tell what the launcher does")
-    add("script", nargs="?", help="the script, or with -m the module")
-    add("args", nargs=argparse.REMAINDER, help="what the script finds in sys.argv")
+    add(
+        "program",
+        nargs=argparse.REMAINDER,
+        metavar="script.py [args]",
+        help="the script, or with -m the module, and what it finds in sys.argv",
+    )
     return parser
 
 

@@ -1,0 +1,137 @@
+"""The command line: every mistake is told before anything is started, with the next step."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tfdistkit
+from tfdistkit.cli.main import main
+from tfdistkit.cli.run_options import parse
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("raise SystemExit('this must not run')")
+    return "train.py"
+
+
+def test_help_shows_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    assert "  run " in capsys.readouterr().out
+    assert main([]) == 2
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"tfdistkit {tfdistkit.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["rnu"], "there is no command 'rnu'. Did you mean 'run'?"),
+        (["doctor"], "Expected one of: run."),
+        (["train.py"], "Try `tfdistkit run -np 2 train.py`"),
+    ],
+)
+def test_a_wrong_command(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["-np", "2"], "no script is given"),
+        (["train.py"], "-np, the number of workers, is missing"),
+        (["train.py", "-np", "2"], "-np, the number of workers, is missing. It stands before the script"),
+        (["-np", "two", "train.py"], "invalid int value: 'two'"),
+        (["-np", "2", "tain.py"], "there is no script 'tain.py'. Did you mean 'train.py'?"),
+        (["-np", "2", "python", "train.py"], "write `tfdistkit run -np N train.py`"),
+        (["-np", "2", "."], "'.' is a folder"),
+        (["-np", "2", "--lgo-dir", "train.py"], "there is no option '--lgo-dir'. Did you mean '--log-dir'?"),
+        (["-np", "2", "--log", "d", "train.py"], "there is no option '--log'"),
+        (["-np", "2", "-m", "no_such_module_here"], "there is no module 'no_such_module_here'"),
+        (["-np", "2", "-m", "no_such.py"], "-m takes a module's name, without .py"),
+        (["-np", "2", "--env", "A", "train.py"], "expected NAME=VALUE, such as A=1, received 'A'"),
+        (["-np", "2", "--timeout", "soon", "train.py"], "invalid float value: 'soon'"),
+    ],
+)
+def test_a_mistake_in_the_words_of_run(
+    script: str, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as leave:
+        main(["run", *words])
+    assert leave.value.code == 2
+    error = capsys.readouterr().err
+    assert message in error and "See `tfdistkit run --help`." in error
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["-np", "0", "train.py"], "`np` is not a number of them. Received: 0"),
+        (["-np", "-1", "train.py"], "`np` is not a number of them. Received: -1"),
+        (["-np", "2", "--timeout", "0", "train.py"], "`timeout` is not a time"),
+        (["-np", "2", "--threads-per-worker", "0", "train.py"], "`threads_per_worker`"),
+        (["-np", "2", "--env", "TF_CONFIG={}", "train.py"], "the launcher itself gives"),
+        (["-np", "2", "--log-dir", "train.py/logs", "train.py"], "The folder for the logs cannot be used"),
+    ],
+)
+def test_a_wish_that_cannot_be(
+    script: str, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        ["--lr", "1"],
+        ["-np", "3", "--log-dir", "x"],
+        ["--", "a", "--", "b"],
+        ["-h"],
+        ["--lo"],
+        ["-1", "", "a b", "--x=1", "-m"],
+        ["train.py"],
+    ],
+)
+def test_what_stands_after_the_script_is_the_scripts(script: str, rest: list[str]) -> None:
+    assert parse(["-np", "2", script, *rest]).program == (script, *rest)
+    assert parse(["-np", "2", "--", script, *rest]).program == (script, *rest)
+    assert parse(["-np", "2", "-m", "json.tool", *rest]).program == ("-m", "json.tool", *rest)
+
+
+def test_all_options(script: str) -> None:
+    options = parse(
+        "--num-proc 3 --env A=1 --env B= --log-dir logs --timeout 1.5 --threads-per-worker 2 --dry-run -v".split()
+        + [script]
+    )
+    assert (options.np, options.env, options.log_dir) == (3, {"A": "1", "B": ""}, Path("logs"))
+    assert (options.timeout_s, options.threads_per_worker) == (1.5, 2)
+    assert options.is_dry_run and options.is_verbose
+
+
+@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["--version"]])
+def test_nothing_heavy_is_loaded(words: list[str]) -> None:
+    code = (
+        "import sys, tfdistkit.cli.main as cli\n"
+        f"try: cli.main({words!r})\n"
+        "except SystemExit: pass\n"
+        "import tfdistkit.cli.run\n"
+        "heavy = {'tensorflow', 'keras', 'numpy', 'horovod', 'cloudpickle', 'psutil', 'asyncio'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, stdout=subprocess.DEVNULL)
+
+
+def test_python_m_tfdistkit() -> None:
+    command = [sys.executable, "-m", "tfdistkit", "rnu"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "") and "Did you mean 'run'?" in ended.stderr

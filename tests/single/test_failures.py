@@ -1,0 +1,129 @@
+"""Crash records, which failure is the cause, and how it is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tfdistkit.report import (
+    CrashRecord,
+    EventLog,
+    Failure,
+    describe_failure,
+    describe_run,
+    first_cause_first,
+    read_crash,
+    read_events,
+    write_crash,
+)
+from tfdistkit.report.failures import signal_name
+
+RECORD = CrashRecord(1, "node7", 4711, 123.5, 1, "ValueError", "ü\n", "Traceback ...\n")
+KILLED = Failure(1, "node7", 4711, 137, time=10.0, signal="SIGKILL")
+RAISED = Failure(0, "node7", 4710, 1, time=10.0, error_type="ValueError", message="no", traceback="T\nValueError: no\n")
+ABORTED = replace(
+    RAISED, error_type="UnavailableError", message="Collective ops is aborted by: Connection reset by peer"
+)
+
+
+def test_a_crash_record_is_read_as_it_was_written(tmp_path: Path) -> None:
+    write_crash(tmp_path, RECORD)
+    assert read_crash(tmp_path) == RECORD
+    assert [path.name for path in tmp_path.iterdir()] == ["error.json"]
+
+
+@pytest.mark.parametrize("text", [None, "", "{", "[]", '{"rank": 1}', '{"unknown": 1}', "3"])
+def test_what_is_no_crash_record_is_none(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "error.json").write_text(text)
+    assert read_crash(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("failures", "ranks"),
+    [
+        ([RAISED, replace(KILLED, time=9.0)], [1, 0]),
+        ([replace(RAISED, time=9.0), KILLED], [0, 1]),
+        # A consequence is never the cause, even when a clock says so.
+        ([replace(ABORTED, time=9.0), KILLED], [1, 0]),
+        ([replace(ABORTED, time=9.0), replace(ABORTED, rank=2, time=8.0)], [2, 0]),
+        ([replace(RAISED, rank=3), RAISED], [0, 3]),
+        ([], []),
+    ],
+)
+def test_the_first_cause_comes_first(failures: list[Failure], ranks: list[int]) -> None:
+    assert [failure.rank for failure in first_cause_first(failures)] == ranks
+
+
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [
+        (KILLED, "was killed by SIGKILL"),
+        (RAISED, "raised ValueError"),
+        (Failure(0, "h", 1, 3, 0.0, error_type="SystemExit"), "ended with exit code 3"),
+        (Failure(0, "h", 1, 3, 0.0), "ended with exit code 3"),
+    ],
+)
+def test_the_headline(failure: Failure, words: str) -> None:
+    assert failure.headline == words
+
+
+def test_a_failure_is_told_with_all_that_is_known(tmp_path: Path) -> None:
+    log = tmp_path / "stderr"
+    told = describe_failure(replace(RAISED, log_path=log))
+    assert told.splitlines()[0] == "rank 0 raised ValueError (host node7, pid 4710, exit code 1)"
+    assert f"log: {log}" in told
+    assert told.endswith("the end of its traceback:\n    T\n    ValueError: no")
+
+
+def test_without_a_traceback_the_log_speaks(tmp_path: Path) -> None:
+    log = tmp_path / "stderr"
+    bar = b"1/9\b\b\b\r9/9\n"
+    log.write_bytes(b"x" * 100_000 + b"\nline\n" * 5 + bar + b"\xff the end\n\n")
+    lines = describe_failure(replace(KILLED, log_path=log)).splitlines()
+    assert "the last lines of its log:" in lines
+    assert lines[-2:] == ["    9/9", "    \ufffd the end"]
+    assert max(map(len, lines)) < 500 and len(lines) < 24
+
+
+def test_a_missing_log_is_no_error(tmp_path: Path) -> None:
+    assert "killed by SIGKILL" in describe_failure(replace(KILLED, log_path=tmp_path / "none"))
+
+
+def test_a_long_traceback_is_cut_at_its_start() -> None:
+    traceback = "".join(f"line {i}\n" for i in range(500))
+    lines = describe_failure(replace(RAISED, traceback=traceback)).splitlines()
+    assert lines[-1] == "    line 499" and lines[-16] == "    ..." and len(lines) < 24
+
+
+def test_a_run_is_told_on_one_screen(tmp_path: Path) -> None:
+    others = [replace(ABORTED, rank=rank) for rank in range(2, 40)]
+    told = describe_run([KILLED, *others], suspended=[5], stopped=list(range(100)), kept=tmp_path)
+    assert told.splitlines()[0].startswith("rank 1 was killed by SIGKILL")
+    assert "Later, rank 2 raised UnavailableError too." in told and "35 more failed too" in told
+    assert "rank 5 had been suspended (SIGSTOP)" in told
+    assert "Stopped because of it: ranks 0, 1, 2, 3, 4, 5, 6, 7, ...." in told
+    assert len(told.splitlines()) < 24
+
+
+def test_a_mere_consequence_is_told_as_one() -> None:
+    assert "none had failed before it" in describe_run([ABORTED])
+    assert "none had failed before it" not in describe_run([KILLED])
+
+
+def test_signal_names() -> None:
+    assert signal_name(9) == "SIGKILL"
+    assert signal_name(63).startswith("signal 63") or signal_name(63).startswith("SIG")
+
+
+def test_events_are_read_as_they_were_written(tmp_path: Path) -> None:
+    with EventLog(tmp_path) as events:
+        events.add("one", rank=1)
+        events.add("two", text="ü\n")
+        assert [event["event"] for event in read_events(tmp_path)] == ["one", "two"]
+    with (tmp_path / "events.jsonl").open("a") as file:
+        file.write('{"event": "cut o')
+    assert [event["event"] for event in read_events(tmp_path)] == ["one", "two"]
+    assert read_events(tmp_path)[1]["text"] == "ü\n" and read_events(tmp_path)[0]["rank"] == 1
