@@ -59,6 +59,7 @@ class LocalProcess:
 
     def collect(self) -> None:
         """Takes the ended process off the kernel's list; from now on its number can be a stranger's."""
+        self.exit_code()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._child.wait(timeout=1)
 
@@ -75,6 +76,7 @@ class Launcher:
         self._job_id = job_id
         self._workers: list[LocalProcess] = []
         self._pidfds: dict[int, LocalProcess] = {}
+        self._is_closed = False
         self._guardian = self._start_guardian()
 
     def start(self, spec: ProcessSpec) -> LocalProcess:
@@ -108,6 +110,9 @@ class Launcher:
         poller.poll(timeout_s * 1000)
 
     def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
         groups = [worker.pid for worker in self._workers if not worker.is_gone()]
         guardian.kill_all(groups, self._mark)
         for worker in self._workers:
