@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import re
 import subprocess
 import sys
@@ -237,3 +239,56 @@ def test_a_reader_that_goes_away_does_not_end_the_job(tmp_path: Path) -> None:
     shown = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, timeout=60, check=True).stdout
     assert shown.count(b"\n") == 1
     wait_until(lambda: (tmp_path / "done0").exists() and (tmp_path / "done1").exists(), "the end of both workers")
+
+
+def test_a_single_worker_reads_what_is_piped_in_and_several_read_nothing(tmp_path: Path) -> None:
+    script = write_script(tmp_path, "import sys\nprint(repr(sys.stdin.read()))")
+    for np, shown in (("1", "'words'\n"), ("2", "[0] ''\n[1] ''\n")):
+        command = [sys.executable, "-m", "tfdistkit", "run", "-np", np, script]
+        ended = subprocess.run(command, input="words", capture_output=True, text=True, timeout=60, check=True)
+        assert "".join(sorted(ended.stdout.splitlines(keepends=True))) == shown
+
+
+def test_a_progress_bar_moves_on_a_terminal(tmp_path: Path) -> None:
+    """On a real pseudo-terminal: each state appears as it comes, over the one before."""
+    script = write_script(
+        tmp_path,
+        r"""
+        import os, pathlib, time
+        if os.environ["TFDISTKIT_RANK"] == "0":
+            for step in "123":
+                print("\b" * 3 + "\r" + step + "/3", end="", flush=True)
+                while not pathlib.Path("go" + step).exists():
+                    time.sleep(0.01)
+            print()
+        """,
+    )
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tfdistkit", "run", "-np", "2", script],
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(tmp_path), "TERM": "xterm"},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    os.set_blocking(ours, False)
+    screen = b""
+
+    def shows(text: bytes) -> bool:
+        nonlocal screen
+        with contextlib.suppress(OSError):  # nothing there now, or the other end is closed
+            screen += os.read(ours, 4096)
+        return text in screen
+
+    try:
+        for step in (b"1", b"2", b"3"):
+            wait_until(lambda step=step: shows(b"\r\x1b[K[0] %s/3" % step), "the progress bar")
+            (tmp_path / f"go{step.decode()}").touch()
+        assert process.wait(timeout=60) == 0
+        wait_until(lambda: shows(b"[0] 3/3\r\n"), "the last line")
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
