@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,10 +33,17 @@ FAMILY = """
 """
 
 
-def start_family(folder: Path, *arguments: str, options: tuple[str, ...] = ()) -> Job:
-    running = Job("-np", "2", *options, write_script(folder, FAMILY), *arguments, cwd=folder)
-    running.wait_for_files(folder / "up.0", folder / "up.1")
-    return running
+@contextlib.contextmanager
+def family(folder: Path, *arguments: str, options: tuple[str, ...] = (), script: str | None = None) -> Iterator[Job]:
+    """A job of two workers with their families, all up; afterwards none of them is there, whatever failed."""
+    try:
+        with job("-np", "2", *options, script or write_script(folder, FAMILY), *arguments, cwd=folder) as running:
+            running.wait_for_files(folder / "up.0", folder / "up.1")
+            yield running
+    finally:
+        for path in folder.glob("bare.*"):
+            if is_sleep(int(path.read_text())):
+                os.kill(int(path.read_text()), signal.SIGKILL)
 
 
 def assert_nothing_left(running: Job, folder: Path) -> None:
@@ -58,20 +67,16 @@ def is_sleep(pid: int) -> bool:
 def test_a_signal_to_the_launcher_ends_everything(
     tmp_path: Path, number: signal.Signals, code: int, manners: str
 ) -> None:
-    running = start_family(tmp_path, manners)
-    try:
+    with family(tmp_path, manners) as running:
         running.process.send_signal(number)
-        ended = running.end(deadline_s=15)
+        ended = running.end(deadline_s=9)
         assert ended.code == code
         assert f"the job was ended by {number.name}" in ended.stderr
         assert_nothing_left(running, tmp_path)
-    finally:
-        running.sweep()
 
 
 def test_a_second_ctrl_c_kills_at_once(tmp_path: Path) -> None:
-    running = start_family(tmp_path, "stubborn")
-    try:
+    with family(tmp_path, "stubborn") as running:
         running.process.send_signal(signal.SIGINT)
         wait_until(lambda: "stopping the workers" in running.stderr_path.read_text(), "the launcher's answer")
         assert running.process.poll() is None
@@ -79,8 +84,6 @@ def test_a_second_ctrl_c_kills_at_once(tmp_path: Path) -> None:
         # Less than what the workers would be given to end by themselves.
         assert running.end(deadline_s=4).code == 130
         assert_nothing_left(running, tmp_path)
-    finally:
-        running.sweep()
 
 
 def test_workers_get_the_signal_itself(tmp_path: Path) -> None:
@@ -105,27 +108,19 @@ def test_workers_get_the_signal_itself(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("manners", ["polite", "stubborn"])
 def test_kill_of_the_launcher_ends_everything(tmp_path: Path, manners: str) -> None:
-    running = start_family(tmp_path, manners)
-    try:
+    with family(tmp_path, manners) as running:
         running.process.kill()
         running.process.wait(timeout=5)
         assert_nothing_left(running, tmp_path)
-    finally:
-        running.sweep()
 
 
 def test_kill_of_launcher_and_guardian_still_ends_the_workers(tmp_path: Path) -> None:
-    running = start_family(tmp_path, "stubborn")
-    try:
+    with family(tmp_path, "stubborn") as running:
         workers = [int((tmp_path / f"worker.{rank}").read_text()) for rank in (0, 1)]
         (guardian,) = (pid for pid in running.left() if b"guardian.py" in Path(f"/proc/{pid}/cmdline").read_bytes())
         os.kill(guardian, signal.SIGKILL)
         running.process.kill()
         wait_until(lambda: not set(workers) & set(running.left()), "the end of the workers", deadline_s=5)
-    finally:
-        running.sweep()
-        for rank in (0, 1):
-            os.kill(int((tmp_path / f"bare.{rank}").read_text()), signal.SIGKILL)
 
 
 def test_kill_of_an_outer_launcher_ends_the_inner_job(tmp_path: Path) -> None:
@@ -134,27 +129,20 @@ def test_kill_of_an_outer_launcher_ends_the_inner_job(tmp_path: Path) -> None:
         tmp_path,
         f"import subprocess, sys\nsubprocess.run([sys.executable, '-m', 'tfdistkit', 'run', '-np', '2', {inner!r}])",
     )
-    running = Job("-np", "1", outer, cwd=tmp_path)
-    try:
-        running.wait_for_files(tmp_path / "up.0", tmp_path / "up.1")
+    with family(tmp_path, script=outer) as running:
         running.process.kill()
         assert_nothing_left(running, tmp_path)
-    finally:
-        running.sweep()
 
 
 @pytest.mark.parametrize("manners", ["polite", "stubborn"])
 def test_a_killed_worker_stops_the_others_and_is_named(tmp_path: Path, manners: str) -> None:
-    running = start_family(tmp_path, manners)
-    try:
+    with family(tmp_path, manners) as running:
         victim = int((tmp_path / "worker.1").read_text())
         os.kill(victim, signal.SIGKILL)
         ended = running.end(deadline_s=10)
         assert ended.code == 137
         assert f"rank 1 was killed by SIGKILL (host {os.uname().nodename}, pid {victim}, exit code 137)" in ended.stderr
         assert_nothing_left(running, tmp_path)
-    finally:
-        running.sweep()
 
 
 def test_a_worker_that_hangs_after_its_exception_stops_the_others(tmp_path: Path) -> None:
@@ -176,28 +164,22 @@ def test_a_worker_that_hangs_after_its_exception_stops_the_others(tmp_path: Path
 
 
 def test_the_timeout_ends_everything_and_a_suspended_worker_is_named(tmp_path: Path) -> None:
-    running = start_family(tmp_path, "polite", options=("--timeout", "4"))
-    try:
+    with family(tmp_path, "polite", options=("--timeout", "4")) as running:
         os.kill(int((tmp_path / "worker.1").read_text()), signal.SIGSTOP)
         ended = running.end(deadline_s=20)
         assert ended.code == 124
         assert "the job did not end within 4 s (--timeout)" in ended.stderr
         assert "rank 1 had been suspended (SIGSTOP)" in ended.stderr
         assert_nothing_left(running, tmp_path)
-    finally:
-        running.sweep()
 
 
 def test_a_suspended_worker_is_ended_too(tmp_path: Path) -> None:
-    running = start_family(tmp_path, "stubborn")
-    try:
+    with family(tmp_path, "stubborn") as running:
         for rank in (0, 1):
             os.kill(int((tmp_path / f"worker.{rank}").read_text()), signal.SIGSTOP)
         running.process.send_signal(signal.SIGTERM)
         assert running.end(deadline_s=15).code == 143
         assert_nothing_left(running, tmp_path)
-    finally:
-        running.sweep()
 
 
 def test_children_that_outlive_a_successful_script_are_ended(tmp_path: Path) -> None:

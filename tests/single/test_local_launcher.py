@@ -57,6 +57,19 @@ def test_wait_returns_when_one_ends_or_the_time_is_over(place: Launcher) -> None
     assert time.monotonic() - started < 40
 
 
+def test_where_the_kernel_cannot_tell_when_a_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "pidfd_open")
+    place = Launcher(JOB_ID)
+    try:
+        quick = start(place, "sleep 0.2; exit 3")
+        deadline = time.monotonic() + 20
+        while quick.exit_code() is None and time.monotonic() < deadline:
+            place.wait(10)
+        assert quick.exit_code() == 3
+    finally:
+        place.close()
+
+
 def test_a_process_with_a_family_is_not_gone_before_all_are(place: Launcher) -> None:
     process = start(place, "sleep 600 & exit 0")
     wait_for(lambda: process.exit_code() == 0)

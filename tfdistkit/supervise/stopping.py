@@ -11,6 +11,8 @@ from tfdistkit.launcher.backend import WorkerHandle
 # How long a worker may take to end when asked: to write a checkpoint, to close files. Together with what it takes
 # to see a failure (`policy.SHUTDOWN_S`), less than the 10 seconds in which a job with a dead worker must be over.
 GRACE_S = 5.0
+# A killed process is gone in milliseconds, or it hangs in the kernel and nobody can help.
+_KILLED_S = 1.0
 _LOOK_S = 0.02
 
 
@@ -27,9 +29,16 @@ def stop_workers(workers: Sequence[WorkerHandle], number: int, hurry: Callable[[
         worker.send_signal(number)
         # A suspended process cannot act on a signal before it is woken up.
         worker.send_signal(signal.SIGCONT)
-    deadline = time.monotonic() + GRACE_S
+    for worker in (remaining := _wait(remaining, GRACE_S, hurry)):
+        worker.send_signal(signal.SIGKILL)
+    _wait(remaining, _KILLED_S, lambda: False)
+
+
+def _wait(workers: Sequence[WorkerHandle], timeout_s: float, hurry: Callable[[], bool]) -> list[WorkerHandle]:
+    """Waits until all are gone; returns those that are not."""
+    deadline = time.monotonic() + timeout_s
+    remaining = list(workers)
     while remaining and time.monotonic() < deadline and not hurry():
         time.sleep(_LOOK_S)
         remaining = [worker for worker in remaining if not worker.is_gone()]
-    for worker in remaining:
-        worker.send_signal(signal.SIGKILL)
+    return remaining
