@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdistkit.cluster.detection import rank, world_size
 from tfdistkit.errors import OptionError, explain
 
-# Stands in the options of a dataset, which every later transformation inherits.
+# Stands in the options of a dataset (`framework_type`), which every later transformation inherits.
 _MARK = "tfdistkit.data.shard"
 
 
@@ -23,11 +23,12 @@ def shard(dataset: tf.data.Dataset, *, num_shards: int | None = None, index: int
     The batch size of the script stays the global one. tf.distribute cuts every batch into one piece for
     each replica, before and after this call: of a batch of 64 a worker of two takes two steps of 32.
 
-    Shard first, then shuffle and batch: `shard(dataset).shuffle(1000).batch(64)`. Then every step sees the
-    rows that one process would see in that step (up to shuffling), and each worker reads and prepares its
-    own part only. Sharded after `batch`, an element is a batch: a step then sees pieces of different
-    batches, and an epoch still sees each row once. A dataset that was shuffled before needs the same seed on
-    every worker: otherwise they take their parts of different orders, and rows are lost.
+    Shard first, then shuffle and batch: `shard(dataset).shuffle(1000).batch(64)`. Then each worker reads and
+    prepares its own part only, and if the workers divide the batch size evenly, every step sees the rows
+    that one process would see in it (but for shuffling). Sharded after `batch`, an element is a batch: a step
+    then sees pieces of different batches, and an epoch still sees each row once. A dataset that was shuffled
+    before needs the same seed on every worker: otherwise they take their parts of different orders, and
+    rows are lost.
 
     Without this call nothing is lost either: `fit` splits every global batch among the workers. But each of
     them then reads and prepares all the data.
@@ -55,7 +56,7 @@ def shard(dataset: tf.data.Dataset, *, num_shards: int | None = None, index: int
     if num_shards > 1:
         dataset = dataset.shard(num_shards, index)
     options = tf.data.Options()
-    options.dataset_name = _MARK
+    options.framework_type = [*(dataset.options().framework_type or ()), _MARK]
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     return dataset.with_options(options)
 
@@ -70,7 +71,7 @@ def _check_dataset(dataset: Any) -> None:
                 do="Make one of arrays with tf.data.Dataset.from_tensor_slices((x, y)).",
             )
         )
-    if dataset.options().dataset_name == _MARK:
+    if _MARK in (dataset.options().framework_type or ()):
         raise OptionError(
             explain(
                 "`dataset` was sharded before, or a part of it was: this worker would get a part of its part.",
