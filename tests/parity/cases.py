@@ -1,0 +1,208 @@
+"""The table of cases: what is trained, on what, how. No strategy is named here, so every engine runs the same.
+
+A model, optimizer, loss or metric is written as `by(name, ...)`: a call to be made later, where Keras is loaded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call to be made where Keras is loaded: of something in `models`, or else in `keras`."""
+
+    path: str
+    args: tuple[Any, ...]
+    options: dict[str, Any]
+
+
+def by(path: str, *args: Any, **options: Any) -> Call:
+    """Writes down a call."""
+    return Call(path, args, options)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing that has to come out the same on several replicas as in one process.
+
+    Args:
+        name: Its name in the tests.
+        model: Makes the model.
+        optimizer: Makes the optimizer.
+        data: A kind of data (`data.KINDS`).
+        rows: Rows of data; 100 of 32 leave a last batch of 4.
+        global_batch: Rows of a batch.
+        loss: As in `compile`.
+        metrics: As in `compile`.
+        feed: How the data comes: a name in `feeds.FEEDS`.
+        weights: "sample" or "class" for weights of samples or of classes.
+        compile: More options of `compile`.
+        fit: More options of `fit`.
+        validation: How validation data comes ("dataset", "arrays"), or None.
+        run: Who trains: the name of a function in `runs.RUNS`.
+        policy: The dtype policy.
+        tolerance: How far losses and weights may be from those of one process, relative.
+        reason: Why the tolerance is not 1e-6. docs/exactness.md repeats it.
+        exact: False where one process cannot be matched by definition (dropout).
+        seed_of_its_own: Whether rank r seeds with the seed of the case plus r.
+    """
+
+    name: str
+    model: Call = by("mlp")
+    optimizer: Call = by("optimizers.Adam", 0.01)
+    data: str = "numbers"
+    rows: int = 100
+    global_batch: int = 32
+    loss: Any = "mse"
+    metrics: Any = ("mae",)
+    feed: str = "dataset"
+    weights: str | None = None
+    compile: dict[str, Any] = field(default_factory=dict)
+    fit: dict[str, Any] = field(default_factory=dict)
+    validation: str | None = None
+    run: str = "fit"
+    policy: str = "float32"
+    tolerance: float = 1e-6
+    reason: str = ""
+    exact: bool = True
+    seed_of_its_own: bool = False
+
+
+def yes_or_no(name: str, **changes: Any) -> Case:
+    """A case of a binary classifier, with accuracy and AUC."""
+    metrics = ("accuracy", by("metrics.AUC", name="auc"))
+    defaults = dict(model=by("classifier"), data="binary", loss="binary_crossentropy", metrics=metrics)
+    return Case(name, **{**defaults, **changes})
+
+
+def sgd(*args: Any, **options: Any) -> Call:
+    """Plain gradient descent shows a wrong scale of gradients, which Adam hides."""
+    return by("optimizers.SGD", *args, **options)
+
+
+def adam(**options: Any) -> Call:
+    """Adam with a large step."""
+    return by("optimizers.Adam", 0.01, **options)
+
+
+CANCELLED = (
+    "A bias ends at 0.01 after updates of 0.1 that cancel each other: the rounding is that of the updates (2e-8), "
+    "which is more relative to what is left."
+)
+
+_OPTIMIZERS = (
+    Case("dense_sgd", optimizer=sgd(0.05, momentum=0.9)),
+    Case("dense_adam"),
+    Case("dense_adamw", optimizer=by("optimizers.AdamW", 0.01, weight_decay=0.1)),
+    Case("loss_scale", optimizer=by("optimizers.LossScaleOptimizer", adam(), dynamic_growth_steps=5)),
+    Case("loss_scale_clip", optimizer=by("optimizers.LossScaleOptimizer", sgd(0.5, global_clipnorm=0.1))),
+    Case("loss_scale_nan", model=by("mlp", by("FaultyGradient")),
+         optimizer=by("optimizers.LossScaleOptimizer", sgd(0.01), initial_scale=1024.0, dynamic_growth_steps=3)),
+    Case("clipnorm", optimizer=sgd(0.5, clipnorm=0.05)),
+    Case("global_clipnorm", optimizer=sgd(0.5, global_clipnorm=0.1)),
+    Case("clipvalue", optimizer=sgd(0.5, clipvalue=0.02)),
+    Case("ema", optimizer=adam(use_ema=True, ema_momentum=0.9)),
+    Case("ema_overwrite", optimizer=adam(use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=3)),
+    Case("accumulation", optimizer=adam(gradient_accumulation_steps=2)),
+    Case("accumulation_clip", optimizer=sgd(0.5, gradient_accumulation_steps=2, global_clipnorm=0.1)),
+    Case("learning_rate_schedule",
+         optimizer=by("optimizers.Adam", by("optimizers.schedules.ExponentialDecay", 0.01, 3, 0.5))),
+)
+
+_LAYERS = (
+    Case("l2", model=by("mlp", kernel_regularizer="l2"), optimizer=sgd(0.05)),
+    Case("conv", model=by("convolution"), data="images", optimizer=sgd(0.05)),
+    Case("layer_norm", model=by("mlp", by("layers.LayerNormalization")), optimizer=sgd(0.05)),
+    Case("batch_norm", model=by("mlp", by("batch_normalization", momentum=0.9)), optimizer=sgd(0.05), rows=115),
+    Case("batch_norm_97", model=by("mlp", by("batch_normalization", momentum=0.9)), optimizer=sgd(0.05), rows=97),
+    Case("sync_batch_norm", rows=103, optimizer=sgd(0.05), tolerance=5e-6, reason=CANCELLED,
+         model=by("mlp", by("layers.BatchNormalization", momentum=0.9, synchronized=True))),
+    Case("sync_batch_norm_97", rows=97, optimizer=sgd(0.05),
+         model=by("mlp", by("layers.BatchNormalization", momentum=0.9, synchronized=True))),
+    yes_or_no("embedding", model=by("embedding"), data="tokens"),
+    yes_or_no("embedding_clip", model=by("embedding"), data="tokens", optimizer=sgd(0.5, global_clipnorm=0.01)),
+    yes_or_no("lstm", model=by("lstm"), data="tokens"),
+    yes_or_no("lstm_97", model=by("lstm"), data="tokens", rows=97),
+    Case("masks", model=by("masked_lstm"), data="padded", optimizer=sgd(0.05)),
+    Case("masks_103", model=by("masked_lstm"), data="padded", rows=103, weights="sample"),
+    Case("masks_sum", model=by("masked_lstm"), data="padded", optimizer=sgd(0.001),
+         loss=by("losses.MeanSquaredError", reduction="sum")),
+    Case("add_loss", model=by("mlp", by("ActivityLoss")), rows=103, optimizer=sgd(0.05)),
+    Case("dropout", model=by("mlp", by("layers.Dropout", 0.3)), exact=False),
+    yes_or_no("all_layers", model=by("everything"), data="tokens", exact=False),
+)
+
+_LOSSES = (
+    yes_or_no("accuracy_auc"),
+    yes_or_no("sample_weight", weights="sample", rows=103, compile={"weighted_metrics": ["accuracy"]}),
+    yes_or_no("class_weight", weights="class", rows=103),
+    yes_or_no("weighted_mean", weights="sample", rows=103,
+              loss=by("losses.BinaryCrossentropy", reduction="mean_with_sample_weight")),
+    Case("sum_reduction", loss=by("losses.MeanSquaredError", reduction="sum"), rows=103, optimizer=sgd(0.001)),
+    Case("scalar_loss", loss=by("scalar_loss"), rows=103, optimizer=sgd(0.05)),
+    Case("two_outputs", model=by("two_outputs"), data="named", rows=103, optimizer=sgd(0.05),
+         loss={"one": "mse", "two": "mae"}, metrics={"one": ["mae"], "two": ["mse"]},
+         compile={"loss_weights": {"one": 1.0, "two": 0.3}}),
+    Case("nested_inputs", model=by("NestedInputs"), data="nested"),
+    Case("strings", model=by("words_and_counts"), data="strings", rows=103),
+    Case("sentences", model=by("sentences"), data="sentences"),
+    Case("integers", model=by("integers"), data="classes", loss="sparse_categorical_crossentropy",
+         metrics=("accuracy",), feed="arrays"),
+)
+
+_BATCHES = (
+    yes_or_no("rows_103", rows=103),
+    yes_or_no("rows_97", rows=97),
+    yes_or_no("rows_7", rows=7),
+    Case("rows_103_sgd", rows=103, optimizer=sgd(0.05, momentum=0.9)),
+    Case("rows_97_accumulation", rows=97, optimizer=adam(gradient_accumulation_steps=2)),
+    Case("execution_4", compile={"steps_per_execution": 4}, rows=128),
+    yes_or_no("execution_3", compile={"steps_per_execution": 3}, rows=103),
+    Case("execution_3_accumulation", compile={"steps_per_execution": 3},
+         optimizer=adam(gradient_accumulation_steps=2)),
+    yes_or_no("eager", compile={"run_eagerly": True}, rows=103),
+    Case("eager_batch_norm", compile={"run_eagerly": True}, optimizer=sgd(0.05), rows=115,
+         model=by("mlp", by("batch_normalization", momentum=0.9))),
+)
+
+_FEEDS = (
+    Case("arrays", feed="arrays"),
+    Case("arrays_shuffled", feed="shuffled_arrays", rows=103),
+    Case("arrays_other_seeds", feed="shuffled_arrays", rows=103, seed_of_its_own=True),
+    Case("dataset_repeated", feed="repeated_dataset", fit={"steps_per_epoch": 3}),
+    Case("generator", feed="generator", rows=103),
+    Case("pydataset", feed="pydataset", rows=103),
+    Case("pydataset_shuffled", feed="shuffled_pydataset", rows=103),
+    # Nothing is learned, so the loss of an epoch is that of one process if each row is used once, in any order.
+    Case("pydataset_other_seeds", feed="shuffled_pydataset", rows=103, seed_of_its_own=True, optimizer=sgd(0.0)),
+    yes_or_no("validation_dataset", validation="dataset"),
+    yes_or_no("validation_arrays", validation="arrays", feed="arrays"),
+    yes_or_no("validation_split", feed="shuffled_arrays", rows=103, fit={"validation_split": 0.25}),
+)
+
+_LOOPS = (
+    yes_or_no("on_batch", run="on_batch", rows=103),
+    Case("own_train_step", model=by("OwnTrainStep"), optimizer=sgd(0.05), rows=103, run="fit_only",
+         metrics=None),
+    Case("gan", model=by("Gan"), optimizer=sgd(0.05), run="fit_only",
+         loss=by("losses.BinaryCrossentropy", from_logits=True)),
+    Case("loop_average_loss", run="loop_average_loss", optimizer=sgd(0.05), rows=103),
+    Case("loop_keras_loss", run="loop_keras_loss", optimizer=sgd(0.05), rows=103),
+    Case("save_and_resume", run="save_and_resume", rows=115, model=by("mlp", by("batch_normalization", momentum=0.9))),
+)
+
+_PRECISION = (
+    Case("mixed_bfloat16", policy="mixed_bfloat16", optimizer=sgd(0.05), tolerance=1e-2,
+         reason="bfloat16 keeps 8 bits of a number (a step of 4e-3): gradients are rounded before they are summed, "
+         "and sums of halves round otherwise than the sum of the whole."),
+    Case("mixed_float16", policy="mixed_float16", optimizer=sgd(0.05), tolerance=2e-3,
+         reason="float16 keeps 11 bits of a number (a step of 5e-4): gradients are rounded before they are summed, "
+         "and sums of halves round otherwise than the sum of the whole."),
+)
+
+CASES = {
+    case.name: case
+    for case in (*_OPTIMIZERS, *_LAYERS, *_LOSSES, *_BATCHES, *_FEEDS, *_LOOPS, *_PRECISION)
+}

@@ -1,0 +1,92 @@
+"""Each engine runs once a session, on all the cases that the chosen tests ask for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parity import engines
+from parity.cases import CASES
+from parity.comparing import Recorded, load
+
+# Generous: each takes one to two minutes on two free cores.
+DEADLINE_S = 900
+
+
+class Engines:
+    """The engines of a session, each started when a test first asks for it.
+
+    Args:
+        folder: Where they write.
+        names: The cases that are asked for.
+    """
+
+    def __init__(self, folder: Path, names: list[str]):
+        self.folder = folder
+        self.names = names
+        self._jobs: dict[str, engines.Job] = {}
+        self._ended: dict[str, Exception | None] = {}
+        self._rows: dict[str, dict[str, list[dict[str, Any]]]] = {}
+
+    def start(self, engine: str, names: list[str] | None = None) -> None:
+        """Starts an engine, unless it was started."""
+        if engine not in self._jobs:
+            self._jobs[engine] = engines.start_cases(engine, self.folder / engine, names or self.names)
+
+    def records(self, engine: str, case: str) -> list[Recorded]:
+        """Returns what each rank of an engine wrote of a case."""
+        self.start(engine)
+        if engine not in self._ended:
+            try:
+                self._jobs[engine].wait(DEADLINE_S)
+                self._ended[engine] = None
+            except engines.EngineError as error:
+                self._ended[engine] = error
+        try:
+            return [load(str(self.folder / engine), case, r) for r in range(engines.PROCESSES.get(engine, 1))]
+        except FileNotFoundError:
+            raise self._ended[engine] or AssertionError(f"{engine} left no record of {case}") from None
+
+    def rows(self, engine: str, names: tuple[str, ...]) -> dict[str, list[dict[str, Any]]]:
+        """Runs rows of the facts (`run_rows.ROWS`) once; returns what each rank saw, by row."""
+        key = f"{engine}.{'-'.join(names)}"
+        if key not in self._rows:
+            folder = self.folder / key
+            arguments = ["-m", "parity.run_rows", engine, str(folder), *names]
+            engines.start(folder, arguments, engines.PROCESSES.get(engine, 1)).wait(DEADLINE_S)
+            ranks = range(engines.PROCESSES.get(engine, 1))
+            self._rows[key] = {n: [json.loads((folder / f"{n}.{r}.json").read_text()) for r in ranks] for n in names}
+        return self._rows[key]
+
+    def kill(self) -> None:
+        """Ends what still runs."""
+        for job in self._jobs.values():
+            job.kill()
+
+
+def _case_names(session: pytest.Session) -> list[str]:
+    """The cases of the chosen tests: by parameter, or by the mark `cases`."""
+    chosen: set[str] = set()
+    for item in session.items:
+        if "runs" in getattr(item, "fixturenames", ()):
+            case = item.callspec.params.get("case") if hasattr(item, "callspec") else None
+            chosen.update([case] if case else [])
+            chosen.update(*(mark.args for mark in item.iter_markers("cases")))
+    return [name for name in CASES if name in chosen]
+
+
+@pytest.fixture(scope="session")
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    """All engines of this session; the reference starts at once."""
+    running = Engines(tmp_path_factory.mktemp("parity"), _case_names(request.session))
+    running.start("one")
+    yield running
+    running.kill()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "cases(*names): the cases of the parity table that a test looks at")

@@ -1,0 +1,130 @@
+"""Starts the processes of an engine, waits for them with a deadline, and leaves none behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tfdistkit.cluster import free_ports
+
+PROCESSES = {"multiworker": 2, "stock_multiworker": 2}  # all others are one process
+
+_TESTS = Path(__file__).resolve().parent.parent
+
+# Variables that would make a child part of another job, or loud.
+_REMOVED = ("TF_CONFIG", "TFDISTKIT_RUN_DIR", "TF_XLA_FLAGS", "PYTEST_CURRENT_TEST")
+
+
+class EngineError(Exception):
+    """The processes of an engine did not end well; the message holds the end of their logs."""
+
+
+@dataclass
+class Job:
+    """The processes of an engine.
+
+    Args:
+        folder: Where they write, `log.<rank>` included.
+    """
+
+    folder: Path
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def wait(self, deadline_s: float, check: bool = True) -> list[int | None]:
+        """Waits for all processes and ends those that are left.
+
+        Args:
+            deadline_s: Seconds from now.
+            check: Whether an exit code other than 0 is an error.
+
+        Returns:
+            The exit codes by rank; None for those that the deadline ended.
+
+        Raises:
+            EngineError: if a process failed or the deadline passed, and `check` is set.
+        """
+        end = time.monotonic() + deadline_s
+        codes: list[int | None] = []
+        try:
+            for process in self.processes:
+                try:
+                    codes.append(process.wait(max(0.0, end - time.monotonic())))
+                except subprocess.TimeoutExpired:
+                    codes.append(None)
+        finally:
+            self.kill()
+        if check and any(codes):
+            raise EngineError(f"exit codes {codes}\n{self.logs()}")
+        if check and None in codes:
+            raise EngineError(f"not done after {deadline_s} s: {codes}\n{self.logs()}")
+        return codes
+
+    def kill(self) -> None:
+        """Ends what is left, children included."""
+        for process in self.processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+    def logs(self) -> str:
+        """The end of what the processes printed."""
+        files = sorted(self.folder.glob("log.*"))
+        return "\n".join(f"--- {file.name}\n{file.read_text(errors='replace')[-3000:]}" for file in files)
+
+
+def child_env() -> dict[str, str]:
+    """The environment of a process of a test: one thread, no GPU, no job."""
+    env = {name: value for name, value in os.environ.items() if name not in _REMOVED}
+    path = [str(_TESTS), str(_TESTS.parent), env.get("PYTHONPATH", "")]
+    return {
+        **env,
+        "PYTHONPATH": os.pathsep.join(p for p in path if p),
+        "CUDA_VISIBLE_DEVICES": "-1",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "TF_NUM_INTRAOP_THREADS": "1",
+        "TF_NUM_INTEROP_THREADS": "2",
+    }
+
+
+def start(folder: Path, arguments: list[str], processes: int = 1, env: dict[str, str] | None = None) -> Job:
+    """Starts `python ARGUMENTS` once, or in several processes that TF_CONFIG makes one job.
+
+    Args:
+        folder: Where their logs go.
+        arguments: What comes after `python`.
+        processes: How many.
+        env: More variables.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    job = Job(folder)
+    ports = free_ports(processes) if processes > 1 else []
+    for rank in range(processes):
+        own_env = {**child_env(), **(env or {})}
+        if ports:
+            cluster = {"worker": [f"127.0.0.1:{port}" for port in ports]}
+            own_env["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}})
+        with open(folder / f"log.{rank}", "wb") as log:
+            job.processes.append(
+                subprocess.Popen(
+                    [sys.executable, *arguments],
+                    env=own_env,
+                    cwd=folder,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            )
+    return job
+
+
+def start_cases(engine: str, folder: Path, names: list[str]) -> Job:
+    """Starts an engine on cases of the table."""
+    arguments = ["-m", "parity.run_cases", engine, str(folder), *names]
+    return start(folder, arguments, PROCESSES.get(engine, 1))

@@ -1,0 +1,35 @@
+"""Makes the strategy of an engine in this process. A new strategy is one row here."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import tensorflow as tf
+
+import tfdistkit
+
+
+def own_rank() -> int:
+    """Returns this process's rank by TF_CONFIG; 0 without."""
+    return int(json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {}).get("index", 0))
+
+
+def _stock_mirrored() -> tf.distribute.Strategy:
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+
+ENGINES = {
+    "one": tf.distribute.get_strategy,
+    "mirrored": lambda: tfdistkit.strategy("mirrored", devices=2),
+    "multiworker": lambda: tfdistkit.strategy("multiworker", timeout_s=60),
+    "stock_mirrored": _stock_mirrored,
+    "stock_multiworker": lambda: tf.distribute.MultiWorkerMirroredStrategy(),
+}
+
+
+def make_strategy(engine: str) -> tf.distribute.Strategy:
+    """Makes the strategy of an engine; for `one`, that of a program without any."""
+    return ENGINES[engine]()

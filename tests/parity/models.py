@@ -1,0 +1,227 @@
+"""The models, losses and layers of the case table. Nothing here knows of a strategy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras import layers, ops
+
+from parity.data import WORDS
+
+# What local BatchNormalization is by definition on N replicas, computed in one process (`batch_normalization`).
+replicas_to_emulate = 1
+
+
+def chain(shape: tuple[int, ...], *stack: Any, dtype: str | None = None) -> keras.Model:
+    """A Sequential model of these layers."""
+    return keras.Sequential([keras.Input(shape, dtype=dtype), *stack])
+
+
+def mlp(*extra: Any, **dense: Any) -> keras.Model:
+    """A hidden layer, whatever layers are given, and one output."""
+    return chain((10,), layers.Dense(16, activation="tanh", **dense), *extra, layers.Dense(1))
+
+
+def classifier(*extra: Any) -> keras.Model:
+    """As `mlp`, for a yes or no."""
+    return chain((10,), layers.Dense(16, activation="relu"), *extra, layers.Dense(1, activation="sigmoid"))
+
+
+def embedding() -> keras.Model:
+    """Its gradient is sparse (IndexedSlices)."""
+    stack = layers.Embedding(50, 8), layers.GlobalAveragePooling1D(), layers.Dense(1, activation="sigmoid")
+    return chain((7,), *stack, dtype="int32")
+
+
+def lstm() -> keras.Model:
+    """A recurrent model with one output for each sequence."""
+    stack = layers.Embedding(50, 8), layers.LSTM(8), layers.Dense(1, activation="sigmoid")
+    return chain((7,), *stack, dtype="int32")
+
+
+def masked_lstm() -> keras.Model:
+    """A recurrent model with one output for each token, padding masked."""
+    stack = layers.Embedding(50, 8, mask_zero=True), layers.LSTM(8, return_sequences=True), layers.Dense(1)
+    return chain((7,), *stack, dtype="int32")
+
+
+def integers() -> keras.Model:
+    """Integers in, integer classes out."""
+    return chain((7,), layers.Embedding(50, 8), layers.Flatten(), layers.Dense(4, activation="softmax"), dtype="int64")
+
+
+def convolution() -> keras.Model:
+    """A small image model."""
+    stack = layers.Conv2D(8, 3, activation="relu"), layers.GlobalAveragePooling2D(), layers.Dense(1)
+    return chain((8, 8, 3), *stack)
+
+
+def everything() -> keras.Model:
+    """Embedding, BatchNormalization and Dropout together."""
+    stack = layers.Flatten(), layers.Dense(16), layers.BatchNormalization(), layers.Dropout(0.2)
+    return chain((7,), layers.Embedding(50, 8), *stack, layers.Dense(1, activation="sigmoid"), dtype="int32")
+
+
+def two_outputs() -> keras.Model:
+    """A functional model with two named inputs and outputs."""
+    a, b = keras.Input((4,), name="a"), keras.Input((6,), name="b")
+    hidden = layers.Dense(16, activation="tanh")(layers.Concatenate()([a, b]))
+    return keras.Model({"a": a, "b": b}, {"one": layers.Dense(1)(hidden), "two": layers.Dense(2)(hidden)})
+
+
+class NestedInputs(keras.Model):
+    """A subclassed model that takes a dictionary with a dictionary and a tuple in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = layers.Dense(16, activation="tanh")
+        self.out = layers.Dense(1)
+
+    def call(self, inputs: Any) -> Any:
+        left, right = inputs["left"], inputs["right"]
+        return self.out(self.hidden(ops.concatenate([left["a"], left["b"], *right], -1)))
+
+
+class HashBucket(layers.Layer):
+    """Turns words into integers inside the model."""
+
+    def call(self, inputs: Any) -> Any:
+        return tf.strings.to_hash_bucket_fast(inputs, 20)
+
+    def compute_output_spec(self, inputs: Any) -> Any:
+        return keras.KerasTensor(inputs.shape, "int64")
+
+
+def words_and_counts() -> keras.Model:
+    """A string column and an integer column."""
+    word, count = keras.Input((1,), name="word", dtype="string"), keras.Input((1,), name="count", dtype="int64")
+    hidden = [layers.Flatten()(layers.Embedding(20, 4)(HashBucket()(word)))]
+    hidden.append(layers.Flatten()(layers.Embedding(5, 4)(count)))
+    return keras.Model({"word": word, "count": count}, layers.Dense(1)(layers.Concatenate()(hidden)))
+
+
+def sentences() -> keras.Model:
+    """Text in, through TextVectorization."""
+    vectorize = layers.TextVectorization(vocabulary=list(WORDS), output_sequence_length=4)
+    stack = layers.Embedding(12, 4), layers.Flatten(), layers.Dense(1)
+    return chain((1,), vectorize, *stack, dtype="string")
+
+
+class ActivityLoss(layers.Layer):
+    """Adds a loss of its own: a mean over the rows of the batch."""
+
+    def call(self, inputs: Any) -> Any:
+        self.add_loss(0.1 * ops.mean(ops.square(inputs)))
+        return inputs
+
+
+class FaultyGradient(layers.Layer):
+    """Passes its inputs on; the gradient of the few rows that start with a large number is NaN."""
+
+    def call(self, inputs: Any) -> Any:
+        @tf.custom_gradient
+        def faulty(x: Any) -> Any:
+            return tf.identity(x), lambda upstream: tf.where(x[:, :1] > 0.985, float("nan"), upstream)
+
+        return faulty(inputs)
+
+
+class SplitNormalization(layers.BatchNormalization):
+    """Local BatchNormalization of two replicas, in one process: each half of a batch by its own statistics.
+
+    The moving statistics move towards the mean of the halves' statistics, weighted by their rows.
+    """
+
+    def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
+        if not training:
+            return super().call(inputs, training=training)
+        rows = tf.shape(inputs)[0]
+        first = (rows + 1) // 2
+        outputs, statistics = [], []
+        for half in (inputs[:first], inputs[first:]):
+            count = tf.cast(tf.shape(half)[0], half.dtype)
+            mean = tf.reduce_sum(half, 0) / tf.maximum(count, 1.0)
+            variance = tf.reduce_sum(tf.square(half - mean), 0) / tf.maximum(count, 1.0)
+            scale = tf.math.rsqrt(variance + self.epsilon) * self.gamma
+            outputs.append((half - mean) * scale + self.beta)
+            share = count / tf.cast(rows, half.dtype)
+            statistics.append(tf.stack([mean, variance]) * share)
+        mean, variance = tf.unstack(tf.add_n(statistics))
+        self.moving_mean.assign(self.moving_mean * self.momentum + mean * (1.0 - self.momentum))
+        self.moving_variance.assign(self.moving_variance * self.momentum + variance * (1.0 - self.momentum))
+        return tf.concat(outputs, 0)
+
+
+def batch_normalization(**options: Any) -> Any:
+    """Local BatchNormalization; in the reference of one process what two replicas make of it."""
+    kind = SplitNormalization if replicas_to_emulate == 2 else layers.BatchNormalization
+    return kind(**options)
+
+
+def scalar_loss() -> Any:
+    """A loss function that averages the batch itself."""
+
+    def mean_of_squares(y: Any, predicted: Any) -> Any:
+        return ops.mean(ops.square(y - predicted))
+
+    return mean_of_squares
+
+
+class OwnTrainStep(keras.Model):
+    """The custom training step of the Keras guide, which also logs the loss as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = layers.Dense(16, activation="tanh")
+        self.out = layers.Dense(1)
+        self.mean_loss = keras.metrics.Mean(name="mean_loss")
+
+    def call(self, inputs: Any) -> Any:
+        return self.out(self.hidden(inputs))
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(y=y, y_pred=self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        self.mean_loss.update_state(loss)
+        return {"loss": loss, "mean_loss": self.mean_loss.result()}
+
+
+class Gan(keras.Model):
+    """Two models, two optimizers, no `call()`. Its noise comes with the data, so that it can be compared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.discriminator = chain((6,), layers.Dense(8, activation="tanh"), layers.Dense(1))
+        self.generator = chain((4,), layers.Dense(8, activation="tanh"), layers.Dense(6))
+        self.d_loss, self.g_loss = keras.metrics.Mean(name="d_loss"), keras.metrics.Mean(name="g_loss")
+
+    def compile(self, optimizer: Any, loss: Any, **unused: Any) -> None:
+        super().compile()
+        self.d_optimizer, self.g_optimizer = optimizer, type(optimizer).from_config(optimizer.get_config())
+        self.compare = loss
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.d_loss, self.g_loss]
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        noise, real = data[0][:, :4], data[0][:, 4:]
+        both = tf.concat([self.generator(noise), real], 0)
+        labels = tf.concat([tf.ones((tf.shape(real)[0], 1)), tf.zeros((tf.shape(real)[0], 1))], 0)
+        with tf.GradientTape() as tape:
+            d_loss = self.compare(labels, self.discriminator(both))
+        weights = self.discriminator.trainable_weights
+        self.d_optimizer.apply(tape.gradient(d_loss, weights), weights)
+        with tf.GradientTape() as tape:
+            faked = self.discriminator(self.generator(noise))
+            g_loss = self.compare(tf.zeros((tf.shape(real)[0], 1)), faked)
+        weights = self.generator.trainable_weights
+        self.g_optimizer.apply(tape.gradient(g_loss, weights), weights)
+        self.d_loss.update_state(d_loss)
+        self.g_loss.update_state(g_loss)
+        return {"d_loss": self.d_loss.result(), "g_loss": self.g_loss.result()}

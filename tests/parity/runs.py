@@ -1,0 +1,175 @@
+"""How a case is trained: by `fit`, batch by batch, in a loop of its own. All under whatever strategy is given."""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from parity import feeds, models
+from parity.cases import Call, Case
+
+EPOCHS = 3
+
+
+class Record:
+    """What came out of a case on one rank.
+
+    Args:
+        folder: Where it may leave files.
+    """
+
+    def __init__(self, folder: str):
+        self.folder = folder
+        self.values: dict[str, Any] = {}
+        self.arrays: dict[str, np.ndarray] = {}
+
+    def add_logs(self, name: str, logs: Any) -> None:
+        """Keeps named numbers, or named lists of numbers."""
+        self.values[name] = {key: np.asarray(value, "float64").tolist() for key, value in logs.items()}
+
+    def add_weights(self, name: str, variables: Any) -> None:
+        """Keeps variables, without the states of random generators: each replica has its own."""
+        kept = [v for v in variables if "seed" not in v.path]
+        self.values[f"{name}_paths"] = [v.path for v in kept]
+        for number, variable in enumerate(kept):
+            value = keras.ops.convert_to_numpy(variable)
+            self.arrays[f"{name}.{number:03}"] = np.asarray(value, "float32" if "float" in str(value.dtype) else None)
+
+    def add_arrays(self, name: str, values: Any) -> None:
+        """Keeps nested arrays."""
+        for number, value in enumerate(tf.nest.flatten(values)):
+            self.arrays[f"{name}.{number:03}"] = np.asarray(value, "float32")
+
+
+def make(value: Any) -> Any:
+    """Makes the calls that the table wrote down, nested ones too."""
+    if isinstance(value, Call):
+        parts = value.path.split(".")
+        found = functools.reduce(getattr, parts, models if hasattr(models, value.path) else keras)
+        return found(*make(value.args), **make(value.options))
+    if isinstance(value, dict):
+        return {name: make(part) for name, part in value.items()}
+    if isinstance(value, (tuple, list)):
+        return type(value)(make(part) for part in value)
+    return value
+
+
+def compiled(case: Case) -> keras.Model:
+    """Makes the model of a case; called in the scope of the strategy."""
+    model = make(case.model)
+    metrics = make(case.metrics)
+    options = {"jit_compile": False, **case.compile}
+    metrics = list(metrics) if isinstance(metrics, tuple) else metrics
+    model.compile(optimizer=make(case.optimizer), loss=make(case.loss), metrics=metrics, **options)
+    return model
+
+
+def fit_only(case: Case, strategy: tf.distribute.Strategy, record: Record) -> keras.Model:
+    """Trains by `fit` and keeps the curve and the weights."""
+    with strategy.scope():
+        model = compiled(case)
+    history = model.fit(**feeds.fit_arguments(case), epochs=EPOCHS, verbose=0).history
+    record.add_logs("history", history)
+    record.add_weights("weights", model.weights)
+    return model
+
+
+def fit(case: Case, strategy: tf.distribute.Strategy, record: Record) -> keras.Model:
+    """As `fit_only`, then `evaluate` and `predict`, and the optimizer's state."""
+    model = fit_only(case, strategy, record)
+    record.add_weights("optimizer", model.optimizer.variables)
+    data = feeds.columns(case)
+    record.add_logs("evaluate", model.evaluate(feeds.dataset(data, 32), verbose=0, return_dict=True))
+    if case.feed.endswith("arrays"):
+        record.add_arrays("predict", model.predict(data[0], batch_size=32, verbose=0))
+    else:
+        record.add_arrays("predict", model.predict(feeds.dataset(data[:1], 32), verbose=0))
+    return model
+
+
+def on_batch(case: Case, strategy: tf.distribute.Strategy, record: Record) -> None:
+    """`train_on_batch`, `test_on_batch`, `predict_on_batch`: each rank passes the whole global batch."""
+    with strategy.scope():
+        model = compiled(case)
+    logs: list[dict[str, float]] = []
+    for _ in range(EPOCHS):
+        for x, y in feeds.dataset(feeds.columns(case), case.global_batch).as_numpy_iterator():
+            logs.append(model.train_on_batch(x, y, return_dict=True))
+    record.add_logs("history", {name: [float(log[name]) for log in logs] for name in logs[0]})
+    record.add_weights("weights", model.weights)
+    model.reset_metrics()
+    x, y = feeds.columns(case)
+    record.add_logs("evaluate", model.test_on_batch(x[:31], y[:31], return_dict=True))
+    record.add_arrays("predict", model.predict_on_batch(x[:31]))
+
+
+def _loop(case: Case, strategy: tf.distribute.Strategy, record: Record, loss_of: Any) -> None:
+    """The custom loop of https://www.tensorflow.org/tutorials/distribute/custom_training."""
+    with strategy.scope():
+        model, optimizer = make(case.model), make(case.optimizer)
+    batches = feeds.dataset(feeds.columns(case), case.global_batch)
+    batches = strategy.experimental_distribute_dataset(batches)
+
+    def train_step(inputs: Any) -> Any:
+        x, y = inputs
+        with tf.GradientTape() as tape:
+            loss = loss_of(y, model(x, training=True))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+        return loss
+
+    @tf.function
+    def distributed_train_step(inputs: Any) -> Any:
+        per_replica = strategy.run(train_step, args=(inputs,))
+        return strategy.reduce(tf.distribute.ReduceOp.SUM, per_replica, axis=None)
+
+    losses = [float(distributed_train_step(inputs)) for _ in range(EPOCHS) for inputs in batches]
+    record.add_logs("history", {"loss": losses})
+    record.add_weights("weights", model.weights)
+    record.add_weights("optimizer", optimizer.variables)
+
+
+def loop_average_loss(case: Case, strategy: tf.distribute.Strategy, record: Record) -> None:
+    """The loss of the tutorial: one for each row, divided by the global batch size."""
+    per_row = keras.losses.MeanSquaredError(reduction=None)
+
+    def loss_of(y: Any, predicted: Any) -> Any:
+        return tf.nn.compute_average_loss(per_row(y, predicted), global_batch_size=case.global_batch)
+
+    _loop(case, strategy, record, loss_of)
+
+
+def loop_keras_loss(case: Case, strategy: tf.distribute.Strategy, record: Record) -> None:
+    """A Keras loss as it comes; the replicas' losses are summed."""
+    _loop(case, strategy, record, keras.losses.MeanSquaredError())
+
+
+def save_and_resume(case: Case, strategy: tf.distribute.Strategy, record: Record) -> None:
+    """Saves in both forms, loads both under the strategy, goes on with each for an epoch."""
+    trained = fit(case, strategy, record)
+    whole, weights = os.path.join(record.folder, "model.keras"), os.path.join(record.folder, "model.weights.h5")
+    trained.save(whole)
+    trained.save_weights(weights)
+    with strategy.scope():
+        loaded = keras.models.load_model(whole, custom_objects={"SplitNormalization": models.SplitNormalization})
+        other = compiled(case)
+        other.optimizer.build(other.trainable_variables)
+        other.load_weights(weights)
+    record.add_weights("loaded_weights", loaded.weights)
+    record.add_weights("loaded_optimizer", loaded.optimizer.variables)
+    record.add_weights("other_weights", other.weights)
+    record.add_weights("other_optimizer", other.optimizer.variables)
+    for name, model in (("resumed", loaded), ("other_resumed", other)):
+        record.add_logs(name, model.fit(**feeds.fit_arguments(case), verbose=0).history)
+        record.add_weights(f"{name}_weights", model.weights)
+
+
+RUNS = {
+    run.__name__: run
+    for run in (fit, fit_only, on_batch, loop_average_loss, loop_keras_loss, save_and_resume)
+}

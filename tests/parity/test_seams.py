@@ -1,0 +1,82 @@
+"""The private names that we stand on are there, and Keras is left alone where no strategy of ours is used."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from parity import engines
+
+pytestmark = pytest.mark.tensorflow
+
+_SCRIPT = str(Path(__file__).with_name("run_untouched.py"))
+
+
+def _seams() -> Any:
+    from tfdistkit.strategies import keras_seams
+
+    return keras_seams
+
+
+def test_every_seam_is_where_it_was() -> None:
+    seams = _seams()
+    assert len(seams.SEAMS) > 20
+    for key in seams.SEAMS:
+        owner, name, found = seams.resolve(key)
+        assert getattr(owner, name) is found
+
+
+def test_every_seam_says_why() -> None:
+    assert all(seam.why and ":" in seam.where for seam in _seams().SEAMS.values())
+
+
+def test_a_name_that_went_away_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import keras.src.backend.tensorflow.trainer as trainer
+
+    seams = _seams()
+    monkeypatch.delattr(trainer, "reduce_per_replica")
+    with pytest.raises(seams.UnsupportedError) as caught:
+        seams.resolve("reduce_per_replica")
+    assert "moved `keras.src.backend.tensorflow.trainer:reduce_per_replica`: it is gone" in str(caught.value)
+    assert seams.SEAMS["reduce_per_replica"].why in str(caught.value)
+
+
+def test_a_parameter_that_went_away_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import keras.src.backend.tensorflow.trainer as trainer
+
+    seams = _seams()
+    monkeypatch.setattr(trainer, "reduce_per_replica", lambda values, strategy: values)
+    with pytest.raises(seams.UnsupportedError, match="reduce_per_replica`: it no longer takes reduction"):
+        seams.resolve("reduce_per_replica")
+
+
+@pytest.fixture(scope="module")
+def untouched(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What processes without tfdistkit, with it, and with a strategy of it see."""
+    folder = tmp_path_factory.mktemp("untouched")
+    ways = ("without", "imported", "after_strategy")
+    jobs = [engines.start(folder / way, [_SCRIPT, way, str(folder / f"{way}.json")]) for way in ways]
+    try:
+        for job in jobs:
+            job.wait(240)
+    finally:
+        for job in jobs:
+            job.kill()
+    return {way: json.loads((folder / f"{way}.json").read_text()) for way in ways}
+
+
+def test_the_import_changes_nothing_in_keras(untouched: dict[str, Any]) -> None:
+    seen = SimpleNamespace(**untouched["imported"])
+    assert seen.names > 2000 and seen.changed == []
+    # The same look sees the hooks once a strategy of ours is made: it can fail.
+    assert untouched["after_strategy"]["changed"]
+
+
+def test_models_without_a_strategy_train_bit_for_bit_as_before(untouched: dict[str, Any]) -> None:
+    for way in ("imported", "after_strategy"):
+        assert untouched[way]["trained"] == untouched["without"]["trained"]
+    assert len(untouched["without"]["trained"]) == 4
