@@ -19,6 +19,7 @@ from tfdistkit.errors import UnsupportedError, explain
 from tfdistkit.strategies import exact_losses, keras_seams, lost_peer
 from tfdistkit.strategies import step as steps
 from tfdistkit.strategies.agreement import agree
+from tfdistkit.strategies.batch_parts import BatchPart
 
 
 @functools.cache
@@ -92,16 +93,27 @@ def _reduce_per_replica(original: Any, values: Any, strategy: Any, reduction: st
 def _make_epoch_iterator(
     original: Any, iterator: Any, distribute_strategy: Any = None, *args: Any, **kwargs: Any
 ) -> None:
-    """Lets all ranks shuffle arrays and PyDatasets alike (`MultiWorkerStrategy.agreed_shuffling`)."""
+    """Splits the batches of `fit`, `evaluate` and `predict`, shuffled alike on all ranks (`agreed_shuffling`)."""
     agreed: Any = contextlib.nullcontext()
     if kwargs.get("shuffle") and hasattr(distribute_strategy, "agreed_shuffling"):
         agreed = distribute_strategy.agreed_shuffling()
+    given = _ForKeras(distribute_strategy) if keras_seams.is_ours(distribute_strategy) else distribute_strategy
     with agreed:
-        original(iterator, distribute_strategy, *args, **kwargs)
+        original(iterator, given, *args, **kwargs)
     distributed = keras_seams.dataset_of(iterator)
     if getattr(distributed, "tfdistkit_is_own_part", False):
         iterator.data_adapter = _Uncounted(iterator.data_adapter)
         keras_seams.let_data_end_epoch(iterator, _Uncounted(distributed))
+
+
+class _ForKeras:
+    """A strategy as an epoch iterator sees it: something that distributes a dataset."""
+
+    def __init__(self, strategy: Any):
+        self._strategy = strategy
+
+    def experimental_distribute_dataset(self, dataset: Any) -> Any:
+        return self._strategy.distribute_for_keras(dataset)
 
 
 class _Uncounted:
@@ -162,6 +174,7 @@ def _batch_like(strategy: Any, iterator: Any) -> Any:
     spec = getattr(dataset, "tfdistkit_element_spec", None)
     if isinstance(dataset, tf.data.Dataset):
         spec = dataset.element_spec
+        spec = spec.data if isinstance(spec, BatchPart) else spec
     if spec is not None:
         return tf.nest.map_structure(lambda s: s if hasattr(s, "shape") and hasattr(s, "dtype") else None, spec)
     for _, *_, it in iterator:  # A dataset that the user distributed: only a batch can tell.

@@ -117,6 +117,7 @@ SEAMS: dict[str, Seam] = {
     "mirrored_sum": Seam(
         f"{_MIRRORED}._replica_ctx_all_reduce", ("self", "reduce_op", "value", "options"), "sums without merge_call"
     ),
+    "mwms_replica_id": Seam(f"{_MWMS}._get_replica_id_in_sync_group", ("self", "replica_id"), "rows of a replica"),
     "variable_update": Seam(f"{_VALUES}._update_replica", ("self", "update_fn", "value"), "layer state"),
     # TensorFlow: what is called.
     "variable_local": Seam(f"{_VALUES}._get_on_device_or_primary", ("self",), "layer state"),
@@ -255,6 +256,11 @@ def regroup(values: list[Any]) -> Any:
 def replica_id(context: Any) -> int:
     """Returns a replica's number as a Python number (the public property makes a tensor)."""
     return int(context._replica_id_in_sync_group)
+
+
+def first_replica_id(strategy: Any) -> int:
+    """Returns the number of this process's first replica among all."""
+    return int(strategy.extended._get_replica_id_in_sync_group(0))
 
 
 def tensorflow_has_started() -> bool:

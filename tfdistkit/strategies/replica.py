@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfdistkit.cluster.spec import ClusterSpec
 from tfdistkit.errors import UnsupportedError, explain
-from tfdistkit.strategies import keras_seams, step
+from tfdistkit.strategies import batch_parts, keras_seams, step
 
 # What TensorFlow's all-gather cannot carry, and what carries it. Strings have no carrier.
 _GATHER_AS = {
@@ -65,12 +65,13 @@ class ReplicaMixin:
 
     def _run_inline(self, fn: Any, args: tuple, kwargs: dict) -> Any:
         args, kwargs = keras_seams.select_replica(0, (args, kwargs))
+        args, total_rows = batch_parts.unwrap(args)
         with (
             tf.device(self.worker_devices[0]),
             tf.distribute.ReplicaContext(
                 self._container_strategy(), replica_id_in_sync_group=self._get_replica_id_in_sync_group(0)
             ),
-            step.running(self._make_step(args, kwargs, None)),
+            step.running(self._make_step(args, kwargs, total_rows)),
         ):
             return fn(*args, **kwargs)
 
@@ -142,6 +143,18 @@ class KerasStrategyMixin:
             distributed.tfdistkit_element_spec = dataset.element_spec
             distributed.tfdistkit_is_own_part = self._is_own_part(dataset)
         return distributed
+
+    def distribute_for_keras(self, dataset: Any) -> Any:
+        """As `experimental_distribute_dataset`, for the iterators of `fit`, `evaluate` and `predict`.
+
+        Returns:
+            Where each process has one replica, a `tf.data.Dataset` of `BatchPart`s, which only
+            `strategy.run` understands; else what `experimental_distribute_dataset` returns.
+        """
+        replicas = self.num_replicas_in_sync
+        if replicas > 1 and len(self.extended.worker_devices) == 1 and batch_parts.can_split(dataset):
+            return batch_parts.split(dataset, replicas, keras_seams.first_replica_id(self))
+        return self.experimental_distribute_dataset(dataset)
 
     def _is_own_part(self, dataset: tf.data.Dataset) -> bool:
         """Whether each of several workers brings a dataset of its own, which must not be split (`OFF`)."""

@@ -1,0 +1,85 @@
+"""Each worker's part of every global batch, cut out by the worker itself.
+
+TensorFlow's distributed iterator asks all workers before every step whether one of them still has data, and
+does not say how many rows the others got. A worker that cuts its part out of the global batch knows both:
+every rank has a part of every batch (an empty one, if need be), and the rows of the whole are at hand. That
+saves two of the collectives of a step.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfdistkit.strategies.step import count_rows
+
+
+class BatchPart(NamedTuple):
+    """One replica's part of a global batch.
+
+    Args:
+        data: The part, in the structure of the batch.
+        total_rows: Rows of the global batch, a scalar float32 tensor.
+    """
+
+    data: Any
+    total_rows: Any
+
+
+def can_split(dataset: Any) -> bool:
+    """Whether the elements of a dataset have a first dimension to split, and the user left how to shard it open."""
+    if not isinstance(dataset, tf.data.Dataset):
+        return False
+    policy = tf.data.experimental.AutoShardPolicy
+    if dataset.options().experimental_distribute.auto_shard_policy not in (policy.AUTO, policy.DATA):
+        return False
+    shapes = [getattr(spec, "shape", None) for spec in tf.nest.flatten(dataset.element_spec)]
+    return any(shape is not None and shape.rank != 0 for shape in shapes)
+
+
+def split(dataset: tf.data.Dataset, replicas: int, replica_id: int) -> tf.data.Dataset:
+    """Keeps one replica's part of every batch: consecutive rows, in the order of the replicas.
+
+    Args:
+        dataset: A dataset of global batches, the same on every replica.
+        replicas: How many parts there are.
+        replica_id: Which of them to keep, from 0.
+
+    Returns:
+        A dataset of as many `BatchPart`s; the last parts of a batch with fewer rows than replicas are empty.
+    """
+    in_tuple = isinstance(dataset.element_spec, tuple)
+
+    def part(*elements: Any) -> BatchPart:
+        batch = elements if in_tuple else elements[0]
+        rows, static_rows = count_rows(batch)
+        total = tf.cast(rows, tf.int32) if static_rows is None else static_rows
+        most = -(-total // replicas)
+        least = tf.minimum if static_rows is None else min
+        first = least(total, replica_id * most)
+        end = least(total, first + most)
+        return BatchPart(tf.nest.map_structure(lambda value: _rows(value, first, end), batch), rows)
+
+    return dataset.map(part, deterministic=True).prefetch(1)
+
+
+def unwrap(args: tuple) -> tuple[tuple, tf.Tensor | None]:
+    """Takes the data out of the arguments of `strategy.run`.
+
+    Returns:
+        The arguments as the user's function wants them, and the rows of the global batch if they are known.
+    """
+    if len(args) == 1 and isinstance(args[0], BatchPart):
+        return (args[0].data,), args[0].total_rows
+    return args, None
+
+
+def _rows(value: Any, first: Any, end: Any) -> Any:
+    if isinstance(value, tf.SparseTensor):
+        width = tf.cast(value.dense_shape[1:], tf.int64)
+        start = tf.concat([[tf.cast(first, tf.int64)], tf.zeros_like(width)], 0)
+        return tf.sparse.slice(value, start, tf.concat([[tf.cast(end - first, tf.int64)], width], 0))
+    if isinstance(value, tf.RaggedTensor) or (tf.is_tensor(value) and value.shape.rank != 0):
+        return value[first:end]
+    return value  # One value for the whole batch, or Keras's way to say None.
