@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import platform
 import random
-import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -46,11 +45,11 @@ class MultiWorkerStrategy(KerasStrategyMixin, tf.distribute.MultiWorkerMirroredS
         Ranks that agree already, as after `keras.utils.set_random_seed(7)` on each, are left as they are.
         """
         seed = keras_seams.global_seed()
-        python_state = zlib.crc32(repr(random.getstate()).encode())
-        mine = tf.constant([[-1 if seed is None else seed, python_state]], tf.int64)
+        version, state, gauss = random.getstate()
+        mine = tf.constant([[-1 if seed is None else seed, *state]], tf.int64)
         everyone = self.gather(mine, axis=0).numpy()
-        if (everyone[:, 1] != everyone[0, 1]).any():
-            random.seed(int(everyone[0, 1]))
+        if (everyone[:, 1:] != everyone[0, 1:]).any():  # Keras shuffles a PyDataset with Python's generator.
+            random.setstate((version, tuple(everyone[0, 1:].tolist()), gauss))
         if (everyone[:, 0] == everyone[0, 0]).all() and seed is not None:
             yield
             return

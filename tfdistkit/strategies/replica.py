@@ -73,7 +73,7 @@ class ReplicaMixin:
             ),
             step.running(self._make_step(args, kwargs, total_rows)),
         ):
-            return fn(*args, **kwargs)
+            return fn(*step.hide_emptiness(args), **step.hide_emptiness(kwargs))
 
     def _in_step(self, fn: Any, args: tuple, kwargs: dict) -> Any:
         """Wraps what a replica thread runs so that it knows its rows."""
@@ -82,7 +82,7 @@ class ReplicaMixin:
         @tf.autograph.experimental.do_not_convert
         def in_step(*args: Any, **kwargs: Any) -> Any:
             with step.running(self._make_step(args, kwargs, total)):
-                return fn(*args, **kwargs)
+                return fn(*step.hide_emptiness(args), **step.hide_emptiness(kwargs))
 
         return in_step
 

@@ -145,3 +145,25 @@ def count_rows(values: Any) -> tuple[tf.Tensor | None, int | None]:
             rows = tf.constant(float(static)) if static is not None else tf.cast(tf.shape(value)[0], tf.float32)
             return rows, static
     return None, None
+
+
+def hide_emptiness(values: Any) -> Any:
+    """Lets a graph be traced for a replica without rows as if it might have some.
+
+    Layers such as LSTM cannot be traced for a batch that is known to be empty, but run on one that is.
+
+    Args:
+        values: Any structure of tensors, holding one replica's values.
+
+    Returns:
+        The structure, with an unknown number of rows where 0 was known while tracing.
+    """
+
+    def hide(value: Any) -> Any:
+        if not tf.is_tensor(value) or not hasattr(value, "shape") or isinstance(value, tf.Variable):
+            return value
+        if tf.executing_eagerly() or value.shape.rank in (None, 0) or value.shape[0] != 0:
+            return value
+        return tf.compat.v1.placeholder_with_default(value, [None, *value.shape[1:]])
+
+    return tf.nest.map_structure(hide, values)
