@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import pathlib
+import shutil
 import subprocess
 import sys
 from typing import Any
@@ -138,6 +140,17 @@ def test_full_disk_is_told_and_the_file_before_stays(tmp_path: pathlib.Path, nam
     assert "told: " in run.stdout and "ChiefCheckpoint could not write" in run.stdout, run.stdout + run.stderr
     assert str(tmp_path / name) in run.stdout and "AssertionError" not in run.stderr
     assert [entry.name for entry in tmp_path.iterdir()] == [name]
+
+
+def test_too_little_space_is_told_before_anything_is_written(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    total, used, _ = shutil.disk_usage(tmp_path)
+    usage = type(shutil.disk_usage(tmp_path))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(total, used, 50))
+    with pytest.raises(OSError, match="could not write(.|\n)*50 bytes free") as caught:
+        train([ChiefCheckpoint(tmp_path / "model.weights.h5", save_weights_only=True)])
+    assert caught.value.errno == errno.ENOSPC and list(tmp_path.iterdir()) == []
 
 
 class Recorder(keras.callbacks.Callback):

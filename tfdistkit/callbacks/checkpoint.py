@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import math
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -135,10 +138,11 @@ class _Saver:
         self._save_by(self._model, lambda path: self._model.save_weights(path, **options), filepath)
 
 
-def _write(_: keras.Model, save: Callable[[str], None], filepath: str) -> None:
+def _write(model: keras.Model, save: Callable[[str], None], filepath: str) -> None:
     """What the chief does."""
     try:
         with whole_file(filepath) as partial:
+            _require_space(partial, _saved_variables(model))
             save(partial)
     except IsADirectoryError:
         raise  # Keras has an explanation of its own
@@ -149,6 +153,14 @@ def _write(_: keras.Model, save: Callable[[str], None], filepath: str) -> None:
             expected="a folder that the chief may write to, with enough free space",
         )
         raise (OSError(message) if error.errno is None else OSError(error.errno, message)) from error
+
+
+def _require_space(path: str, variables: list[Any]) -> None:
+    """Raises an error before HDF5 meets a full disk: it then may end the process without a word (SIGSEGV)."""
+    size_bytes = sum(math.prod(v.shape) * tf.as_dtype(v.dtype).size for v in variables)
+    free_bytes = shutil.disk_usage(os.path.dirname(path)).free
+    if free_bytes < size_bytes:
+        raise OSError(errno.ENOSPC, f"{size_bytes} bytes to write, {free_bytes} bytes free")
 
 
 def _take_part(model: keras.Model, save: Callable[[str], None], filepath: str) -> None:
@@ -164,10 +176,13 @@ def _lives_on_all_ranks(model: keras.Model) -> bool:
     Metrics are made of such variables, and Keras does not save metrics. A layer of the user's may hold some
     in its weights, or save its metrics in a `save_own_variables` of its own.
     """
-    saved = [*model.weights, *(model.optimizer.variables if model.optimizer else [])]
-    if any(map(_is_on_read, saved)):
+    if any(map(_is_on_read, _saved_variables(model))):
         return True
     return any(map(_is_on_read, model.variables)) and _saves_by_itself(model)
+
+
+def _saved_variables(model: keras.Model) -> list[Any]:
+    return [*model.weights, *(model.optimizer.variables if model.optimizer else [])]
 
 
 def _is_on_read(variable: keras.Variable) -> bool:

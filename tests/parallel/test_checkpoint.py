@@ -1,0 +1,192 @@
+"""`ChiefCheckpoint` in real jobs of two workers, and against kill -9."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import keras
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.tensorflow
+
+TRAIN = """
+import os, pathlib, resource, sys
+import keras, numpy as np
+import tfdistkit
+from tfdistkit.callbacks import ChiefCheckpoint, ChiefOnly
+
+folder, case = pathlib.Path(sys.argv[1]), sys.argv[2]
+strategy = tfdistkit.strategy("auto")
+keras.utils.set_random_seed(0)
+x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
+y = (x[:, :1] > 0).astype("float32")
+
+
+class Counts(keras.layers.Layer):
+    def build(self, shape):
+        options = dict(synchronization="on_read", aggregation="sum", trainable=False)
+        self.rows = keras.Variable(0.0, name="rows", **options)
+
+    def call(self, inputs, training=False):
+        if training:
+            self.rows.assign_add(keras.ops.cast(keras.ops.shape(inputs)[0], "float32"))
+        return inputs
+
+
+with strategy.scope():
+    layers = [keras.Input((4,)), keras.layers.Dense(8, activation="tanh")]
+    layers += [keras.layers.BatchNormalization(synchronized=True)]
+    layers += [Counts()] if case == "on_read" else []
+    model = keras.Sequential([*layers, keras.layers.Dense(1, activation="sigmoid")])
+    metrics = ["accuracy", keras.metrics.AUC()]
+    model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.01)), "binary_crossentropy", metrics=metrics)
+if case == "full_disk" and tfdistkit.is_chief():
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+callbacks = [
+    ChiefCheckpoint(folder / "deep" / "{epoch:02d}.keras"),
+    ChiefCheckpoint(folder / "best.keras", save_best_only=True, monitor="val_accuracy", verbose=1),
+    ChiefOnly(keras.callbacks.CSVLogger(folder / "log.csv")),
+]
+if case == "plain":
+    callbacks += [ChiefCheckpoint(folder / "{epoch}-{batch}.weights.h5", save_weights_only=True, save_freq=3)]
+model.fit(x, y, batch_size=16, epochs=3, validation_data=(x, y), callbacks=callbacks)
+model.evaluate(x, y, batch_size=16)
+model.predict(x, batch_size=16)
+print("end of rank", tfdistkit.rank())
+"""
+
+# Loads a checkpoint where there is no tfdistkit.
+LOAD = """
+import json, sys
+sys.modules["tfdistkit"] = None
+import keras
+model = keras.models.load_model(sys.argv[1])
+variables = [*model.weights, *model.optimizer.variables]
+print(json.dumps([keras.ops.convert_to_numpy(v).tolist() for v in variables]))
+"""
+
+
+def run(workers: int, folder: pathlib.Path, case: str = "plain") -> subprocess.CompletedProcess[str]:
+    folder.mkdir(parents=True)
+    script = folder.with_suffix(".py")
+    script.write_text(TRAIN)
+    scratch = folder.with_suffix(".tmp")
+    scratch.mkdir()
+    command = [sys.executable, "-m", "tfdistkit", "run", "-np", str(workers), "--timeout", "120"]
+    environment = {**os.environ, "TMPDIR": str(scratch), "CUDA_VISIBLE_DEVICES": "-1"}
+    return subprocess.run(
+        [*command, str(script), str(folder), case],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+
+
+def files(folder: pathlib.Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def checkpoints_in(folder: pathlib.Path) -> list[str]:
+    return [name for name in files(folder) if name.endswith((".keras", ".h5"))]
+
+
+def load_without_us(path: pathlib.Path) -> list[np.ndarray]:
+    command = [sys.executable, "-c", LOAD, str(path)]
+    loaded = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    return [np.asarray(value) for value in json.loads(loaded.stdout)]
+
+
+def test_chief_alone_writes_what_one_process_writes(tmp_path: pathlib.Path) -> None:
+    two, one = run(2, tmp_path / "two"), run(1, tmp_path / "one")
+    assert two.returncode == 0, two.stdout + two.stderr
+    assert one.returncode == 0, one.stdout + one.stderr
+    assert files(tmp_path / "two") == files(tmp_path / "one")
+    assert "deep/03.keras" in files(tmp_path / "two") and "2-2.weights.h5" in files(tmp_path / "two")
+    assert checkpoints_in(tmp_path / "two.tmp") == []
+    for name in ("deep/03.keras", "best.keras"):
+        for a, b in zip(load_without_us(tmp_path / "two" / name), load_without_us(tmp_path / "one" / name), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    assert_one_voice(two.stdout)
+
+
+def assert_one_voice(output: str) -> None:
+    """One progress bar for the job, in `fit`, `evaluate` and `predict`, and one line for a save."""
+    lines = output.replace("\r", "\n").splitlines()
+    assert sum("Epoch 1/3" in line for line in lines) == 1
+    assert any("ms/step" in line or "s/step" in line for line in lines if line.startswith("[0]"))
+    assert any("saving model to" in line for line in lines if line.startswith("[0]"))
+    assert [line for line in lines if line.startswith("[1]") and line != "[1] end of rank 1"] == []
+    assert "[1] end of rank 1" in lines
+
+
+def test_state_that_lives_on_all_ranks_is_saved_with_all_of_them(tmp_path: pathlib.Path) -> None:
+    job = run(2, tmp_path / "two", "on_read")
+    assert job.returncode == 0, job.stdout + job.stderr
+    assert checkpoints_in(tmp_path / "two.tmp") == []
+    with keras.utils.custom_object_scope({"Counts": Counts}):
+        model = keras.models.load_model(tmp_path / "two" / "deep" / "02.keras")
+    rows = next(variable for variable in model.weights if variable.name == "rows")
+    assert float(keras.ops.convert_to_numpy(rows)) == 128.0  # two epochs of 64 rows, half of them on each rank
+
+
+class Counts(keras.layers.Layer):
+    def build(self, shape: tuple[int | None, ...]) -> None:
+        self.rows = keras.Variable(0.0, name="rows", trainable=False)
+
+    def call(self, inputs: object) -> object:
+        return inputs
+
+
+def test_chief_that_cannot_write_ends_the_job_and_says_why(tmp_path: pathlib.Path) -> None:
+    job = run(2, tmp_path / "two", "full_disk")
+    output = job.stdout + job.stderr
+    assert job.returncode not in (0, 124), output  # 124: the launcher's time was up
+    assert "ChiefCheckpoint could not write the checkpoint" in output, output
+    assert checkpoints_in(tmp_path / "two") == []
+
+
+SAVE_FOR_EVER = """
+import sys
+import keras, numpy as np
+from tfdistkit.callbacks import ChiefCheckpoint
+model = keras.Sequential([keras.Input((1000,)), keras.layers.Dense(4000), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+callback = ChiefCheckpoint(sys.argv[1], save_weights_only=sys.argv[1].endswith("h5"), save_freq=1)
+x, y = np.zeros((4, 1000)), np.zeros((4, 1))
+model.fit(x, y, verbose=0, callbacks=[callback])
+print("ready", flush=True)
+model.fit(x, y, verbose=0, batch_size=1, epochs=10_000, callbacks=[callback])
+"""
+
+
+@pytest.mark.parametrize("name", ("model.keras", "model.weights.h5"))
+def test_kill_in_the_middle_of_a_save_leaves_a_file_that_loads(tmp_path: pathlib.Path, name: str) -> None:
+    target = tmp_path / name
+    moments = random.Random(0)
+    caught_in_the_middle = 0
+    model = keras.Sequential([keras.Input((1000,)), keras.layers.Dense(4000), keras.layers.Dense(1)])
+    for _ in range(4):
+        command = [sys.executable, "-c", SAVE_FOR_EVER, str(target)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as job:
+            assert job.stdout is not None and job.stdout.readline() == b"ready\n"
+            time.sleep(moments.uniform(0.0, 0.5))
+            job.send_signal(signal.SIGKILL)
+            job.wait(timeout=30)
+        caught_in_the_middle += any(entry.name.startswith(".tfdistkit-") for entry in tmp_path.iterdir())
+        assert len(list(tmp_path.iterdir())) <= 2  # the next save removed what the one before left
+        if name.endswith(".keras"):
+            model = keras.models.load_model(target)
+        else:
+            model.load_weights(target)
+        assert np.isfinite(keras.ops.convert_to_numpy(model.layers[0].kernel)).all()
+    assert caught_in_the_middle > 0  # else this test shows nothing

@@ -1,0 +1,131 @@
+"""`tfdistkit.data.shard` under `fit` and `evaluate`, in real jobs of two workers."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.tensorflow
+
+# Rows, global batch size: even, with remainders, uneven parts, and fewer rows than workers.
+CASES = [(64, 16), (97, 32), (65, 32), (7, 4), (3, 8), (1, 4)]
+PLACES = ("none", "before", "after")
+EPOCHS = 2
+
+TRAIN = """
+import json, pathlib, sys
+import keras, numpy as np
+import tensorflow as tf
+import tfdistkit
+
+cases, places, epochs = json.loads(sys.argv[2])
+strategy = tfdistkit.strategy("auto")
+
+
+class SeenRows(keras.metrics.Metric):
+    '''How often each row was seen, by all ranks.'''
+
+    def __init__(self, rows):
+        super().__init__(name="seen")
+        self.times = self.add_variable((rows,), initializer="zeros", name="times")
+
+    def update_state(self, numbers, predictions, sample_weight=None):
+        numbers = keras.ops.cast(keras.ops.reshape(numbers, (-1,)), "int32")
+        self.times.assign_add(keras.ops.sum(keras.ops.one_hot(numbers, self.times.shape[0]), axis=0))
+
+    def result(self):
+        return keras.ops.sum(self.times)
+
+
+def dataset(rows, batch_size, place):
+    x = np.random.default_rng(0).normal(size=(rows, 4)).astype("float32")
+    dataset = tf.data.Dataset.from_tensor_slices((x, np.arange(rows, dtype="float32")[:, None]))
+    if place == "before":
+        return tfdistkit.data.shard(dataset).batch(batch_size)
+    dataset = dataset.batch(batch_size)
+    return tfdistkit.data.shard(dataset) if place == "after" else dataset
+
+
+def measure(rows, batch_size, place, steps_per_execution=1):
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(5, activation="tanh"), keras.layers.Dense(1)])
+        options = dict(metrics=[SeenRows(rows)], steps_per_execution=steps_per_execution)
+        model.compile(keras.optimizers.Adam(0.01), lambda y, p: keras.ops.square(p - y / rows), **options)
+    data = dataset(rows, batch_size, place)
+    history = model.fit(data, epochs=epochs, verbose=0)
+    seen = model.metrics[-1].metrics[0].times.value.numpy().tolist()
+    loss, rows_seen = model.evaluate(data, verbose=0)
+    return dict(loss=history.history["loss"], seen=seen, evaluated=loss, rows_evaluated=rows_seen,
+        steps=int(model.optimizer.iterations), kernel=model.layers[0].kernel.numpy().tolist())
+
+
+found = {}
+for rows, batch_size in cases:
+    for place in places:
+        found[f"{rows} {batch_size} {place}"] = measure(rows, batch_size, place)
+found["97 32 before, executing 3"] = measure(97, 32, "before", 3)
+if tfdistkit.is_chief():
+    pathlib.Path(sys.argv[1]).write_text(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
+    return {workers: run(workers, tmp_path_factory.mktemp("shard")) for workers in (1, 2)}
+
+
+def run(workers: int, folder: pathlib.Path) -> dict[str, Any]:
+    script, result = folder / "train.py", folder / "found.json"
+    script.write_text(TRAIN)
+    command = [sys.executable, "-m", "tfdistkit", "run", "-np", str(workers), "--timeout", "240", str(script)]
+    command += [str(result), json.dumps([CASES, PLACES, EPOCHS])]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
+    job = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    assert job.returncode == 0, job.stdout + job.stderr
+    assert "ran out of data" not in job.stderr
+    found: dict[str, Any] = json.loads(result.read_text())
+    return found
+
+
+close = functools.partial(np.testing.assert_allclose, rtol=2e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(("rows", "batch_size"), CASES)
+def test_epoch_sees_each_row_once(measured: dict[int, Any], rows: int, batch_size: int, place: str) -> None:
+    found = measured[2][f"{rows} {batch_size} {place}"]
+    assert found["seen"] == [1.0] * rows
+    assert found["rows_evaluated"] == rows
+
+
+@pytest.mark.parametrize("place", ("none", "before"))
+@pytest.mark.parametrize(("rows", "batch_size"), CASES)
+def test_sharded_before_batch_two_workers_compute_what_one_computes(
+    measured: dict[int, Any], rows: int, batch_size: int, place: str
+) -> None:
+    one, two = measured[1][f"{rows} {batch_size} none"], measured[2][f"{rows} {batch_size} {place}"]
+    assert two["steps"] == one["steps"] == EPOCHS * -(-rows // batch_size)
+    for what in ("loss", "evaluated", "kernel"):
+        close(two[what], one[what])
+
+
+def test_several_steps_in_one_execution(measured: dict[int, Any]) -> None:
+    one, two = measured[1]["97 32 none"], measured[2]["97 32 before, executing 3"]
+    assert two["steps"] == one["steps"] and two["seen"] == [1.0] * 97
+    close(two["kernel"], one["kernel"])
+
+
+@pytest.mark.parametrize(("rows", "batch_size"), CASES)
+def test_one_process_has_all_of_it(measured: dict[int, Any], rows: int, batch_size: int) -> None:
+    plain = measured[1][f"{rows} {batch_size} none"]
+    for place in ("before", "after"):
+        assert measured[1][f"{rows} {batch_size} {place}"] == plain
