@@ -47,7 +47,8 @@ with strategy.scope():
     layers += [Counts()] if case == "on_read" else []
     model = keras.Sequential([*layers, keras.layers.Dense(1, activation="sigmoid")])
     metrics = ["accuracy", keras.metrics.AUC()]
-    model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.01)), "binary_crossentropy", metrics=metrics)
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.01))
+    model.compile(optimizer, "binary_crossentropy", metrics=metrics)
 if case == "full_disk" and tfdistkit.is_chief():
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 callbacks = [
@@ -114,7 +115,8 @@ def test_chief_alone_writes_what_one_process_writes(tmp_path: pathlib.Path) -> N
     assert "deep/03.keras" in files(tmp_path / "two") and "2-2.weights.h5" in files(tmp_path / "two")
     assert checkpoints_in(tmp_path / "two.tmp") == []
     for name in ("deep/03.keras", "best.keras"):
-        for a, b in zip(load_without_us(tmp_path / "two" / name), load_without_us(tmp_path / "one" / name), strict=True):
+        saved = [load_without_us(tmp_path / job / name) for job in ("two", "one")]
+        for a, b in zip(*saved, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
     assert_one_voice(two.stdout)
 

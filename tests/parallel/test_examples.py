@@ -63,6 +63,19 @@ def test_demo_trains_and_compares() -> None:
     assert output.count("Epoch 1/") == 1  # one progress bar for two workers, and none of the second run
 
 
+def test_quickstart_does_what_it_says(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (EXAMPLES.parent / "docs" / "quickstart.md").read_text()
+    before, after = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    losses = []
+    for how, script in ((PLAIN, before), (PLAIN, after), (TWO_WORKERS, after)):
+        (tmp_path / "train.py").write_text(script)
+        losses += re.findall(r"loss of the last epoch: (.*)", start(*how, "train.py"))
+        (tmp_path / "digits.keras").unlink()
+    assert len(losses) == 2  # one line for each run of the second script: the chief's
+    np.testing.assert_allclose(float(losses[1]), float(losses[0]), rtol=1e-5)
+
+
 @pytest.mark.parametrize("example", ("digits.py", "char_lm.py"))
 def test_examples_are_short(example: str) -> None:
     assert len((EXAMPLES / example).read_text().splitlines()) < 80
