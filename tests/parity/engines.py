@@ -125,6 +125,8 @@ def start(folder: Path, arguments: list[str], processes: int = 1, env: dict[str,
 
 
 def start_cases(engine: str, folder: Path, names: list[str]) -> Job:
-    """Starts an engine on cases of the table."""
+    """Starts an engine on cases of the table; `multiworker` as a user would, by `tfdistkit run`."""
     arguments = ["-m", "parity.run_cases", engine, str(folder), *names]
+    if engine == "multiworker":
+        return start(folder, ["-m", "tfdistkit", "run", "-np", str(PROCESSES[engine]), *arguments])
     return start(folder, arguments, PROCESSES.get(engine, 1))

@@ -51,7 +51,7 @@ class Batches(keras.utils.PyDataset):
 
 
 def _arrays(data: tuple[Any, ...], batch: int, shuffle: bool) -> dict[str, Any]:
-    names = dict(zip(("x", "y", "sample_weight"), data))
+    names = dict(zip(("x", "y", "sample_weight"), data))  # the weights are not always there
     return {**names, "batch_size": batch, "shuffle": shuffle}
 
 
@@ -74,9 +74,9 @@ FEEDS = {
 }
 
 
-def fit_arguments(case: Case) -> dict[str, Any]:
+def fit_arguments(case: Case, data: tuple[Any, ...] | None = None) -> dict[str, Any]:
     """Returns what `fit` gets for a case: its data, its validation data, its other options."""
-    arguments = {**FEEDS[case.feed](columns(case), case.global_batch), **case.fit}
+    arguments = {**FEEDS[case.feed](data or columns(case), case.global_batch), **case.fit}
     if case.weights == "class":
         arguments["class_weight"] = CLASS_WEIGHTS
     if case.validation:

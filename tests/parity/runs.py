@@ -70,19 +70,24 @@ def compiled(case: Case) -> keras.Model:
 
 
 def fit_only(case: Case, strategy: tf.distribute.Strategy, record: Record) -> keras.Model:
-    """Trains by `fit` and keeps the curve and the weights."""
+    """Trains by `fit` and keeps the curve, the weights and the optimizer's state."""
     with strategy.scope():
         model = compiled(case)
-    history = model.fit(**feeds.fit_arguments(case), epochs=EPOCHS, verbose=0).history
+    data = feeds.columns(case)
+    history = model.fit(**feeds.fit_arguments(case, data), epochs=EPOCHS, verbose=0).history
+    # TensorFlow computes in place in arrays that it shares with Python, if it takes them for its own.
+    for given, fresh in zip(tf.nest.flatten(data), tf.nest.flatten(feeds.columns(case))):
+        assert np.array_equal(given, fresh), f"`fit` wrote into the caller's arrays: {(given != fresh).sum()} numbers"
     record.add_logs("history", history)
     record.add_weights("weights", model.weights)
+    if model.optimizer is not None:
+        record.add_weights("optimizer", model.optimizer.variables)
     return model
 
 
 def fit(case: Case, strategy: tf.distribute.Strategy, record: Record) -> keras.Model:
-    """As `fit_only`, then `evaluate` and `predict`, and the optimizer's state."""
+    """As `fit_only`, then `evaluate` and `predict`."""
     model = fit_only(case, strategy, record)
-    record.add_weights("optimizer", model.optimizer.variables)
     data = feeds.columns(case)
     record.add_logs("evaluate", model.evaluate(feeds.dataset(data, 32), verbose=0, return_dict=True))
     if case.feed.endswith("arrays"):

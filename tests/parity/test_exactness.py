@@ -24,6 +24,7 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(1800)]
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_equals_one_process(runs: Any, engine: str, case: str) -> None:
+    runs.start(engine)  # beside the reference
     (expected,), ranks = runs.records("one", case), runs.records(engine, case)
     for record in (expected, *ranks):
         assert record.error is None, record.values["traceback"]
