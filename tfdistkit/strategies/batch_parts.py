@@ -27,6 +27,13 @@ class BatchPart(NamedTuple):
     total_rows: Any
 
 
+# What DeepCopy copies, and NumPy arrays hold. Strings are never written in place.
+_COPIED = (
+    *(tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.complex64, tf.complex128, tf.bool),
+    *(tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16, tf.uint32, tf.uint64),
+)
+
+
 def can_split(dataset: Any) -> bool:
     """Whether the elements of a dataset have a first dimension to split, and the user left how to shard it open."""
     if not isinstance(dataset, tf.data.Dataset):
@@ -80,6 +87,39 @@ def _rows(value: Any, first: Any, end: Any) -> Any:
         width = tf.cast(value.dense_shape[1:], tf.int64)
         start = tf.concat([[tf.cast(first, tf.int64)], tf.zeros_like(width)], 0)
         return tf.sparse.slice(value, start, tf.concat([[tf.cast(end - first, tf.int64)], width], 0))
-    if isinstance(value, tf.RaggedTensor) or (tf.is_tensor(value) and value.shape.rank != 0):
+    if isinstance(value, tf.RaggedTensor):
         return value[first:end]
+    if tf.is_tensor(value) and value.shape.rank != 0:
+        return _in_own_memory(value[first:end])
     return value  # One value for the whole batch, or Keras's way to say None.
+
+
+def keep_arrays_safe(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Makes a dataset that TensorFlow may split without a danger to the user's NumPy arrays.
+
+    Batches of a generator or a PyDataset lie in the arrays themselves. TensorFlow knows that it must not
+    write there, but not of a slice of such a batch: an operation that works in place (`y_pred - y`) then
+    overwrites rows of the user's data, now and then.
+
+    Args:
+        dataset: A dataset of batches.
+
+    Returns:
+        The same, with each batch in memory of its own.
+    """
+    in_tuple = isinstance(dataset.element_spec, tuple)
+
+    def copied(*elements: Any) -> Any:
+        batch = elements if in_tuple else elements[0]
+        return tf.nest.map_structure(lambda v: _in_own_memory(v) if tf.is_tensor(v) else v, batch)
+
+    return dataset.map(copied, deterministic=True)
+
+
+def _in_own_memory(value: Any) -> Any:
+    """Copies a dense tensor; `tf.identity` would not."""
+    if not isinstance(value, tf.Tensor) or value.dtype not in _COPIED:
+        return value
+    copy = tf.raw_ops.DeepCopy(x=value)
+    copy.set_shape(value.shape)
+    return copy

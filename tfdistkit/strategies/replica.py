@@ -137,6 +137,8 @@ class KerasStrategyMixin:
         if self.num_replicas_in_sync == 1 and isinstance(dataset, tf.data.Dataset):
             # Nothing to split: TensorFlow's distributed iterator would only cost time (1 ms a step).
             return dataset
+        if isinstance(dataset, tf.data.Dataset):
+            dataset = batch_parts.keep_arrays_safe(dataset)
         distributed = super().experimental_distribute_dataset(_split_every_batch(dataset), options)
         if isinstance(dataset, tf.data.Dataset):
             # What the hooks of `fit` have to know, and TensorFlow does not tell.
