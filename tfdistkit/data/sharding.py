@@ -56,7 +56,7 @@ def shard(dataset: tf.data.Dataset, *, num_shards: int | None = None, index: int
     if num_shards > 1:
         dataset = dataset.shard(num_shards, index)
     options = tf.data.Options()
-    options.framework_type = [*(dataset.options().framework_type or ()), _MARK]
+    options.framework_type = [_MARK]  # added to what is there
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     return dataset.with_options(options)
 
