@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 from tfdistkit.errors import ClusterConfigError, explain
 
@@ -27,6 +28,10 @@ RANK = "TFDISTKIT_RANK"
 JOB_ID = "TFDISTKIT_JOB_ID"
 # "0": do not compare this process's own address with the addresses of this machine (address translation).
 CHECK_ADDRESS = "TFDISTKIT_CHECK_ADDRESS"
+# The folder for what takes long to make and can be made again (built wheels).
+CACHE_DIR = "TFDISTKIT_CACHE_DIR"
+# The user's folder for such things: https://specifications.freedesktop.org/basedir-spec/latest/
+XDG_CACHE_HOME = "XDG_CACHE_HOME"
 # Kubernetes sets this in every container: https://kubernetes.io/docs/concepts/services-networking/service/
 KUBERNETES = "KUBERNETES_SERVICE_HOST"
 
@@ -66,6 +71,19 @@ def integer(name: str) -> int | None:
 def checks_own_address() -> bool:
     """Whether a process's own address must be one of this machine: not in Kubernetes, not if switched off."""
     return text(CHECK_ADDRESS) != "0" and text(KUBERNETES) is None
+
+
+def cache_dir() -> Path:
+    """Returns the folder for what takes long to make and can be made again; nothing is made yet."""
+    own = text(CACHE_DIR)
+    if own is not None:
+        return Path(own).absolute()
+    return Path(text(XDG_CACHE_HOME) or Path.home() / ".cache") / "tfdistkit"
+
+
+def put(name: str, value: str) -> None:
+    """Sets a variable of this process, for a library that reads it later (Horovod when it is initialised)."""
+    os.environ[name] = value
 
 
 def child_env(changes: Mapping[str, str | None]) -> dict[str, str]:

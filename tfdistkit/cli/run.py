@@ -58,16 +58,23 @@ def _job(options: RunOptions) -> JobSpec:
         threads_per_worker=options.threads_per_worker,
         timeout_s=options.timeout_s,
         passes_stdin=True,
+        backend=options.backend,
     )
 
 
 def _run(job: JobSpec, processes: Sequence[ProcessSpec], options: RunOptions, signals: Sequence[int]) -> int:
     console = Console(DescriptorSink(1), DescriptorSink(2), job.world_size)
     if env.text(env.TF_CONFIG):
-        console.note("tfdistkit: TF_CONFIG of this shell is not used: each worker gets one of its own.")
+        gets = "each worker gets one of its own" if options.backend == "local" else "the workers get none"
+        console.note(f"tfdistkit: TF_CONFIG of this shell is not used: {gets}.")
     if options.is_verbose:
         console.note("\n".join(["tfdistkit: starting", *map(_as_shell_line, processes)]))
-    result = run_job(job, processes, console, signals)
+    try:
+        result = run_job(job, processes, console, signals)
+    except TfdistkitError:
+        if options.log_dir is None:
+            shutil.rmtree(job.run_dir, ignore_errors=True)
+        raise
     keeps_folder = options.log_dir is not None or result.outcome is not Outcome.SUCCEEDED
     if result.outcome is not Outcome.SUCCEEDED:
         console.note(_failure_text(result, job))

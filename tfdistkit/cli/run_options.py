@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import NoReturn
 
 from tfdistkit.errors import nearest
+from tfdistkit.launcher.backend import BACKENDS
 
 _DESCRIPTION = """\
 Starts a script in several worker processes on this machine, and watches over them until all have ended.
 
 Each worker finds TF_CONFIG in its environment; in the script, tfdistkit.strategy("multiworker") does the rest.
+With --backend horovod or mpi it finds what Horovod needs instead, for tfdistkit.strategy("horovod").
 When a worker fails, the others are stopped, and the first failure is told. No process is left behind."""
 
 _EPILOG = """\
@@ -24,6 +26,7 @@ examples:
   tfdistkit run -np 2 train.py --epochs 3
   tfdistkit run -np 4 --log-dir logs -m my_package.train
   tfdistkit run -np 2 --dry-run train.py
+  tfdistkit run -np 2 --backend horovod train.py
 
 exit codes:
   0 all workers ended well; the first failing worker's own code (128 + the signal's number if it was killed);
@@ -42,6 +45,7 @@ class RunOptions:
     threads_per_worker: int | None
     is_dry_run: bool
     is_verbose: bool
+    backend: str = "local"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -84,6 +88,7 @@ def parse(arguments: Sequence[str]) -> RunOptions:
         threads_per_worker=found.threads_per_worker,
         is_dry_run=found.dry_run,
         is_verbose=found.verbose,
+        backend=found.backend,
     )
 
 
@@ -98,6 +103,12 @@ def _make_parser() -> _Parser:
     )
     add = parser.add_argument
     add("-np", "--num-proc", dest="np", type=int, metavar="N", help="how many workers")
+    add(
+        "--backend",
+        choices=list(BACKENDS),
+        default="local",
+        help="local: TensorFlow's own collectives (default); horovod: Horovod with Gloo; mpi: Horovod with mpirun",
+    )
     add("-m", "--module", action="store_true", help="the script is the name of a module, as in `python -m`")
     add("--log-dir", type=Path, metavar="DIR", help="keep each worker's output in DIR/rank.<N>/stdout and stderr")
     add("--timeout", type=float, metavar="SECONDS", help="stop the whole job after this time")

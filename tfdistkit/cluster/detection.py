@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tfdistkit import env
+from tfdistkit.cluster.horovod import read_horovod
+from tfdistkit.cluster.mpi import read_mpi, read_slurm_mpi
 from tfdistkit.cluster.spec import ClusterSpec
 from tfdistkit.cluster.tf_config import from_tf_config
 from tfdistkit.errors import ClusterConfigError, explain
@@ -21,15 +23,22 @@ def _read_single_process() -> ClusterSpec:
 
 
 # In this order; the first that finds something wins. A new scheduler is one reader and one row.
-_READERS: tuple[Callable[[], ClusterSpec | None], ...] = (_read_tf_config, _read_single_process)
+_READERS: tuple[Callable[[], ClusterSpec | None], ...] = (
+    _read_tf_config,
+    read_horovod,
+    read_mpi,
+    read_slurm_mpi,
+    _read_single_process,
+)
 
 
 def detect_cluster() -> ClusterSpec:
     """Reads from the environment which process of which cluster this is.
 
-    TF_CONFIG is read if it is set; without it this is a single process. The launcher's
-    `TFDISTKIT_LOCAL_RANK` and `TFDISTKIT_LOCAL_WORLD_SIZE` win over what the address list suggests. Nothing
-    is cached, and neither the network nor TensorFlow is touched.
+    TF_CONFIG is read if it is set; the launcher's `TFDISTKIT_LOCAL_RANK` and `TFDISTKIT_LOCAL_WORLD_SIZE` win
+    over what its address list suggests. Without it, the variables of Horovod (`horovodrun`) and of MPI
+    (`mpirun`, `srun --mpi=pmix`) tell the rank, though no addresses; without these it is a single process.
+    Nothing is cached, and neither the network nor TensorFlow is touched.
 
     Returns:
         The cluster and this process's place in it.

@@ -37,6 +37,8 @@ class ClusterSpec:
         local_rank: Which of the training processes on this host this is, from 0.
         local_world_size: How many training processes run on this host.
         source: Where this was read from, for messages: `TF_CONFIG`, `single process`, ...
+        size: How many training processes there are, where nobody told their addresses (Horovod, MPI): all of
+            them are workers. None counts the addresses.
     """
 
     addresses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -44,6 +46,7 @@ class ClusterSpec:
     local_rank: int = 0
     local_world_size: int = 1
     source: str = "single process"
+    size: int | None = None
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -52,8 +55,13 @@ class ClusterSpec:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the address of every training process is known (not so with a sparse TF_CONFIG)."""
-        return all(self.workers)
+        """Whether the address of every training process is known (not so with a sparse TF_CONFIG, or MPI)."""
+        return all(self.workers) and self.has_addresses
+
+    @property
+    def has_addresses(self) -> bool:
+        """Whether the processes were told of each other's addresses; True for a single process, which needs none."""
+        return self.size is None
 
     @property
     def is_training(self) -> bool:
@@ -81,7 +89,7 @@ class ClusterSpec:
     @property
     def world_size(self) -> int:
         """How many training processes there are: 1 for a single process."""
-        return max(1, len(self.workers))
+        return self.size or max(1, len(self.workers))
 
     @property
     def is_chief(self) -> bool:
@@ -90,7 +98,7 @@ class ClusterSpec:
 
     @property
     def address(self) -> str | None:
-        """This process's own `host:port`; None for a single process."""
+        """This process's own `host:port`; None for a single process, or when addresses are not known."""
         of_role = self.addresses.get(self.task.role, ())
         return (of_role[self.task.index] or None) if self.task.index < len(of_role) else None
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib
-from typing import IO, Protocol
+from typing import IO, TYPE_CHECKING, Protocol
 
-from tfdistkit.launcher.spec import ProcessSpec
+if TYPE_CHECKING:
+    from tfdistkit.launcher.spec import ProcessSpec
 
-# Name -> module; each has a class `Launcher`.
+# Name -> module; each has a class `Launcher`. What its workers are told of the cluster is in `rank_variables`.
 BACKENDS = {
     "local": "tfdistkit.launcher.local",
+    "horovod": "tfdistkit.launcher.horovod",
+    "mpi": "tfdistkit.launcher.mpi",
 }
 
 
@@ -62,12 +65,16 @@ class Backend(Protocol):
         """Ends every process of the job that is still there, kindly or not, and gives everything back."""
 
 
-def load_backend(name: str, job_id: str) -> Backend:
+def load_backend(name: str, job_id: str, world_size: int) -> Backend:
     """Returns a place to start a job's processes.
 
     Args:
         name: One of `BACKENDS`.
         job_id: The job's mark.
+        world_size: How many workers the job has.
+
+    Raises:
+        TfdistkitError: if this machine lacks what the backend needs.
     """
-    backend: Backend = importlib.import_module(BACKENDS[name]).Launcher(job_id)
+    backend: Backend = importlib.import_module(BACKENDS[name]).Launcher(job_id, world_size)
     return backend

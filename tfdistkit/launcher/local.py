@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from typing import IO
 
 from tfdistkit import env
@@ -71,7 +72,7 @@ class Launcher:
     a worker can be ended together with everything that it started.
     """
 
-    def __init__(self, job_id: str):
+    def __init__(self, job_id: str, world_size: int = 1):
         self._mark = f"{env.JOB_ID}={job_id}"
         self._job_id = job_id
         self._workers: list[LocalProcess] = []
@@ -80,7 +81,7 @@ class Launcher:
         self._guardian = self._start_guardian()
 
     def start(self, spec: ProcessSpec) -> LocalProcess:
-        variables = {**spec.env, env.JOB_ID: self._job_id, env.PARENT_PID: str(os.getpid())}
+        variables = {**spec.env, **self.own_variables(spec), env.JOB_ID: self._job_id, env.PARENT_PID: str(os.getpid())}
         child = subprocess.Popen(
             spec.command,
             env=env.child_env(variables),
@@ -97,6 +98,10 @@ class Launcher:
             with contextlib.suppress(OSError):  # an older kernel
                 self._pidfds[os.pidfd_open(worker.pid)] = worker
         return worker
+
+    def own_variables(self, spec: ProcessSpec) -> Mapping[str, str | None]:
+        """What a worker is told that was not known when the job was planned; None removes a variable."""
+        return {}
 
     def wait(self, timeout_s: float) -> None:
         running = [worker for worker in self._workers if worker.exit_code() is None]

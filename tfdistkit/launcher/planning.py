@@ -8,13 +8,10 @@ from collections.abc import Mapping, Sequence
 
 from tfdistkit import env
 from tfdistkit.cluster.ports import free_ports
-from tfdistkit.cluster.spec import ClusterSpec, TaskSpec
-from tfdistkit.cluster.tf_config import to_tf_config
+from tfdistkit.launcher.rank_variables import HOST, check_variables, default_variables, rank_variables
 from tfdistkit.launcher.spec import JobSpec, ProcessSpec
 from tfdistkit.report.crashes import rank_folder
 
-# All workers are on this machine. Not `localhost`: it may stand for ::1 first, where TensorFlow does not listen.
-_HOST = "127.0.0.1"
 # A collective holds an inter-op thread while it waits for its peers: with a single one, two of them, entered in
 # different order, wait for each other for ever.
 _FEWEST_INTER_OP_THREADS = 2
@@ -45,17 +42,21 @@ def plan_processes(
 
     Returns:
         One process per worker, in rank order.
+
+    Raises:
+        OptionError: if the user sets a variable that the backend gives to each worker.
     """
-    addresses = {"worker": tuple(f"{_HOST}:{port}" for port in ports)}
-    shared = {**_thread_variables(job, cores, inherited), **_output_variables(inherited), **job.env}
+    check_variables(job.backend, job.env)
+    defaults = {name: value for name, value in default_variables(job.backend).items() if not inherited.get(name)}
+    shared = {**_thread_variables(job, cores, inherited), **_output_variables(inherited), **defaults, **job.env}
     return tuple(
         ProcessSpec(
             rank=rank,
-            host=_HOST,
+            host=HOST,
             command=(python, "-m", "tfdistkit.worker", *job.program),
             env={
                 **shared,
-                env.TF_CONFIG: to_tf_config(ClusterSpec(addresses, TaskSpec("worker", rank))),
+                **rank_variables(job.backend, rank, ports),
                 env.RANK: str(rank),
                 env.LOCAL_RANK: str(rank),
                 env.LOCAL_WORLD_SIZE: str(job.world_size),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tfdistkit import env
 from tfdistkit.errors import OptionError, explain
+from tfdistkit.launcher.backend import BACKENDS
 from tfdistkit.report.crashes import rank_folder
 
 
@@ -25,6 +26,7 @@ class JobSpec:
         threads_per_worker: Threads for one TensorFlow operation; None shares the cores out.
         timeout_s: How long the whole job may take; None for as long as it takes.
         passes_stdin: Whether a single worker reads what this process would read.
+        backend: What starts the workers and tells them of each other, one of `launcher.backend.BACKENDS`.
         job_id: The job's own mark, carried by all of its processes.
     """
 
@@ -35,6 +37,7 @@ class JobSpec:
     threads_per_worker: int | None = None
     timeout_s: float | None = None
     passes_stdin: bool = False
+    backend: str = "local"
     job_id: str = field(default_factory=lambda: secrets.token_hex(16))
 
     def __post_init__(self) -> None:
@@ -47,6 +50,10 @@ class JobSpec:
             )
         for name, value in self.env.items():
             _check_variable(name, value)
+        if self.backend not in BACKENDS:
+            raise OptionError(
+                explain("`backend` is unknown.", received=repr(self.backend), expected=f"one of {', '.join(BACKENDS)}")
+            )
 
 
 @dataclass(frozen=True)

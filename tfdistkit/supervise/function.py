@@ -6,6 +6,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ def launch(
     timeout_s: float | None = None,
     log_dir: str | Path | None = None,
     threads_per_worker: int | None = None,
+    backend: str = "local",
 ) -> list[Any]:
     """Calls a function in several worker processes on this machine, as `tfdistkit run` runs a script.
 
@@ -46,6 +48,7 @@ def launch(
         timeout_s: How long all of it may take, in seconds; None for as long as it takes.
         log_dir: Where the logs are kept; None for a temporary folder that is removed after a success.
         threads_per_worker: Threads for one TensorFlow operation; None shares the cores out.
+        backend: `"local"`, `"horovod"` or `"mpi"`, as `--backend` of `tfdistkit run`.
 
     Returns:
         What the function returned on each worker, in rank order.
@@ -69,15 +72,18 @@ def launch(
         raise OptionError(explain("`fn` is not a function.", received=repr(fn), expected="a function to call"))
     run_dir = Path(log_dir).absolute() if log_dir is not None else temporary_run_dir(Path(tempfile.gettempdir()))
     # Checked before anything is written.
-    settings = JobSpec(np, (), run_dir, dict(env or {}), threads_per_worker, timeout_s)
-    program = write_call(run_dir, fn, args, kwargs or {})
+    job = JobSpec(np, (), run_dir, dict(env or {}), threads_per_worker, timeout_s, backend=backend)
+    job = replace(job, program=write_call(run_dir, fn, args, kwargs or {}))
     remove_results(run_dir)
-    job = JobSpec(np, program, run_dir, settings.env, threads_per_worker, timeout_s)
     result = run_job(job, plan_job(job), Console(TextSink(sys.stdout), TextSink(sys.stderr), np))
     if result.outcome is not Outcome.SUCCEEDED:
         raise _failed(result, job)
+    return _values(run_dir, np, keeps_folder=log_dir is not None)
+
+
+def _values(run_dir: Path, np: int, *, keeps_folder: bool) -> list[Any]:
     values = [_value(run_dir, rank) for rank in range(np)]
-    if log_dir is None:
+    if not keeps_folder:
         shutil.rmtree(run_dir, ignore_errors=True)
     return values
 

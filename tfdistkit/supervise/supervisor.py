@@ -54,7 +54,6 @@ def run_job(
     processes: Sequence[ProcessSpec],
     console: Console,
     signals: Sequence[int] = (),
-    place: str = "local",
 ) -> JobResult:
     """Runs a job to its end. Whatever happens here, no process of it is left.
 
@@ -63,17 +62,17 @@ def run_job(
         processes: What to start for it.
         console: Where the workers' output is shown.
         signals: The signals that this process was sent; it grows while the job runs.
-        place: Which of `launcher.backend.BACKENDS` starts the processes.
 
     Returns:
         How the job came out.
 
     Raises:
         OptionError: if the run folder cannot be written.
+        TfdistkitError: if this machine lacks what the backend needs; nothing was started then.
     """
     make_folders(job.run_dir, job.world_size)
     with EventLog(job.run_dir) as events:
-        backend = load_backend(place, job.job_id)
+        backend = load_backend(job.backend, job.job_id, job.world_size)
         run = _Run(job, backend, console, events, signals)
         try:
             return run.to_the_end(processes)

@@ -1,0 +1,186 @@
+"""MPI ranks on this machine: `mpirun` makes the world, the launcher starts the workers in it.
+
+mpirun itself would mix the output of all ranks, kill the others before they could say what happened, and know nothing
+of crash records. So it starts placeholders (`mpi_slot`), one per rank; each hands over the variables by which MPI finds
+its runtime, and the worker is started with these as a child of the launcher: watched, logged and ended as a local one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO
+
+from tfdistkit import env
+from tfdistkit.cluster import horovod
+from tfdistkit.cluster.mpi import OPEN_MPI
+from tfdistkit.errors import MissingDependencyError, UnsupportedError, explain
+from tfdistkit.launcher import local, mpi_slot
+from tfdistkit.launcher.spec import ProcessSpec
+
+# mpirun needs a tenth of a second; a busy machine, somewhat more.
+_START_S = 30.0
+_LOOK_S = 0.05
+# How long mpirun may take to end when its ranks have.
+_END_S = 5.0
+
+_GLOO = horovod.NAMES
+_OTHER_CLUSTERS = (env.TF_CONFIG, _GLOO.rank, _GLOO.size, _GLOO.local_rank, _GLOO.local_size)
+
+_HOW_TO_INSTALL = "Install Open MPI: apt-get install openmpi-bin libopenmpi-dev"
+
+
+class Launcher(local.Launcher):
+    """Starts MPI ranks (see `backend.Backend`)."""
+
+    def __init__(self, job_id: str, world_size: int):
+        super().__init__(job_id, world_size)
+        self._folder = Path(tempfile.mkdtemp(prefix="tfdistkit-mpi-"))
+        self._world: _World | None = None
+        try:
+            self._world = _World(self._folder, world_size, env.child_env({env.JOB_ID: job_id}))
+            self._world.gather(_START_S)
+        except BaseException:
+            self.close()
+            raise
+
+    def own_variables(self, spec: ProcessSpec) -> Mapping[str, str | None]:
+        assert self._world is not None
+        # Variables of this shell that describe another cluster are not passed on.
+        return {**dict.fromkeys(_OTHER_CLUSTERS), **self._world.variables(spec.rank)}
+
+    def close(self) -> None:
+        if self._world is not None:
+            self._world.close()
+        # Kills the placeholders too, should they still be there: they carry the job's mark.
+        super().close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def mpirun_command(world_size: int, slot_command: list[str], *, is_root: bool) -> list[str]:
+    """Returns the command that makes an MPI world on this machine.
+
+    Args:
+        world_size: How many ranks.
+        slot_command: What each rank runs.
+        is_root: Whether the user is root, to whom Open MPI says no unless told otherwise.
+
+    Raises:
+        MissingDependencyError: if there is no mpirun.
+    """
+    mpirun = shutil.which("mpirun")
+    if mpirun is None:
+        raise MissingDependencyError(
+            explain("`mpirun` was not found.", expected="Open MPI on the PATH", do=_HOW_TO_INSTALL)
+        )
+    # Not bound to cores: TensorFlow's threads spread over all that the launcher may use. More ranks than cores are
+    # the user's decision.
+    options = ["--bind-to", "none", "--map-by", "slot", "--oversubscribe", *(["--allow-run-as-root"] * is_root)]
+    return [mpirun, *options, "-np", str(world_size), *slot_command]
+
+
+class _World:
+    """A running mpirun and the variables of its ranks."""
+
+    def __init__(self, folder: Path, world_size: int, variables: Mapping[str, str]):
+        self._size = world_size
+        self._ranks: dict[int, dict[str, str]] = {}
+        self._held: list[socket.socket] = []
+        self._base = variables
+        path = folder / "slots"
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen(world_size)
+        self._listener.settimeout(_LOOK_S)
+        self._complaints = folder / "mpirun.log"
+        command = mpirun_command(
+            world_size,
+            [sys.executable, "-I", "-S", mpi_slot.__file__, str(path)],
+            is_root=os.geteuid() == 0,
+        )
+        with self._complaints.open("wb") as log:
+            self._mpirun = subprocess.Popen(
+                command,
+                env=dict(variables),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def gather(self, timeout_s: float) -> None:
+        """Waits until mpirun has started a placeholder for each rank.
+
+        Raises:
+            UnsupportedError: if it does not, with what it said.
+        """
+        deadline = time.monotonic() + timeout_s
+        while len(self._ranks) < self._size:
+            if self._mpirun.poll() is not None or time.monotonic() > deadline:
+                raise UnsupportedError(self._failure())
+            with contextlib.suppress(TimeoutError):
+                held, _ = self._listener.accept()
+                held.settimeout(max(0.1, deadline - time.monotonic()))
+                self._held.append(held)
+                with held.makefile("rb") as stream:
+                    self._take(stream)
+
+    def variables(self, rank: int) -> dict[str, str]:
+        """Returns what mpirun changed for one rank: the rank itself, and how to reach MPI's runtime."""
+        return {name: value for name, value in self._ranks[rank].items() if self._base.get(name) != value}
+
+    def close(self) -> None:
+        """Lets go of the placeholders, and ends mpirun."""
+        self._listener.close()
+        for held in self._held:
+            held.close()
+        if not _ends(self._mpirun, _END_S if len(self._ranks) == self._size else 0):
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._mpirun.pid, number)
+                if _ends(self._mpirun, _END_S):
+                    break
+
+    def _take(self, stream: IO[bytes]) -> None:
+        line = stream.readline()
+        if not line.endswith(b"\n"):
+            return  # it was killed before it could speak; mpirun will say why
+        variables: dict[str, str] = json.loads(line)
+        rank = variables.get(OPEN_MPI.rank, "")
+        if not rank.isdecimal():
+            raise UnsupportedError(
+                explain(
+                    "This `mpirun` is not Open MPI's.",
+                    received=str(self._mpirun.args),
+                    expected=f"one that sets {OPEN_MPI.rank}",
+                    do=f"{_HOW_TO_INSTALL}. Under another MPI, start the script with its own mpirun.",
+                )
+            )
+        self._ranks[int(rank)] = variables
+
+    def _failure(self) -> str:
+        code = self._mpirun.poll()
+        said = self._complaints.read_text(errors="replace").strip()
+        return explain(
+            f"mpirun did not start {self._size} ranks.",
+            received=f"exit code {code}" if code is not None else f"{len(self._ranks)} ranks after {_START_S:g} s",
+            do=f"It said:\n{said}" if said else None,
+        )
+
+
+def _ends(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
+    try:
+        process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
