@@ -23,11 +23,13 @@ class Engines:
     Args:
         folder: Where they write.
         names: The cases that are asked for.
+        next_engine: What starts when the reference has ended, while the tests still look at another engine.
     """
 
-    def __init__(self, folder: Path, names: list[str]):
+    def __init__(self, folder: Path, names: list[str], next_engine: str | None):
         self.folder = folder
         self.names = names
+        self.next_engine = next_engine
         self._jobs: dict[str, engines.Job] = {}
         self._ended: dict[str, Exception | None] = {}
         self._rows: dict[str, dict[str, list[dict[str, Any]]]] = {}
@@ -37,15 +39,21 @@ class Engines:
         if engine not in self._jobs:
             self._jobs[engine] = engines.start_cases(engine, self.folder / engine, names or self.names)
 
+    def _wait(self, engine: str) -> None:
+        if engine in self._ended:
+            return
+        try:
+            self._jobs[engine].wait(DEADLINE_S)
+            self._ended[engine] = None
+        except engines.EngineError as error:
+            self._ended[engine] = error
+        if engine == "one" and self.next_engine:
+            self.start(self.next_engine)  # on the core that the reference leaves
+
     def records(self, engine: str, case: str) -> list[Recorded]:
         """Returns what each rank of an engine wrote of a case."""
         self.start(engine)
-        if engine not in self._ended:
-            try:
-                self._jobs[engine].wait(DEADLINE_S)
-                self._ended[engine] = None
-            except engines.EngineError as error:
-                self._ended[engine] = error
+        self._wait(engine)
         try:
             return [load(str(self.folder / engine), case, r) for r in range(engines.PROCESSES.get(engine, 1))]
         except FileNotFoundError:
@@ -79,10 +87,17 @@ def _case_names(session: pytest.Session) -> list[str]:
     return [name for name in CASES if name in chosen]
 
 
+def _second_engine(session: pytest.Session) -> str | None:
+    """The second of the engines of the chosen tests, if they are several."""
+    params = [item.callspec.params for item in session.items if hasattr(item, "callspec")]
+    chosen = list(dict.fromkeys(p["engine"] for p in params if "engine" in p and "case" in p))
+    return chosen[1] if len(chosen) > 1 else None
+
+
 @pytest.fixture(scope="session")
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
     """All engines of this session; the reference starts at once."""
-    running = Engines(tmp_path_factory.mktemp("parity"), _case_names(request.session))
+    running = Engines(tmp_path_factory.mktemp("parity"), _case_names(request.session), _second_engine(request.session))
     running.start("one")
     yield running
     running.kill()
