@@ -20,6 +20,7 @@ _MODULES = {
     "one_device": "tfdistkit.strategies.one_device",
     "mirrored": "tfdistkit.strategies.mirrored",
     "multiworker": "tfdistkit.strategies.multiworker",
+    "horovod": "tfdistkit.strategies.horovod",
 }
 
 # How TensorFlow's Model Garden and Lightning spell them.
@@ -48,9 +49,11 @@ def strategy(name: str = "auto", **options: Any) -> tf.distribute.Strategy:
 
     Args:
         name: `"auto"`, `"one_device"`, `"mirrored"` (the devices of this process), `"multiworker"`
-            (several processes, started by `tfdistkit run` or by anything that sets TF_CONFIG), or a
-            registered name. `"auto"` takes `multiworker` when there are other workers, else `mirrored`
-            when there are two GPUs or more, else `one_device`. The spellings of TensorFlow's Model
+            (several processes, started by `tfdistkit run` or by anything that sets TF_CONFIG), `"horovod"`
+            (several processes that talk through Horovod), or a
+            registered name. `"auto"` takes `multiworker` when there are other workers (`horovod` when
+            `horovodrun`, `mpirun` or `tfdistkit run --backend horovod` started them), else `mirrored` when
+            there are two GPUs or more, else `one_device`. The spellings of TensorFlow's Model
             Garden (`off`, `multi_worker_mirrored`) and of Lightning (`dp`, `ddp`) are known too.
         **options: The options of that strategy, as its page in the docs lists them.
 
@@ -138,7 +141,7 @@ def _choose(cluster: ClusterSpec) -> str:
     import tensorflow as tf
 
     if cluster.is_training and cluster.world_size > 1:
-        return "multiworker"
+        return "multiworker" if cluster.has_addresses else "horovod"
     return "mirrored" if len(tf.config.list_physical_devices("GPU")) > 1 else "one_device"
 
 

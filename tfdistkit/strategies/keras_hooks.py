@@ -233,7 +233,8 @@ def _apply(original: Any, optimizer: Any, grads: Any, trainable_variables: Any =
         trainable_variables = list(trainable_variables)
     present = [i for i, g in enumerate(grads) if g is not None]
     if present:
-        summed = step.sum(step.without_empty([grads[i] for i in present]))
+        parts = step.without_empty([grads[i] for i in present])
+        summed = tf.distribute.get_strategy().sum_gradients(parts)
         for i, gradient in zip(present, summed):
             grads[i] = gradient
     with step.reduced_gradients():

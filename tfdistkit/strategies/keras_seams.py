@@ -23,6 +23,7 @@ from tensorflow.python.distribute.collective_all_reduce_strategy import (
 )
 from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
 from tensorflow.python.eager import context as tf_context
+from tensorflow.python.trackable import base as trackable_base
 
 from tfdistkit.errors import UnsupportedError, explain
 from tfdistkit.strategies import step as steps
@@ -125,6 +126,13 @@ SEAMS: dict[str, Seam] = {
         "tensorflow.python.distribute.distribute_utils:select_replica", ("replica_id", "structured"), "replicas"
     ),
     "regroup": Seam("tensorflow.python.distribute.distribute_utils:regroup", ("values",), "replicas"),
+    "is_mirrored": Seam("tensorflow.python.distribute.distribute_utils:is_mirrored", ("val",), "horovod"),
+    "checkpoint_value": Seam("tensorflow.python.trackable.base:CheckpointInitialValue", (), "horovod"),
+    "mwms_local": Seam(f"{_MWMS}._initialize_local", ("self", "cluster_resolver", "devices"), "horovod"),
+    "mwms_reduce": Seam(f"{_MWMS}._reduce_to", ("self", "reduce_op", "value", "destinations", "options"), "horovod"),
+    "mwms_initial": Seam(
+        f"{_MWMS}._get_variable_creator_initial_value", ("self", "replica_id", "device", "primary_var"), "horovod"
+    ),
     "coordination": Seam(
         "tensorflow.python.eager.context:Context.configure_coordination_service",
         ("self", "service_type", "service_leader", "cluster_register_timeout_in_ms", "coordinated_jobs"),
@@ -251,6 +259,17 @@ def select_replica(index: int, structured: Any) -> Any:
 def regroup(values: list[Any]) -> Any:
     """Makes one per-replica value of one value a replica; a single value stays as it is."""
     return values[0] if len(values) == 1 else distribute_utils.regroup(tuple(values))
+
+
+def is_mirrored(value: Any) -> bool:
+    """Whether a value is the same on all replicas by its kind."""
+    return bool(distribute_utils.is_mirrored(value))
+
+
+def initial_value(given: Any) -> Any:
+    """Returns what a variable is to start with: a value, or what a function or a checkpoint gives."""
+    value = given() if callable(given) else given
+    return value.wrapped_value if isinstance(value, trackable_base.CheckpointInitialValue) else value
 
 
 def replica_id(context: Any) -> int:

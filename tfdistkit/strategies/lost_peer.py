@@ -10,8 +10,11 @@ from tfdistkit.cluster.detection import detect_cluster
 from tfdistkit.errors import explain
 
 # What TensorFlow's messages hold when a peer died, stopped, or can no longer be reached ...
-_GONE = ("stopped sending heartbeats", "Heartbeat", "failed to connect to all addresses", "Connection reset",
-         "Connection refused", "Socket closed", "recvmsg:", "have crashed", "Task shut down", "shut down")
+_GONE = (
+    *("stopped sending heartbeats", "Heartbeat", "have crashed", "shut down"),
+    *("failed to connect to all addresses", "Connection reset", "Connection refused", "Connection closed by peer"),
+    *("Socket closed", "recvmsg:", "Broken pipe", "Timed out waiting"),
+)
 # ... and when it lives, but takes part in another collective, or in none.
 _TIMED_OUT = ("Collective has timed out",)
 
@@ -30,7 +33,7 @@ def explained(error: tf.errors.OpError) -> tf.errors.OpError | None:
     if getattr(error, "names_lost_peer", False):
         return None
     message = str(error.message)
-    if "Collective" not in message:
+    if "Collective" not in message and "Horovod" not in message:
         return None
     if any(sign in message for sign in _TIMED_OUT):
         text = explain(

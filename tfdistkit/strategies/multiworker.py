@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import platform
-import random
-from collections.abc import Iterator
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tfdistkit.cluster.own_address import check_own_address
 from tfdistkit.cluster.rendezvous import meet
 from tfdistkit.cluster.spec import TRAINING_ROLES, ClusterSpec
-from tfdistkit.errors import OptionError, RendezvousError, explain, nearest
+from tfdistkit.errors import ClusterConfigError, OptionError, RendezvousError, explain, nearest
 from tfdistkit.strategies import keras_hooks, keras_seams
 from tfdistkit.strategies.devices import require_not_started, take_gpu_of_local_rank
 from tfdistkit.strategies.replica import KerasStrategyMixin, ReplicaMixin
+from tfdistkit.strategies.shuffling import AgreedShuffling
+from tfdistkit.strategies.versions import facts
 
 _COMMUNICATION = ("auto", "ring", "nccl")
 
@@ -30,34 +27,12 @@ class MultiWorkerExtended(ReplicaMixin, keras_seams.CollectiveAllReduceExtended)
     """What runs the replica of this process and talks to the others."""
 
 
-class MultiWorkerStrategy(KerasStrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):
+class MultiWorkerStrategy(KerasStrategyMixin, AgreedShuffling, tf.distribute.MultiWorkerMirroredStrategy):
     """`tf.distribute.MultiWorkerMirroredStrategy` that works with Keras 3, exactly."""
 
     def __init__(self, resolver: Any, communication_options: Any):
         extended = MultiWorkerExtended(self, cluster_resolver=resolver, communication_options=communication_options)
         tf.distribute.Strategy.__init__(self, extended)
-
-    @contextlib.contextmanager
-    def agreed_shuffling(self) -> Iterator[None]:
-        """Within it, whatever shuffles does so alike on all ranks, whatever seeds the user gave them.
-
-        Each rank keeps its own part of a shuffled order, so different orders lose data and repeat data.
-        Ranks that agree already, as after `keras.utils.set_random_seed(7)` on each, are left as they are.
-        """
-        seed = keras_seams.global_seed()
-        version, state, gauss = random.getstate()
-        mine = tf.constant([[-1 if seed is None else seed, *state]], tf.int64)
-        everyone = self.gather(mine, axis=0).numpy()
-        if (everyone[:, 1:] != everyone[0, 1:]).any():  # Keras shuffles a PyDataset with Python's generator.
-            random.setstate((version, tuple(everyone[0, 1:].tolist()), gauss))
-        if (everyone[:, 0] == everyone[0, 0]).all() and seed is not None:
-            yield
-            return
-        tf.random.set_seed(max(int(everyone[0, 0]), 0))
-        try:
-            yield
-        finally:
-            tf.random.set_seed(seed)
 
 
 def build(cluster: ClusterSpec, *, communication: str = "auto", timeout_s: float = _TIMEOUT_S) -> MultiWorkerStrategy:
@@ -88,16 +63,29 @@ def build(cluster: ClusterSpec, *, communication: str = "auto", timeout_s: float
         keras_hooks.install()
         alone = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({}))
         return MultiWorkerStrategy(alone, options)
+    _require_addresses(cluster)
     require_not_started(f"rank {cluster.rank} of {cluster.world_size}")
     keras_hooks.install()
     check_own_address(cluster)
-    meeting = meet(cluster, _facts(), timeout_s)
+    meeting = meet(cluster, facts(), timeout_s)
     take_gpu_of_local_rank(cluster)
     strategy = _start(cluster, options, timeout_s)
     if keras_seams.global_seed() is None:
         # Shuffling without a seed of the user's own has to be the same on all ranks.
         tf.random.set_seed(int(meeting.facts[0]["seed"]))
     return strategy
+
+
+def _require_addresses(cluster: ClusterSpec) -> None:
+    if not cluster.has_addresses:
+        raise ClusterConfigError(
+            explain(
+                "The strategy 'multiworker' needs the addresses of all workers, and whoever started them told none.",
+                received=f"rank {cluster.rank} of {cluster.world_size}, from {cluster.source}",
+                expected="TF_CONFIG",
+                do='Ask for tfdistkit.strategy("horovod"), or start the workers with `tfdistkit run`.',
+            )
+        )
 
 
 def _start(cluster: ClusterSpec, options: Any, timeout_s: float) -> MultiWorkerStrategy:
@@ -122,16 +110,6 @@ def _start(cluster: ClusterSpec, options: Any, timeout_s: float) -> MultiWorkerS
                 do=f"Look for a firewall between these addresses: {', '.join(cluster.workers)}.",
             )
         ) from error
-
-
-def _facts() -> dict[str, str | int]:
-    """What the workers compare when they meet, and rank 0's proposal for a seed."""
-    return {
-        "python": platform.python_version(),
-        "tensorflow": tf.__version__,
-        "keras": keras.__version__,
-        "seed": random.SystemRandom().randrange(2**31),
-    }
 
 
 def _communication_options(communication: str, timeout_s: float) -> Any:

@@ -146,6 +146,18 @@ class KerasStrategyMixin:
             distributed.tfdistkit_is_own_part = self._is_own_part(dataset)
         return distributed
 
+    def sum_gradients(self, gradients: list[Any]) -> list[Any]:
+        """Sums the gradients of the replicas; called in each of them, before the optimizer looks at them.
+
+        Args:
+            gradients: This replica's part of each gradient: tensors or IndexedSlices.
+
+        Returns:
+            The sums, the same on all replicas.
+        """
+        context = tf.distribute.get_replica_context()
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, gradients)
+
     def distribute_for_keras(self, dataset: Any) -> Any:
         """As `experimental_distribute_dataset`, for the iterators of `fit`, `evaluate` and `predict`.
 

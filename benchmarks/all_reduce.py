@@ -1,0 +1,130 @@
+"""One tensor summed over 2 local processes: multiworker, horovod over Gloo and over MPI, raw Horovod, torch, memcpy.
+
+Ours and raw Horovod take turns within one process; the jobs take turns too. Goal: ours over raw Horovod at least
+0.95 of its speed. Run: python benchmarks/all_reduce.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+_SIZES = {"4 kB": 10**3, "1 MB": 250_000, "10 MB": 2_500_000, "100 MB": 25_000_000}
+_THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "2", "OMP_NUM_THREADS": "1"}
+_JOBS = {
+    "multiworker": ["--backend", "local"],
+    "horovod Gloo": ["--backend", "horovod"],
+    "horovod MPI": ["--backend", "mpi"],
+    "torch Gloo": ["--backend", "local"],
+}
+
+
+def seconds(call: Callable[[], object], elements: int) -> float:
+    """Returns the median time of a call, of fewer calls for larger tensors."""
+    times = []
+    for _ in range(max(5, min(40, 20_000_000 // elements))):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def calls(job: str) -> dict[str, Callable[[int], Callable[[], object]]]:
+    """Returns what a rank of a job measures: name -> elements -> a call that sums them."""
+    if job == "torch Gloo":
+        import torch
+        import torch.distributed as dist
+
+        workers = json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"]
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo", f"tcp://{workers[0]}", rank=int(os.environ["TFDISTKIT_RANK"]), world_size=2)
+
+        def by_torch(elements: int) -> Callable[[], object]:
+            tensor = torch.ones(elements)
+            return lambda: dist.all_reduce(tensor)
+
+        return {"torch Gloo": by_torch}
+    import tfdistkit
+
+    strategy = tfdistkit.strategy("multiworker" if job == "multiworker" else "horovod")
+    import tensorflow as tf
+
+    def ours(elements: int) -> Callable[[], object]:
+        tensor = tf.ones(elements)
+
+        @tf.function
+        def run() -> tf.Tensor:
+            return strategy.run(lambda: tf.distribute.get_replica_context().all_reduce("SUM", tensor))
+
+        return run
+
+    def memory_copy(elements: int) -> Callable[[], object]:
+        tensor = tf.ones(elements).numpy()
+        return tensor.copy
+
+    if job == "multiworker":
+        return {"multiworker": ours, "memory copy": memory_copy}
+    import horovod.tensorflow as hvd
+
+    def raw(elements: int) -> Callable[[], object]:
+        tensor = tf.ones(elements)
+        return tf.function(lambda: hvd.grouped_allreduce([tensor], op=hvd.Sum)[0])
+
+    return {job: ours, f"raw {job}": raw}
+
+
+def worker(job: str, out: str) -> None:
+    measured: dict[str, dict[str, float]] = {}
+    made = calls(job)
+    for size, elements in _SIZES.items():
+        ready = {name: make(elements) for name, make in made.items()}
+        for call in ready.values():
+            call()
+        for name, call in ready.items():
+            measured.setdefault(name, {})[size] = seconds(call, elements)
+    if os.environ["TFDISTKIT_RANK"] == "0":
+        Path(out).write_text(json.dumps(measured))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--jobs", nargs="+", default=list(_JOBS), choices=list(_JOBS))
+    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker:
+        worker(*args.worker)
+        return
+    rounds: dict[str, dict[str, list[float]]] = {}
+    for _ in range(args.rounds):
+        for job in args.jobs:
+            with tempfile.NamedTemporaryFile() as out:
+                command = [sys.executable, "-m", "tfdistkit", "run", *_JOBS[job], "-np", "2", __file__]
+                done = subprocess.run([*command, "--worker", job, out.name], env={**os.environ, **_THREADS},
+                                      capture_output=True, timeout=600)  # fmt: skip
+                if done.returncode:
+                    print(f"{job}: not measured: {done.stderr.decode().strip().splitlines()[-1:]}")
+                    continue
+                for name, sizes in json.loads(Path(out.name).read_text()).items():
+                    for size, value in sizes.items():
+                        rounds.setdefault(name, {}).setdefault(size, []).append(value)
+    print(f"{'median milliseconds':<22}" + "".join(f"{size:>12}" for size in _SIZES))
+    for name, sizes in rounds.items():
+        print(f"{name:<22}" + "".join(f"{statistics.median(sizes[s]) * 1e3:>12.3f}" for s in _SIZES))
+    for name in ("horovod Gloo", "horovod MPI"):
+        if name in rounds:
+            pairs = {s: zip(rounds[f"raw {name}"][s], rounds[name][s]) for s in _SIZES}
+            speeds = (f"{statistics.median(raw / ours for raw, ours in pairs[s]):>12.3f}" for s in _SIZES)
+            print(f"{'speed over raw: ' + name[8:]:<22}" + "".join(speeds))
+
+
+if __name__ == "__main__":
+    main()

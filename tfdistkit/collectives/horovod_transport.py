@@ -1,0 +1,158 @@
+"""Horovod's operations as our strategies need them: lists, every dtype, names that do not follow layer names.
+
+The only module that imports Horovod. Names: Horovod matches the tensors of the ranks by the names of their
+operations, and its defaults follow the names of layers, which differ between ranks that built other models
+before. Here they are numbered within the outermost function that is being traced.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfdistkit.errors import MissingDependencyError, explain
+
+try:
+    import horovod.tensorflow as hvd
+except ImportError as error:
+    raise MissingDependencyError(
+        explain(
+            "Horovod is not installed for this TensorFlow, or cannot be loaded.",
+            received=str(error).splitlines()[0],
+            do="Build and install it: tfdistkit horovod install",
+        )
+    ) from error
+
+__all__ = ["all_gather", "all_reduce", "all_to_all", "broadcast", "hvd", "next_name"]
+
+# What Horovod cannot carry, and what carries it.
+_CARRIED_AS = {tf.bfloat16: tf.float32, tf.uint32: tf.int64, tf.uint64: tf.int64}
+
+_COUNTER = "_tfdistkit_horovod_operations"
+
+
+def all_reduce(tensors: list[Any], reduce_op: tf.distribute.ReduceOp, process_set: Any = None) -> list[Any]:
+    """Sums or averages tensors over the ranks, the dense ones of a dtype in one fused operation.
+
+    Args:
+        tensors: Tensors or IndexedSlices, of the same dtypes and shapes on every rank; IndexedSlices may
+            have different numbers of rows.
+        reduce_op: SUM or MEAN. The mean of integers is rounded down.
+        process_set: The Horovod process set to stay in. Default: all ranks.
+
+    Returns:
+        The reduced tensors, in the same order.
+    """
+    results: list[Any] = [None] * len(tensors)
+    process_set = process_set or hvd.global_process_set
+    mean = reduce_op == tf.distribute.ReduceOp.MEAN
+    dense: dict[tf.DType, list[int]] = {}
+    for i, tensor in enumerate(tensors):
+        if isinstance(tensor, tf.IndexedSlices):
+            results[i] = _reduce_slices(tensor, mean, process_set)
+        else:
+            dense.setdefault(tf.convert_to_tensor(tensor).dtype, []).append(i)
+    for dtype, indices in dense.items():
+        carried = [tf.cast(tensors[i], _CARRIED_AS.get(dtype, dtype)) for i in indices]
+        reduced = hvd.grouped_allreduce(
+            carried, op=hvd.Sum, process_set=process_set, name=next_name("all_reduce", process_set), ignore_name_scope=True
+        )
+        for i, value in zip(indices, reduced):
+            results[i] = tf.cast(_divide(value, process_set.size()) if mean else value, dtype)
+    return results
+
+
+def _reduce_slices(slices: tf.IndexedSlices, mean: bool, process_set: Any) -> tf.IndexedSlices:
+    values = all_gather(slices.values, 0, process_set)
+    indices = all_gather(slices.indices, 0, process_set)
+    return tf.IndexedSlices(_divide(values, process_set.size()) if mean else values, indices, slices.dense_shape)
+
+
+def _divide(value: tf.Tensor, size: int) -> tf.Tensor:
+    return value // size if value.dtype.is_integer else value / tf.cast(size, value.dtype)
+
+
+def all_gather(tensor: tf.Tensor, axis: int = 0, process_set: Any = None) -> tf.Tensor:
+    """Concatenates the tensors of all ranks in the order of the ranks.
+
+    Args:
+        tensor: Of any length along `axis`; the same elsewhere on every rank.
+        axis: Where to concatenate.
+        process_set: The Horovod process set to stay in. Default: all ranks.
+
+    Returns:
+        The concatenation, on every rank.
+    """
+    tensor = tf.convert_to_tensor(tensor)
+    carried = tf.cast(tensor, _CARRIED_AS.get(tensor.dtype, tensor.dtype))
+    swap = list(range(tensor.shape.rank))
+    swap[0], swap[axis] = swap[axis], swap[0]
+    if axis:
+        carried = tf.transpose(carried, swap)
+    gathered = hvd.allgather(
+        carried,
+        name=next_name("all_gather", process_set),
+        ignore_name_scope=True,
+        process_set=process_set or hvd.global_process_set,
+    )
+    return tf.cast(tf.transpose(gathered, swap) if axis else gathered, tensor.dtype)
+
+
+def broadcast(tensor: tf.Tensor, root_rank: int = 0, process_set: Any = None) -> tf.Tensor:
+    """Gives every rank the tensor of one.
+
+    Args:
+        tensor: Of the same dtype and shape on every rank.
+        root_rank: Whose tensor it is to be.
+        process_set: The Horovod process set to stay in. Default: all ranks.
+
+    Returns:
+        The tensor of `root_rank`.
+    """
+    tensor = tf.convert_to_tensor(tensor)
+    carried = tf.cast(tensor, _CARRIED_AS.get(tensor.dtype, tensor.dtype))
+    sent = hvd.broadcast(
+        carried,
+        root_rank,
+        name=next_name("broadcast", process_set),
+        ignore_name_scope=True,
+        process_set=process_set or hvd.global_process_set,
+    )
+    # A scalar comes back as a vector of one.
+    return tf.cast(tf.reshape(sent, tf.shape(tensor)), tensor.dtype)
+
+
+def all_to_all(tensor: tf.Tensor, process_set: Any = None) -> tf.Tensor:
+    """Sends the n-th part of a tensor to the n-th rank.
+
+    Args:
+        tensor: Its first dimension is divided evenly among the ranks.
+        process_set: The Horovod process set to stay in. Default: all ranks.
+
+    Returns:
+        What the ranks sent to this one, in their order.
+    """
+    received: tf.Tensor = hvd.alltoall(
+        tensor,
+        name=next_name("all_to_all", process_set),
+        ignore_name_scope=True,
+        process_set=process_set or hvd.global_process_set,
+    )
+    return received
+
+
+def next_name(kind: str, process_set: Any = None) -> str | None:
+    """The next name in the outermost function; None in eager mode, where Horovod counts by itself.
+
+    Each process set has numbers of its own, for only its ranks count its operations.
+    """
+    if tf.executing_eagerly():
+        return None
+    graph = tf.compat.v1.get_default_graph()
+    while hasattr(getattr(graph, "outer_graph", None), "outer_graph"):
+        graph = graph.outer_graph
+    counter = f"{_COUNTER}_{(process_set or hvd.global_process_set).process_set_id}"
+    number = getattr(graph, counter, 0)
+    setattr(graph, counter, number + 1)
+    return f"tfdistkit_{kind}_{number}"

@@ -1,0 +1,37 @@
+"""One order of the data for all ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator
+
+import tensorflow as tf
+
+from tfdistkit.strategies import keras_seams
+
+
+class AgreedShuffling:
+    """Goes in front of a strategy of several processes."""
+
+    @contextlib.contextmanager
+    def agreed_shuffling(self) -> Iterator[None]:
+        """Within it, whatever shuffles does so alike on all ranks, whatever seeds the user gave them.
+
+        Each rank keeps its own part of a shuffled order, so different orders lose data and repeat data.
+        Ranks that agree already, as after `keras.utils.set_random_seed(7)` on each, are left as they are.
+        """
+        seed = keras_seams.global_seed()
+        version, state, gauss = random.getstate()
+        mine = tf.constant([[-1 if seed is None else seed, *state]], tf.int64)
+        everyone = self.gather(mine, axis=0).numpy()
+        if (everyone[:, 1:] != everyone[0, 1:]).any():  # Keras shuffles a PyDataset with Python's generator.
+            random.setstate((version, tuple(everyone[0, 1:].tolist()), gauss))
+        if (everyone[:, 0] == everyone[0, 0]).all() and seed is not None:
+            yield
+            return
+        tf.random.set_seed(max(int(everyone[0, 0]), 0))
+        try:
+            yield
+        finally:
+            tf.random.set_seed(seed)
