@@ -7,6 +7,7 @@ TfdistkitError
 ├── MissingDependencyError   (ImportError)   a package is not installed; names the command that installs it
 ├── TooLateError             (RuntimeError)  a strategy was asked for after TensorFlow took its devices
 ├── UnsupportedError         (RuntimeError)  a combination that cannot work, found before training starts
+├── BuildFailedError         (RuntimeError)  something could not be built on this machine; shows the first error
 ├── RendezvousError          (TimeoutError)  the workers did not find each other before the deadline
 └── WorkerFailedError        (RuntimeError)  a worker process of a job failed; carries the first failure
 ```
@@ -40,6 +41,10 @@ class TooLateError(TfdistkitError, RuntimeError):
 
 class UnsupportedError(TfdistkitError, RuntimeError):
     """A combination that cannot work, found before training starts."""
+
+
+class BuildFailedError(TfdistkitError, RuntimeError):
+    """Something could not be downloaded, compiled or installed on this machine."""
 
 
 class RendezvousError(TfdistkitError, TimeoutError):

@@ -13,6 +13,7 @@ from tfdistkit.errors import nearest
 # Name -> (module with `main(arguments) -> exit code`, what it does). A new command is one file and one row.
 COMMANDS = {
     "run": ("tfdistkit.cli.run", "start a script in several worker processes"),
+    "horovod": ("tfdistkit.cli.horovod", "build, install and check Horovod"),
 }
 
 USAGE_EXIT_CODE = 2

@@ -1,0 +1,175 @@
+"""`tfdistkit horovod install`, step by step: look, fetch, build or take from the cache, install, check."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tfdistkit import env
+from tfdistkit.errors import BuildFailedError, MissingDependencyError, explain
+from tfdistkit.horovod_build import needs, recipe
+from tfdistkit.horovod_build.checking import HorovodStatus, check_horovod
+from tfdistkit.horovod_build.commands import Say, run_logged
+from tfdistkit.horovod_build.recipe import BuildOptions, Machine
+from tfdistkit.horovod_build.source import fetch_source, unpack_source
+from tfdistkit.horovod_build.target import Target, ask_target
+from tfdistkit.horovod_build.wheels import WheelCache
+
+# Two minutes on two cores; a slow machine with one, an hour.
+_BUILD_S = 2 * 3600.0
+_PIP_S = 600.0
+
+
+@dataclass(frozen=True)
+class BuildPlan:
+    """All that was decided before anything is changed.
+
+    Args:
+        target: The Python that Horovod is for.
+        options: What is built.
+        machine: Where.
+        variables: The variables of the build.
+        name: The wheel's name in the cache.
+    """
+
+    target: Target
+    options: BuildOptions
+    machine: Machine
+    variables: Mapping[str, str | None]
+    name: str
+
+
+def plan_build(python: str, *, with_mpi: bool | None, with_nccl: bool) -> BuildPlan:
+    """Looks at the environment and the machine, and decides.
+
+    Args:
+        python: The Python that Horovod is for.
+        with_mpi: Whether MPI shall be in; None takes it where it is here.
+        with_nccl: Whether NCCL shall be in.
+
+    Returns:
+        The plan.
+
+    Raises:
+        MissingDependencyError: if TensorFlow is not there.
+        UnsupportedError: if the Python cannot be run.
+    """
+    target = ask_target(python, recipe.BUILD_PACKAGES)
+    inherited = env.child_env({})
+    path = os.pathsep.join([target.scripts, inherited.get("PATH", os.defpath)])
+    machine = needs.look_at_machine(path)
+    options = BuildOptions(with_mpi=bool(machine.mpi) if with_mpi is None else with_mpi, with_nccl=with_nccl)
+    return BuildPlan(
+        target=target,
+        options=options,
+        machine=machine,
+        variables=recipe.build_variables(options, target, machine, inherited),
+        name=recipe.wheel_name(options, target, machine, inherited),
+    )
+
+
+def install_horovod(plan: BuildPlan, cache: WheelCache, say: Say) -> HorovodStatus:
+    """Carries a plan out.
+
+    Args:
+        plan: What `plan_build` decided.
+        cache: Where built wheels are.
+        say: Takes what is done, line by line.
+
+    Returns:
+        What was installed.
+
+    Raises:
+        MissingDependencyError: if the machine lacks what the build needs.
+        BuildFailedError: if a step fails.
+    """
+    wheel = cache.find(plan.name)
+    with cache.alone(plan.name, say, _BUILD_S) as work:
+        wheel = cache.find(plan.name)
+        log = cache.log(plan.name)
+        log.write_bytes(b"")
+        if wheel is not None:
+            say(f"Taking it from the cache: {wheel}")
+        _install_packages(plan, recipe.RUN_PACKAGES if wheel else recipe.BUILD_PACKAGES, log, say)
+        if wheel is None:
+            wheel = _build(plan, cache, work, log, say)
+        say(f"Installing {wheel.name}.")
+        command = recipe.install_command(plan.target.executable, str(wheel))
+        run_logged("The installation", command, log, say=say, timeout_s=_PIP_S)
+    status = check_horovod(plan.target.executable)
+    if not status.is_good:
+        raise BuildFailedError(
+            explain("Horovod was built and installed, but does not load.", received=status.problem, do=f"Log: {log}")
+        )
+    return status
+
+
+def plan_text(plan: BuildPlan, cache: WheelCache) -> str:
+    """Tells what would be done, and with what.
+
+    Args:
+        plan: What `plan_build` decided.
+        cache: Where built wheels are.
+    """
+    target, wheel = plan.target, cache.find(plan.name)
+    lines = [
+        f"for       Python {target.version} ({target.executable}), TensorFlow {target.tensorflow}",
+        f"options   {plan.options.name}",
+    ]
+    wanted = recipe.RUN_PACKAGES if wheel else recipe.BUILD_PACKAGES
+    missing = tuple(name for name in wanted if name not in target.packages)
+    commands = [recipe.packages_command(target.executable, missing)] if missing else []
+    if wheel:
+        lines.append(f"cache     {wheel}")
+    else:
+        found = needs.look_at_needs(plan.options, target, plan.variables)
+        lines += [f"needs     {need.what}: {need.found or 'MISSING: ' + need.install}" for need in found]
+        lines.append(f"cache     not there yet: {cache.folder / plan.name}")
+        lines += [f"variable  {name}={value}" for name, value in plan.variables.items() if value is not None]
+        lines += [f"variable  {name} removed" for name, value in plan.variables.items() if value is None]
+        lines.append(f"leave out {recipe.LEFT_OUT}, in {recipe.LISTED_IN}")
+        commands.append(recipe.download_command(target.executable, "<requirements.txt>", "<folder>"))
+        commands.append(recipe.wheel_command(target.executable, "<source>", "<folder>"))
+    commands.append(recipe.install_command(target.executable, str(wheel or "<wheel>")))
+    return "\n".join([*lines, *(f"command   {' '.join(command)}" for command in commands)])
+
+
+def _install_packages(plan: BuildPlan, wanted: tuple[str, ...], log: Path, say: Say) -> None:
+    """Those of Python that are missing: all of them small."""
+    if not plan.target.has_pip:
+        _check_needs(plan)
+    missing = tuple(name for name in wanted if name not in plan.target.packages)
+    if missing:
+        say(f"Installing {', '.join(missing)}.")
+        command = recipe.packages_command(plan.target.executable, missing)
+        run_logged(f"The installation of {', '.join(missing)}", command, log, say=say, timeout_s=_PIP_S)
+
+
+def _build(plan: BuildPlan, cache: WheelCache, work: Path, log: Path, say: Say) -> Path:
+    _check_needs(plan)
+    python = plan.target.executable
+    archive = fetch_source(python, cache.folder, work, log, say)
+    source = unpack_source(archive, work)
+    say(f"Building Horovod {recipe.VERSION} ({plan.options.name}) for TensorFlow {plan.target.tensorflow}: minutes.")
+    run_logged(
+        "The build of Horovod",
+        recipe.wheel_command(python, str(source), str(work)),
+        log,
+        say=say,
+        timeout_s=_BUILD_S,
+        # Temporary files where there is room for the rest too.
+        variables={**plan.variables, "TMPDIR": str(work)},
+    )
+    built = sorted(work.glob("horovod-*.whl"))
+    if len(built) != 1:
+        raise BuildFailedError(explain("The build of Horovod ended well, but there is no wheel.", do=f"Log: {log}"))
+    told = {"target": asdict(plan.target), "options": asdict(plan.options), "machine": asdict(plan.machine)}
+    return cache.keep(plan.name, built[0], told)
+
+
+def _check_needs(plan: BuildPlan) -> None:
+    missing = needs.missing_text(needs.look_at_needs(plan.options, plan.target, plan.variables))
+    if missing:
+        raise MissingDependencyError(f"To build Horovod, this machine lacks:\n{missing}")

@@ -1,0 +1,99 @@
+"""Horovod's source distribution: fetched, compared with the pinned checksum, unpacked, one file left out."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import tarfile
+from pathlib import Path
+
+from tfdistkit.errors import BuildFailedError, explain
+from tfdistkit.horovod_build import recipe
+from tfdistkit.horovod_build.commands import Say, run_logged
+
+_DEADLINE_S = 600.0
+
+
+def fetch_source(python: str, cache: Path, work: Path, log: Path, say: Say) -> Path:
+    """Returns Horovod's source distribution out of the cache, or fetches it with pip.
+
+    Args:
+        python: The Python whose pip is used, with the user's package index.
+        cache: The folder of the cache.
+        work: An empty folder for what is in the making, on the same file system.
+        log: Where pip's output goes.
+        say: Takes what is done.
+
+    Returns:
+        The archive, its checksum compared.
+
+    Raises:
+        BuildFailedError: if it cannot be fetched, or is not the pinned one.
+    """
+    archive = cache / recipe.ARCHIVE
+    if not archive.exists():
+        say(f"Downloading {recipe.ARCHIVE}.")
+        requirements = work / "requirements.txt"
+        requirements.write_text(recipe.requirement(), encoding="utf-8")
+        run_logged(
+            f"The download of {recipe.ARCHIVE}",
+            recipe.download_command(python, str(requirements), str(work)),
+            log,
+            say=say,
+            timeout_s=_DEADLINE_S,
+            do=f"Without a network, put {recipe.ARCHIVE} from PyPI into {cache} yourself.",
+        )
+        check_source(work / recipe.ARCHIVE)
+        os.replace(work / recipe.ARCHIVE, archive)
+    check_source(archive)
+    return archive
+
+
+def check_source(archive: Path) -> None:
+    """Compares an archive with the pinned checksum.
+
+    Args:
+        archive: The file.
+
+    Raises:
+        BuildFailedError: if it is another one, or cannot be read.
+    """
+    try:
+        found = hashlib.sha256(archive.read_bytes()).hexdigest()
+    except OSError as error:
+        raise BuildFailedError(explain("The source of Horovod cannot be read.", received=str(error))) from error
+    if found != recipe.ARCHIVE_SHA256:
+        raise BuildFailedError(
+            explain(
+                f"{archive} is not the file that was published: nothing of it was run.",
+                received=f"sha256 {found}",
+                expected=f"sha256 {recipe.ARCHIVE_SHA256}",
+                do="Remove it. If it comes back, ask who runs your package index.",
+            )
+        )
+
+
+def unpack_source(archive: Path, folder: Path) -> Path:
+    """Unpacks the source, and leaves out the file that no longer compiles.
+
+    Args:
+        archive: The archive, its checksum compared.
+        folder: Where to.
+
+    Returns:
+        The folder with Horovod's `setup.py`.
+    """
+    with tarfile.open(archive) as packed:
+        # The filter is in every Python from 3.12 on, and in the later patch releases of 3.10 and 3.11.
+        if sys.version_info >= (3, 12) or hasattr(tarfile, "data_filter"):
+            packed.extractall(folder, filter="data")
+        else:
+            packed.extractall(folder)  # noqa: S202 - its checksum is pinned
+    source = folder / f"horovod-{recipe.VERSION}"
+    listing = source / recipe.LISTED_IN
+    lines = listing.read_text(encoding="utf-8").splitlines(keepends=True)
+    kept = [line for line in lines if recipe.LEFT_OUT not in line]
+    assert len(kept) == len(lines) - 1, f"{recipe.LISTED_IN} is not what it was"
+    listing.write_text("".join(kept), encoding="utf-8")
+    return source
