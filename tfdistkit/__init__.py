@@ -22,7 +22,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what type checkers and editors see; at run time `__getattr__` does the same, later
-    from tfdistkit import callbacks, cluster, data, errors, strategies
+    from tfdistkit import callbacks, cluster, collectives, data, errors, strategies
     from tfdistkit.cluster.detection import is_chief, local_rank, rank, world_size
     from tfdistkit.strategies.factory import register_strategy, strategy
     from tfdistkit.supervise.function import launch
@@ -40,6 +40,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "is_chief": ("tfdistkit.cluster.detection", "is_chief"),
     "callbacks": ("tfdistkit.callbacks", None),
     "cluster": ("tfdistkit.cluster", None),
+    "collectives": ("tfdistkit.collectives", None),
     "data": ("tfdistkit.data", None),
     "errors": ("tfdistkit.errors", None),
     "strategies": ("tfdistkit.strategies", None),
@@ -49,6 +50,7 @@ __all__ = [
     "__version__",
     "callbacks",
     "cluster",
+    "collectives",
     "data",
     "errors",
     "is_chief",

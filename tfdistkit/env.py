@@ -28,6 +28,8 @@ RANK = "TFDISTKIT_RANK"
 JOB_ID = "TFDISTKIT_JOB_ID"
 # "0": do not compare this process's own address with the addresses of this machine (address translation).
 CHECK_ADDRESS = "TFDISTKIT_CHECK_ADDRESS"
+# "1": compare every collective of user code between the ranks before it runs; "0": none (default: the first ones).
+CHECK_COLLECTIVES = "TFDISTKIT_CHECK_COLLECTIVES"
 # The folder for what takes long to make and can be made again (built wheels).
 CACHE_DIR = "TFDISTKIT_CACHE_DIR"
 # The user's folder for such things: https://specifications.freedesktop.org/basedir-spec/latest/

@@ -56,7 +56,11 @@ def all_reduce(tensors: list[Any], reduce_op: tf.distribute.ReduceOp, process_se
     for dtype, indices in dense.items():
         carried = [tf.cast(tensors[i], _CARRIED_AS.get(dtype, dtype)) for i in indices]
         reduced = hvd.grouped_allreduce(
-            carried, op=hvd.Sum, process_set=process_set, name=next_name("all_reduce", process_set), ignore_name_scope=True
+            carried,
+            op=hvd.Sum,
+            process_set=process_set,
+            name=next_name("all_reduce", process_set),
+            ignore_name_scope=True,
         )
         for i, value in zip(indices, reduced):
             results[i] = tf.cast(_divide(value, process_set.size()) if mean else value, dtype)

@@ -83,7 +83,9 @@ def strategy(name: str = "auto", **options: Any) -> tf.distribute.Strategy:
         known = _choose(cluster)
     build = _registered.get(known) or _load(known)
     _check_options(known, build, options)
-    return build(cluster, **options)
+    made = build(cluster, **options)
+    _offer_collectives(made)
+    return made
 
 
 def register_strategy(name: str, build: Build) -> None:
@@ -135,6 +137,17 @@ def _known_name(name: str) -> str:
 def _load(name: str) -> Build:
     build: Build = importlib.import_module(_MODULES[name]).build
     return build
+
+
+def _offer_collectives(made: Any) -> None:
+    """Makes `tfdistkit.collectives` outside of a replica those of this strategy."""
+    import tensorflow as tf
+
+    from tfdistkit.collectives import registry
+    from tfdistkit.strategies import lost_peer
+
+    if isinstance(made, tf.distribute.Strategy):
+        registry.use(made, lost_peer.explained)
 
 
 def _choose(cluster: ClusterSpec) -> str:

@@ -1,0 +1,37 @@
+"""How tensors meet: collectives for user code, the same calls over TensorFlow and over Horovod.
+
+```python
+from tfdistkit import collectives
+
+everybodys = collectives.all_gather(embeddings)
+```
+
+They work in eager mode and in `tf.function`, inside of `strategy.run` (and so in a `train_step`) between the
+replicas, and outside between the processes of the strategy that `tfdistkit.strategy` made last. With one process
+they return what they get. All ranks make the same calls in the same order.
+"""
+
+from tfdistkit.collectives.mismatches import check
+from tfdistkit.collectives.objects import barrier, broadcast_object
+from tfdistkit.collectives.operations import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    broadcast,
+    grouped_all_reduce,
+    reduce_scatter,
+)
+from tfdistkit.collectives.process_sets import ProcessSet
+
+__all__ = [
+    "ProcessSet",
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "barrier",
+    "broadcast",
+    "broadcast_object",
+    "check",
+    "grouped_all_reduce",
+    "reduce_scatter",
+]

@@ -1,0 +1,115 @@
+"""The gradients of collectives, the same whoever carries them.
+
+Every rank's result counts: the gradient of a rank's input is what the sum of the ranks' losses gives for it. So
+the gradient of a gather is the sum of what all ranks send back, cut to one's own rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfdistkit.collectives.communicators import Communicator
+
+
+def summed(communicator: Communicator, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Sums tensors over the ranks. Its gradient is the sum of the gradients of all ranks."""
+    if not all(t.dtype.is_floating for t in tensors):
+        return _summed_mixed(communicator, tensors)
+
+    @tf.custom_gradient
+    def forward(*values: tf.Tensor) -> Any:
+        return communicator.sum(list(values)), lambda *upstream: summed(communicator, list(upstream))
+
+    return list(forward(*tensors))
+
+
+def _summed_mixed(communicator: Communicator, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Integers have no gradients."""
+    results = list(tensors)
+    for floating in (True, False):
+        group = [i for i, t in enumerate(tensors) if t.dtype.is_floating == floating]
+        values = [tensors[i] for i in group]
+        if values:
+            values = summed(communicator, values) if floating else communicator.sum(values)
+        for i, value in zip(group, values):
+            results[i] = value
+    return results
+
+
+def extreme(communicator: Communicator, tensor: tf.Tensor, op: str) -> tf.Tensor:
+    """Takes the smallest or largest over the ranks. The gradient goes to the ranks that have it, in equal parts."""
+
+    @tf.custom_gradient
+    def forward(value: tf.Tensor) -> Any:
+        result = communicator.extreme(value, op)
+
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            has_it = tf.cast(value == result, upstream.dtype)
+            total, ranks = summed(communicator, [upstream, has_it])
+            return tf.math.divide_no_nan(total * has_it, ranks)
+
+        return result, gradient
+
+    return forward(tensor)
+
+
+def gathered(communicator: Communicator, tensor: tf.Tensor) -> tf.Tensor:
+    """Concatenates along axis 0. The gradient is the sum of the gradients of all ranks, cut to one's own rows."""
+
+    @tf.custom_gradient
+    def forward(value: tf.Tensor) -> Any:
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            [total] = summed(communicator, [upstream])
+            first, _ = communicator.place_of_own(value)
+            return total[first : first + tf.shape(value)[0]]
+
+        return communicator.gather(value), gradient
+
+    result = forward(tensor)
+    result.set_shape([None, *tensor.shape[1:]])
+    return result
+
+
+def broadcasted(communicator: Communicator, tensor: tf.Tensor, root_rank: int) -> tf.Tensor:
+    """Returns the root's tensor. The gradient of the root's is the sum over all ranks; of the others', zero."""
+
+    @tf.custom_gradient
+    def forward(value: tf.Tensor) -> Any:
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            [total] = summed(communicator, [upstream])
+            return tf.where(communicator.rank() == root_rank, total, tf.zeros_like(total))
+
+        return communicator.broadcast(value, root_rank), gradient
+
+    return forward(tensor)
+
+
+def reduce_scattered(communicator: Communicator, tensor: tf.Tensor) -> tf.Tensor:
+    """Sums, and returns this rank's share of the rows. The gradient is the gather of all ranks' gradients."""
+
+    @tf.custom_gradient
+    def forward(value: tf.Tensor) -> Any:
+        return communicator.reduce_scatter(value), lambda upstream: gathered(communicator, upstream)
+
+    result = forward(tensor)
+    result.set_shape([None, *tensor.shape[1:]])
+    return result
+
+
+def exchanged(communicator: Communicator, tensor: tf.Tensor, splits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Sends each rank its rows. The gradient sends the gradients of the rows back."""
+
+    @tf.custom_gradient
+    def forward(value: tf.Tensor) -> Any:
+        result, received = communicator.all_to_all(value, splits)
+
+        def gradient(upstream: tf.Tensor, _: Any) -> tf.Tensor:
+            return exchanged(communicator, upstream, received)[0]
+
+        return (result, received), gradient
+
+    result, received = forward(tensor)
+    result.set_shape([None, *tensor.shape[1:]])
+    return result, received

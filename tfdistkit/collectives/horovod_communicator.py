@@ -1,0 +1,111 @@
+"""Collectives of user code over Horovod, which has an operation of its own for each."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import tensorflow as tf
+
+from tfdistkit.collectives import horovod_transport as transport
+from tfdistkit.collectives.communicators import Communicator
+from tfdistkit.collectives.horovod_transport import hvd, next_name
+from tfdistkit.errors import UnsupportedError, explain
+
+
+class HorovodCommunicator(Communicator):
+    """Over Horovod, between the ranks of a process set.
+
+    Args:
+        process_set: The Horovod process set.
+    """
+
+    name = "Horovod"
+
+    def __init__(self, process_set: Any):
+        super().__init__(process_set.size())
+        self._process_set = process_set
+
+    def rank(self) -> tf.Tensor:
+        """Returns this rank within the process set, a scalar int32 tensor."""
+        return tf.constant(self._process_set.rank())
+
+    def sum(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Sums tensors over the ranks, those of a dtype in one fused operation."""
+        return transport.all_reduce(tensors, tf.distribute.ReduceOp.SUM, self._process_set)
+
+    def gather(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Concatenates along axis 0, in the order of the ranks; lengths may differ."""
+        return transport.all_gather(tensor, 0, self._process_set)
+
+    def extreme(self, tensor: tf.Tensor, op: str) -> tf.Tensor:
+        """Takes the smallest ("min") or the largest ("max") over the ranks."""
+        return hvd.allreduce(tensor, op=hvd.Min if op == "min" else hvd.Max, **self._as(f"all_reduce_{op}"))
+
+    def broadcast(self, tensor: tf.Tensor, root_rank: int) -> tf.Tensor:
+        """Returns the tensor of `root_rank`, a rank of the process set."""
+        ranks = self._process_set.ranks or range(self.size)
+        return transport.broadcast(tensor, ranks[root_rank], self._process_set)
+
+    def reduce_scatter(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Sums, and returns this rank's share of the rows; the first ranks get one more if they do not divide."""
+        return hvd.reducescatter(tensor, op=hvd.Sum, **self._as("reduce_scatter"))
+
+    def all_to_all(self, tensor: tf.Tensor, splits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Sends `splits[r]` rows to rank r; returns what came, in the order of the ranks, and how many from each."""
+        return hvd.alltoall(tensor, splits, **self._as("all_to_all"))
+
+    def barrier(self, timeout_s: float | None) -> tf.Tensor:
+        """Returns a tensor that is there when all ranks have come.
+
+        Horovod has no deadline for one operation: with one, the wait is in a thread that is left behind when
+        the time is up.
+        """
+        if timeout_s is None:
+            return super().barrier(None)
+        if not tf.executing_eagerly():
+            raise UnsupportedError(
+                explain(
+                    "Horovod cannot end a barrier inside of `tf.function` after a time.",
+                    received=f"timeout_s={timeout_s!r}",
+                    expected="`timeout_s=None` there, or the strategy 'multiworker'",
+                )
+            )
+        came: list[tf.Tensor] = []
+        wait = super().barrier
+        thread = threading.Thread(target=lambda: came.append(wait(None)), daemon=True)
+        thread.start()
+        thread.join(timeout_s)
+        if not came:
+            raise tf.errors.DeadlineExceededError(None, None, f"Collective has timed out: {timeout_s} s in a barrier.")
+        return came[0]
+
+    def _as(self, kind: str) -> dict[str, Any]:
+        name = next_name(kind, self._process_set)
+        return {"name": name, "ignore_name_scope": True, "process_set": self._process_set}
+
+
+def job_size() -> int:
+    """Returns how many ranks the whole job has."""
+    return int(hvd.size())
+
+
+def add_process_set(ranks: tuple[int, ...]) -> Any:
+    """Makes a Horovod process set, on all ranks at once.
+
+    Raises:
+        UnsupportedError: if Horovod was started without leave to do so.
+    """
+    if len(ranks) == hvd.size():
+        return hvd.global_process_set  # Horovod has no second set of the same ranks.
+    try:
+        return hvd.add_process_set(list(ranks))
+    except ValueError as error:
+        raise UnsupportedError(
+            explain(
+                "Horovod cannot make a process set now.",
+                received=f"ranks={list(ranks)}: {error}",
+                expected="HOROVOD_DYNAMIC_PROCESS_SETS=1 when it is initialised, and a set that is not there yet",
+                do="Set HOROVOD_DYNAMIC_PROCESS_SETS=1 for all ranks, and make each process set once.",
+            )
+        ) from error

@@ -1,0 +1,109 @@
+"""Collectives of user code that are not about a tensor: waiting for each other, and Python objects."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdistkit.collectives import registry
+from tfdistkit.collectives.communicators import Communicator
+from tfdistkit.collectives.meant import communicator, explained
+from tfdistkit.collectives.mismatches import compared
+from tfdistkit.collectives.operations import require_rank
+from tfdistkit.collectives.process_sets import ProcessSet
+from tfdistkit.errors import OptionError, UnsupportedError, explain
+
+_FAILED = -1
+
+
+@explained
+def barrier(timeout_s: float | None = None, process_set: ProcessSet | None = None) -> None:
+    """Waits until all ranks have come here.
+
+    In a graph the other operations with effects (variables, other collectives) keep their order around it.
+
+    Args:
+        timeout_s: Seconds to wait. Default: the `timeout_s` of the strategy; over Horovod, without end. After a
+            barrier that timed out the ranks no longer agree, so end the job.
+        process_set: The ranks that take part. Default: all. Horovod only.
+
+    Raises:
+        OptionError: (a ValueError) if `timeout_s` is no time.
+        UnsupportedError: (a RuntimeError) with `timeout_s` in a `tf.function` over Horovod.
+        tf.errors.DeadlineExceededError: if a rank did not come in time.
+    """
+    if timeout_s is not None and (isinstance(timeout_s, bool) or not timeout_s > 0):
+        raise OptionError(
+            explain("`timeout_s` is no time.", received=f"timeout_s={timeout_s!r}", expected="seconds, more than 0")
+        )
+    between = communicator(process_set)
+    if between.size == 1:
+        return
+    came = between.barrier(timeout_s)
+    if tf.executing_eagerly():
+        came.numpy()
+
+
+@explained
+def broadcast_object(obj: Any = None, root_rank: int = 0, process_set: ProcessSet | None = None) -> Any:
+    """Gives every rank a copy of the Python object of one.
+
+    The object travels as a pickle, and unpickling runs what the sender says: the ranks trust each other, as
+    processes of one job that run the same script do.
+
+    Args:
+        obj: The object, on `root_rank`; what the others give is ignored.
+        root_rank: Whose object it is; counted within `process_set` if one is given.
+        process_set: The ranks that take part. Default: all. Horovod only.
+
+    Returns:
+        The object itself on `root_rank`, a copy elsewhere.
+
+    Raises:
+        OptionError: (a ValueError) on every rank if the object cannot be pickled, or there is no such rank.
+        UnsupportedError: (a RuntimeError) inside of a `tf.function`.
+    """
+    if not tf.executing_eagerly():
+        raise UnsupportedError(
+            explain(
+                "`broadcast_object` cannot run inside of `tf.function`: Python objects are not part of a graph.",
+                expected="a call outside of it, or `broadcast` of a tensor",
+            )
+        )
+    between = communicator(process_set)
+    require_rank(root_rank, between.size)
+    if between.size == 1:
+        return obj
+    last = registry.last_made()
+    counts = process_set.calls if process_set is not None else None if last is None else last.calls
+    compared(between, counts, f"broadcast_object root_rank={root_rank}", [], None)
+    if int(between.rank()) == root_rank:
+        _send(between, obj, root_rank)
+        return obj
+    return _receive(between, root_rank)
+
+
+def _send(between: Communicator, obj: Any, root_rank: int) -> None:
+    try:
+        data = pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
+    except Exception as error:
+        # The others wait for a length.
+        between.broadcast(tf.constant([_FAILED], tf.int64), root_rank)
+        raise OptionError(
+            explain(f"`obj` cannot be pickled: {error}.", received=f"a {type(obj).__name__}")
+        ) from error
+    between.broadcast(tf.constant([len(data)], tf.int64), root_rank)
+    # As whole int64: TensorFlow sums no bytes, and one number for each byte would be eight times as much.
+    padded = data + bytes(-len(data) % 8)
+    between.broadcast(tf.constant(np.frombuffer(padded, np.int64)), root_rank)
+
+
+def _receive(between: Communicator, root_rank: int) -> Any:
+    length = int(between.broadcast(tf.constant([0], tf.int64), root_rank)[0])
+    if length == _FAILED:
+        raise OptionError(explain(f"`obj` cannot be pickled on rank {root_rank}.", do="See the log of that rank."))
+    numbers = between.broadcast(tf.zeros([-(-length // 8)], tf.int64), root_rank)
+    return pickle.loads(numbers.numpy().tobytes()[:length])

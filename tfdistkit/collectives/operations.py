@@ -1,0 +1,341 @@
+"""The collectives that user code calls on tensors: arguments checked, dtypes carried, ranks compared, gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdistkit.collectives import differentiable, registry
+from tfdistkit.collectives.communicators import Communicator
+from tfdistkit.collectives.meant import communicator, explained
+from tfdistkit.collectives.mismatches import compared
+from tfdistkit.collectives.process_sets import ProcessSet
+from tfdistkit.errors import OptionError, explain, nearest
+
+_OPS = ("sum", "average", "min", "max")
+
+# What neither TensorFlow nor Horovod sums, and what carries it.
+_CARRIED_AS = {
+    tf.bfloat16: tf.float32,
+    tf.bool: tf.int32,
+    tf.int8: tf.int32,
+    tf.int16: tf.int32,
+    tf.uint8: tf.int32,
+    tf.uint16: tf.int32,
+    tf.uint32: tf.int64,
+    tf.uint64: tf.int64,
+}
+_CARRIED = {tf.float16, tf.float32, tf.float64, tf.int32, tf.int64}
+
+
+@explained
+def all_reduce(tensor: Any, op: str = "sum", process_set: ProcessSet | None = None) -> tf.Tensor:
+    """Sums, averages, or takes the smallest or largest of a tensor over all ranks.
+
+    Differentiable: the gradient of a sum is the sum of the gradients of all ranks.
+
+    Args:
+        tensor: A number, array, tensor or variable, of the same dtype and shape on every rank.
+        op: `"sum"`, `"average"` (rounded down for integers), `"min"` or `"max"` (for booleans: all, any).
+            Over TensorFlow's collectives the last two gather the tensors of all ranks.
+        process_set: The ranks that take part. Default: all. Horovod only.
+
+    Returns:
+        The result, the same on every rank.
+
+    Raises:
+        OptionError: (a ValueError) if `op` is unknown, or the tensor cannot be sent; in eager mode also if the
+            ranks call with different shapes or dtypes (in a graph that is a `tf.errors.InvalidArgumentError`).
+        UnsupportedError: (a RuntimeError) if there is no way from here to the other ranks.
+    """
+    return _reduce([_tensor(tensor)], op, process_set)[0]
+
+
+@explained
+def grouped_all_reduce(
+    tensors: Sequence[Any], op: str = "sum", process_set: ProcessSet | None = None
+) -> list[tf.Tensor]:
+    """Reduces several tensors over all ranks, those of a dtype in one operation.
+
+    Args:
+        tensors: Tensors as `all_reduce` takes them, in the same order on every rank.
+        op: `"sum"`, `"average"`, `"min"` or `"max"`.
+        process_set: The ranks that take part. Default: all. Horovod only.
+
+    Returns:
+        The results, in the same order.
+
+    Raises:
+        OptionError: (a ValueError) as `all_reduce`.
+        UnsupportedError: (a RuntimeError) as `all_reduce`.
+    """
+    if isinstance(tensors, (tf.Tensor, tf.Variable)):
+        raise OptionError(explain("`tensors` is one tensor.", expected="a list of tensors", do="Call `all_reduce`."))
+    return _reduce([_tensor(t) for t in tensors], op, process_set)
+
+
+@explained
+def all_gather(tensor: Any, axis: int = 0, process_set: ProcessSet | None = None) -> tf.Tensor:
+    """Concatenates the tensors of all ranks, in the order of the ranks.
+
+    Differentiable: for losses over the whole global batch, such as contrastive ones. The gradient of a rank's
+    rows is the sum of what the losses of all ranks say about them.
+
+    Args:
+        tensor: A tensor of the same dtype on every rank, and of the same shape but for its length along
+            `axis`. Scalars make a vector.
+        axis: Where to concatenate; from the end if negative.
+        process_set: The ranks that take part. Default: all. Horovod only.
+
+    Returns:
+        The concatenation, the same on every rank.
+
+    Raises:
+        OptionError: (a ValueError) if there is no such axis, or the tensor cannot be sent; in eager mode also if
+            the ranks do not fit together (in a graph that is a `tf.errors.InvalidArgumentError`).
+        UnsupportedError: (a RuntimeError) if there is no way from here to the other ranks.
+    """
+    tensor = _tensor(tensor)
+    if tensor.shape.rank == 0:
+        tensor = tensor[None]
+    axis = _axis(axis, tensor)
+    between = communicator(process_set)
+    if between.size == 1:
+        return tf.identity(tensor)
+    [tensor] = _compared(between, process_set, f"all_gather axis={axis}", [tensor], axis)
+    swap = list(range(tensor.shape.rank))
+    swap[0], swap[axis] = swap[axis], swap[0]
+    carried = tf.transpose(_carried(tensor), swap) if axis else _carried(tensor)
+    gathered = differentiable.gathered(between, carried)
+    return tf.cast(tf.transpose(gathered, swap) if axis else gathered, tensor.dtype)
+
+
+@explained
+def broadcast(tensor: Any, root_rank: int = 0, process_set: ProcessSet | None = None) -> tf.Tensor:
+    """Gives every rank the tensor of one.
+
+    Differentiable: the gradient of the root's tensor is the sum of the gradients of all ranks.
+
+    Args:
+        tensor: A tensor of the same dtype and shape on every rank; the values of the others do not matter.
+        root_rank: Whose tensor it is to be; counted within `process_set` if one is given.
+        process_set: The ranks that take part. Default: all. Horovod only.
+
+    Returns:
+        The tensor of `root_rank`.
+
+    Raises:
+        OptionError: (a ValueError) if there is no such rank, or the tensor cannot be sent; in eager mode also if
+            the ranks do not fit together (in a graph that is a `tf.errors.InvalidArgumentError`).
+        UnsupportedError: (a RuntimeError) if there is no way from here to the other ranks.
+    """
+    tensor = _tensor(tensor)
+    between = communicator(process_set)
+    require_rank(root_rank, between.size)
+    if between.size == 1:
+        return tf.identity(tensor)
+    [tensor] = _compared(between, process_set, f"broadcast root_rank={root_rank}", [tensor])
+    return tf.cast(differentiable.broadcasted(between, _carried(tensor), root_rank), tensor.dtype)
+
+
+@explained
+def reduce_scatter(tensor: Any, op: str = "sum", process_set: ProcessSet | None = None) -> tf.Tensor:
+    """Reduces a tensor over all ranks and leaves each rank its share of the rows.
+
+    Over TensorFlow's collectives, and for `"min"` and `"max"`, this is an `all_reduce` that is cut.
+
+    Args:
+        tensor: A tensor of at least one dimension, of the same dtype and shape on every rank.
+        op: `"sum"`, `"average"`, `"min"` or `"max"`.
+        process_set: The ranks that take part. Default: all. Horovod only.
+
+    Returns:
+        The rows of this rank: rank 0 has the first. Where they do not divide, the first ranks get one more.
+
+    Raises:
+        OptionError: (a ValueError) as `all_reduce`, and if the tensor is a scalar.
+        UnsupportedError: (a RuntimeError) as `all_reduce`.
+    """
+    tensor = _with_rows(_tensor(tensor))
+    op = _op(op, [tensor])
+    between = communicator(process_set)
+    if between.size == 1:
+        return tf.identity(tensor)
+    [tensor] = _compared(between, process_set, f"reduce_scatter {op}", [tensor])
+    if op in ("min", "max"):
+        result = between.own_share(differentiable.extreme(between, _carried(tensor), op))
+    else:
+        result = differentiable.reduce_scattered(between, _carried(tensor))
+    return tf.cast(_divided(result, between.size) if op == "average" else result, tensor.dtype)
+
+
+@explained
+def all_to_all(tensor: Any, splits: Any = None, process_set: ProcessSet | None = None) -> Any:
+    """Sends each rank some of the rows, and receives some from each.
+
+    Over TensorFlow's collectives every rank receives the rows of all and keeps its own.
+
+    Args:
+        tensor: A tensor of at least one dimension, of the same dtype on every rank, and of the same shape but for
+            its first dimension.
+        splits: How many rows go to each rank, in their order; they may differ from rank to rank, and have to
+            sum to the rows of `tensor`. Default: the same number to each.
+        process_set: The ranks that take part. Default: all. Horovod only.
+
+    Returns:
+        What came, in the order of the ranks. With `splits`, a tuple of that and of how many rows came from each.
+
+    Raises:
+        OptionError: (a ValueError) if `splits` do not fit, or the rows do not divide; in eager mode also if the
+            ranks do not fit together (in a graph that is a `tf.errors.InvalidArgumentError`).
+        UnsupportedError: (a RuntimeError) if there is no way from here to the other ranks.
+    """
+    tensor = _with_rows(_tensor(tensor))
+    between = communicator(process_set)
+    rows = _splits(splits, tensor, between.size)
+    if between.size == 1:
+        return tf.identity(tensor) if splits is None else (tf.identity(tensor), rows)
+    [tensor] = _compared(between, process_set, "all_to_all", [tensor], 0)
+    result, received = differentiable.exchanged(between, _carried(tensor), rows)
+    result = tf.cast(result, tensor.dtype)
+    return result if splits is None else (result, received)
+
+
+def require_rank(root_rank: int, size: int) -> None:
+    """Raises:
+    OptionError: if there is no rank of that number.
+    """
+    if isinstance(root_rank, bool) or not isinstance(root_rank, int) or not 0 <= root_rank < size:
+        raise OptionError(
+            explain("`root_rank` is no rank.", received=f"root_rank={root_rank!r}", expected=f"0 to {size - 1}")
+        )
+
+
+def _reduce(tensors: list[tf.Tensor], op: str, process_set: ProcessSet | None) -> list[tf.Tensor]:
+    op = _op(op, tensors)
+    between = communicator(process_set)
+    if between.size == 1 or not tensors:
+        return [tf.identity(t) for t in tensors]
+    tensors = _compared(between, process_set, f"all_reduce {op}", tensors)
+    carried = [_carried(t) for t in tensors]
+    if op in ("min", "max"):
+        results = [differentiable.extreme(between, t, op) for t in carried]
+    else:
+        results = differentiable.summed(between, carried)
+    if op == "average":
+        results = [_divided(r, between.size) for r in results]
+    return [tf.cast(r, t.dtype) for r, t in zip(results, tensors)]
+
+
+def _compared(
+    between: Communicator,
+    process_set: ProcessSet | None,
+    call: str,
+    tensors: list[tf.Tensor],
+    free_axis: int | None = None,
+) -> list[tf.Tensor]:
+    last = registry.last_made()
+    counts = process_set.calls if process_set is not None else None if last is None else last.calls
+    return compared(between, counts, call, tensors, free_axis)
+
+
+def _tensor(value: Any) -> tf.Tensor:
+    """Makes a tensor of what was given, of a dtype that can be sent and with a known number of dimensions."""
+    if isinstance(value, (tf.RaggedTensor, tf.SparseTensor, str, bytes)) or (
+        isinstance(value, tf.distribute.DistributedValues) and not isinstance(value, tf.Variable)
+    ):
+        kind = type(value).__name__
+        raise OptionError(
+            explain("`tensor` is no dense tensor of one replica.", received=f"a {kind}", expected="a dense tensor")
+        )
+    tensor = tf.convert_to_tensor(value)
+    if tensor.dtype not in _CARRIED and tensor.dtype not in _CARRIED_AS:
+        names = ", ".join(sorted(d.name for d in {*_CARRIED, *_CARRIED_AS}))
+        raise OptionError(
+            explain(
+                "`tensor` has a dtype that cannot be sent.",
+                received=tensor.dtype.name,
+                expected=f"one of: {names}",
+            )
+        )
+    if tensor.shape.rank is None:
+        raise OptionError(explain("`tensor` has an unknown number of dimensions.", do="Call its `set_shape` first."))
+    return tensor
+
+
+def _carried(tensor: tf.Tensor) -> tf.Tensor:
+    return tf.cast(tensor, _CARRIED_AS.get(tensor.dtype, tensor.dtype))
+
+
+def _divided(total: tf.Tensor, size: int) -> tf.Tensor:
+    return total // size if total.dtype.is_integer else total / size
+
+
+def _op(op: str, tensors: list[tf.Tensor]) -> str:
+    name = str(op).lower()
+    if name not in _OPS:
+        raise OptionError(
+            explain(
+                f"`op` is unknown.{nearest(name, list(_OPS))}",
+                received=f"op={op!r}",
+                expected=f"one of: {', '.join(_OPS)}",
+            )
+        )
+    if name in ("sum", "average") and any(t.dtype == tf.bool for t in tensors):
+        raise OptionError(
+            explain(
+                "Booleans have no sum.",
+                received=f"op={op!r} of a bool tensor",
+                expected="'min' (all) or 'max' (any), or numbers",
+            )
+        )
+    return name
+
+
+def _axis(axis: int, tensor: tf.Tensor) -> int:
+    dimensions = tensor.shape.rank
+    if isinstance(axis, bool) or not isinstance(axis, int) or not -dimensions <= axis < dimensions:
+        raise OptionError(
+            explain(
+                "`axis` is no axis of the tensor.",
+                received=f"axis={axis!r} of a tensor with {dimensions} dimensions",
+                expected=f"{-dimensions} to {dimensions - 1}",
+            )
+        )
+    return axis % dimensions
+
+
+def _with_rows(tensor: tf.Tensor) -> tf.Tensor:
+    if tensor.shape.rank == 0:
+        raise OptionError(
+            explain("`tensor` is a scalar, which has no rows to divide.", expected="at least one dimension")
+        )
+    return tensor
+
+
+def _splits(splits: Any, tensor: tf.Tensor, size: int) -> tf.Tensor:
+    """Returns how many rows go to each rank; what is known to be wrong is an error before anything is sent."""
+    rows = tensor.shape[0]
+    if splits is None:
+        if rows is not None and rows % size:
+            raise OptionError(
+                explain(
+                    "The rows of `tensor` do not divide by the ranks.",
+                    received=f"{rows} rows, {size} ranks",
+                    expected="a multiple of the ranks, or `splits`",
+                )
+            )
+        return tf.repeat(tf.shape(tensor)[0] // size, size)
+    splits = tf.cast(tf.convert_to_tensor(splits), tf.int32)
+    known = tf.get_static_value(splits)
+    if splits.shape.rank != 1 or splits.shape[0] != size:
+        wrong = f"a tensor of shape {splits.shape}"
+    elif known is not None and rows is not None and (known.sum() != rows or known.min() < 0):
+        wrong = f"{known.tolist()} for {rows} rows"
+    else:
+        return splits
+    raise OptionError(
+        explain("`splits` do not fit.", received=wrong, expected=f"{size} numbers that sum to the rows of `tensor`")
+    )
