@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
+from tensorflow.python.data.experimental.ops import distribute as tf_data_distribute
 from tensorflow.python.distribute import distribute_utils
 from tensorflow.python.distribute import values as tf_values
 from tensorflow.python.distribute.collective_all_reduce_strategy import (
@@ -126,6 +127,9 @@ SEAMS: dict[str, Seam] = {
         "tensorflow.python.distribute.distribute_utils:select_replica", ("replica_id", "structured"), "replicas"
     ),
     "regroup": Seam("tensorflow.python.distribute.distribute_utils:regroup", ("values",), "replicas"),
+    "batch_size": Seam(
+        "tensorflow.python.data.experimental.ops.distribute:compute_batch_size", ("dataset",), "arrays kept safe"
+    ),
     "is_mirrored": Seam("tensorflow.python.distribute.distribute_utils:is_mirrored", ("val",), "horovod"),
     "checkpoint_value": Seam("tensorflow.python.trackable.base:CheckpointInitialValue", (), "horovod"),
     "mwms_local": Seam(f"{_MWMS}._initialize_local", ("self", "cluster_resolver", "devices"), "horovod"),
@@ -259,6 +263,12 @@ def select_replica(index: int, structured: Any) -> Any:
 def regroup(values: list[Any]) -> Any:
     """Makes one per-replica value of one value a replica; a single value stays as it is."""
     return values[0] if len(values) == 1 else distribute_utils.regroup(tuple(values))
+
+
+def batch_size_of(dataset: tf.data.Dataset) -> int | None:
+    """Returns the rows of the batches that a dataset's own `batch` makes; None if something else made them."""
+    size = int(tf_data_distribute.compute_batch_size(dataset))
+    return None if size < 0 else size
 
 
 def is_mirrored(value: Any) -> bool:

@@ -137,7 +137,9 @@ class KerasStrategyMixin:
         if self.num_replicas_in_sync == 1 and isinstance(dataset, tf.data.Dataset):
             # Nothing to split: TensorFlow's distributed iterator would only cost time (1 ms a step).
             return dataset
-        if isinstance(dataset, tf.data.Dataset):
+        if isinstance(dataset, tf.data.Dataset) and keras_seams.batch_size_of(dataset) is None:
+            # What tf.data batched lies in memory of its own already, and only there it knows the batch size,
+            # by which it cuts a worker's own part.
             dataset = batch_parts.keep_arrays_safe(dataset)
         distributed = super().experimental_distribute_dataset(_split_every_batch(dataset), options)
         if isinstance(dataset, tf.data.Dataset):
