@@ -1,0 +1,340 @@
+"""`LearningRateWarmup` and `LearningRateScale`: learning rates for the number of replicas."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from tfdistkit.callbacks.chief import writes_files
+from tfdistkit.callbacks.ranks import SameThread, tell_once
+from tfdistkit.callbacks.step_rates import StepRates, attach
+from tfdistkit.errors import OptionError, UnsupportedError, explain
+
+_SCALES: dict[str, Callable[[int], float]] = {"linear": float, "sqrt": math.sqrt}
+
+
+class _LearningRate(keras.callbacks.Callback):
+    """What both have in common: a multiple of the initial rate for each step, None where they leave it alone."""
+
+    def __init__(
+        self,
+        initial_learning_rate: float | None,
+        momentum_correction: bool,
+        steps_per_epoch: int | None,
+        verbose: int,
+    ):
+        super().__init__()
+        _require_positive("initial_learning_rate", initial_learning_rate)
+        _require_positive("steps_per_epoch", steps_per_epoch)
+        self.initial_learning_rate = initial_learning_rate
+        self.momentum_correction = momentum_correction
+        self.steps_per_epoch = steps_per_epoch
+        self.verbose = verbose
+        self._rates: StepRates | None = None
+        self._thread: SameThread | None = None
+        self._base: float | None = None
+        self._replicas = 1
+        self._steps = self._epoch = self._first_step = 0
+
+    def _multiplier_at(self, epoch: int, batch: int, step: int) -> float | None:
+        raise NotImplementedError
+
+    def _needs_steps_per_epoch(self) -> bool:
+        raise NotImplementedError
+
+    def _changed_before(self, epoch: int, step: int) -> bool:
+        """Whether an optimizer that was saved before `epoch` and `step` would hold a rate set by this callback."""
+        raise NotImplementedError
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Looks at the optimizer and at the number of replicas."""
+        if self._rates is not None:
+            self._rates.release(self)  # A `fit` before ended with an error.
+        self._thread = SameThread(self)
+        self._base = None
+        self._replicas = self.model.distribute_strategy.num_replicas_in_sync
+        self._steps = self.steps_per_epoch or (self.params or {}).get("steps") or 0
+        if not self._steps and self._needs_steps_per_epoch():
+            raise UnsupportedError(
+                explain(
+                    f"{type(self).__name__} cannot tell how many steps an epoch has.",
+                    received="data without a length",
+                    expected="`steps_per_epoch`",
+                    do=f"Write {type(self).__name__}(..., steps_per_epoch=...).",
+                )
+            )
+        self._rates = attach(self, self.model)
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Counts."""
+        assert self._rates is not None
+        done = self._rates.steps_done()
+        self._first_step = done if done else epoch * self._steps
+        self._epoch = epoch
+        if self._base is None:
+            self._base = self._find_base()
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Sets the rates of the steps until the next call."""
+        assert self._rates is not None and self._base is not None and self._thread is not None
+        self._thread.check()
+        rates = []
+        for ahead in range(self._rates.steps):
+            multiplier = self._multiplier_at(self._epoch, batch + ahead, self._first_step + batch + ahead)
+            rates.append(None if multiplier is None else self._base * multiplier)
+        self._rates.plan((self._epoch, batch), rates, self.momentum_correction)
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Does nothing; without it Keras would set the rate in a thread of its own, at some time in the step."""
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Adds the rate of the last step to the logs, as `learning_rate`."""
+        assert self._rates is not None and self._base is not None
+        self._rates.remember_base_rate(self._base)
+        if logs is not None:
+            logs["learning_rate"] = self._rates.shown_rate
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Leaves the optimizer with its last rate."""
+        assert self._rates is not None
+        if self._base is not None:
+            self._rates.remember_base_rate(self._base)
+        self._rates.release(self)
+        self._rates = None
+
+    def _find_base(self) -> float:
+        assert self._rates is not None
+        name = type(self).__name__
+        if self.initial_learning_rate is not None:
+            if self._rates.has_schedule:
+                raise UnsupportedError(
+                    explain(
+                        "The optimizer has a schedule, which is multiplied, so there is no initial rate to set.",
+                        received=f"initial_learning_rate={self.initial_learning_rate}",
+                        do=f"Leave `initial_learning_rate` out of {name}.",
+                    )
+                )
+            return self.initial_learning_rate
+        base, sure = self._rates.base_rate()
+        if not sure and self._changed_before(self._epoch, self._first_step):
+            raise UnsupportedError(
+                explain(
+                    f"{name} cannot tell the initial learning rate: the optimizer comes from a checkpoint, "
+                    "and its rate may be one of this callback's.",
+                    received=f"a rate of {base:g} after {self._rates.steps_done()} steps, in epoch {self._epoch + 1}",
+                    expected="`initial_learning_rate`, the rate that the optimizer was made with",
+                    do=f"Write {name}(..., initial_learning_rate=...).",
+                )
+            )
+        return base
+
+
+class LearningRateWarmup(_LearningRate):
+    """Raises the learning rate step by step from that of one replica to that of all.
+
+    A rate that was scaled up for N replicas (with a global batch N times as large) is too high at first.
+    This starts at `rate / f`, ends at `rate` after the warm-up, and then leaves the rate alone, where
+    `f` is N, the square root of N, or a function of N: the factor that the rate was scaled by. Step by
+    step the rate is `rate / f * (e * (f - 1) / warmup_epochs + 1)`, where `e` counts epochs in fractions and
+    is `warmup_epochs` in the last step of the warm-up (Goyal et al., 2017, https://arxiv.org/abs/1706.02677).
+
+    It is right for every step with `steps_per_execution` > 1, too, and goes on where it was after a restart
+    with `initial_epoch` (with `warmup_steps`: with a restored optimizer). An optimizer with a
+    `LearningRateSchedule` keeps it; the schedule's rates are multiplied. With one replica there is nothing
+    to warm up to, and the log says so. Put it on every rank.
+
+    Args:
+        initial_learning_rate: The rate at the end of the warm-up. Default: that of the optimizer. Needed when
+            training restarts within the warm-up: a restored optimizer holds the rate that it was saved with.
+        warmup_epochs: How long, in epochs.
+        momentum_correction: Whether momentum (SGD, RMSprop) is multiplied by `new / old` where the rate
+            changes, so that past steps do not weigh more for it.
+        steps_per_epoch: Steps of an epoch, where the data do not tell.
+        verbose: 1 prints a line on the chief when the warm-up ends.
+        warmup_steps: How long, in steps (batches) of the optimizer's life, instead of `warmup_epochs`.
+        scale: `"linear"`, `"sqrt"`, or a function from N to the factor.
+
+    Raises:
+        OptionError: (a ValueError) if an argument is wrong.
+        UnsupportedError: (a RuntimeError) in training, if the initial rate or the steps of an epoch cannot be
+            told, or the model has no optimizer whose rate can be set.
+
+    Example:
+        ```python
+        strategy = tfdistkit.strategy("multiworker")
+        replicas = strategy.num_replicas_in_sync
+        with strategy.scope():
+            model.compile(keras.optimizers.SGD(0.1 * replicas, momentum=0.9), "mse")
+        model.fit(dataset.batch(64 * replicas), epochs=90, callbacks=[tfdistkit.callbacks.LearningRateWarmup()])
+        ```
+    """
+
+    def __init__(
+        self,
+        initial_learning_rate: float | None = None,
+        warmup_epochs: float = 5,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+        verbose: int = 0,
+        *,
+        warmup_steps: int | None = None,
+        scale: str | Callable[[int], float] = "linear",
+    ):
+        super().__init__(initial_learning_rate, momentum_correction, steps_per_epoch, verbose)
+        _require_positive("warmup_epochs", warmup_epochs)
+        _require_positive("warmup_steps", warmup_steps)
+        self.warmup_epochs = warmup_epochs
+        self.warmup_steps = warmup_steps
+        self._factor_of = _scale("scale", scale)
+        self._factor = 1.0
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Computes the factor to warm up by."""
+        super().on_train_begin(logs)
+        self._factor = _require_positive("scale", float(self._factor_of(self._replicas)))
+        if self._factor == 1:
+            tell_once("LearningRateWarmup has nothing to do: with one replica the rate is not scaled.")
+
+    def _done(self, epoch: int, batch: int, step: int) -> float:
+        """How much of the warm-up is done before a step: 1 at its end."""
+        if self.warmup_steps is not None:
+            return step / self.warmup_steps
+        return (epoch + batch / self._steps) / self.warmup_epochs
+
+    def _multiplier_at(self, epoch: int, batch: int, step: int) -> float | None:
+        if self._factor == 1 or self._done(epoch, batch, step) >= 1:
+            return None
+        return (min(1.0, self._done(epoch, batch + 1, step + 1)) * (self._factor - 1) + 1) / self._factor
+
+    def _needs_steps_per_epoch(self) -> bool:
+        return self.warmup_steps is None
+
+    def _changed_before(self, epoch: int, step: int) -> bool:
+        return self._factor != 1 and 0 < self._done(epoch, 0, step) < 1
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Adds the rate to the logs, and says so when the warm-up is over."""
+        super().on_epoch_end(epoch, logs)
+        if self.verbose and self._rates is not None and self._factor != 1 and writes_files(self.model):
+            last = self._rates.steps_done()
+            before = self._done(epoch, 0, self._first_step)
+            if before < 1 <= self._done(epoch + 1, 0, last):
+                print(f"Epoch {epoch + 1}: finished gradual learning rate warmup to {self._rates.shown_rate:g}.")
+
+
+class LearningRateScale(_LearningRate):
+    """Multiplies the initial learning rate, over a range of epochs.
+
+    `rate = initial rate * multiplier`. Several of them, each with its range, make up a schedule; so do they
+    with `LearningRateWarmup`. Like that one it is right for every step with `steps_per_execution` > 1 and
+    after a restart, multiplies the rates of a `LearningRateSchedule`, and belongs on every rank.
+
+    Args:
+        multiplier: A number; `"linear"` or `"sqrt"`, for the number of replicas or its square root; or a
+            function of the epoch (from 0), of an optimizer's step with `per="step"`. A
+            `LearningRateSchedule` is such a function of the step.
+        start_epoch: The first epoch of the range.
+        end_epoch: The first epoch after the range. Default: no end.
+        staircase: Whether the function is called once an epoch; else before every step, with epochs in
+            fractions.
+        momentum_correction: Whether momentum (SGD, RMSprop) is multiplied by `new / old` where the rate
+            changes, so that past steps do not weigh more for it.
+        steps_per_epoch: Steps of an epoch, where the data do not tell.
+        initial_learning_rate: What is multiplied. Default: the rate of the optimizer. Needed after a restart
+            within or behind the range: a restored optimizer holds the rate that it was saved with.
+        per: `"epoch"` or `"step"`: what the function is called with.
+        verbose: 1 prints the rate of every epoch of the range, on the chief.
+
+    Raises:
+        OptionError: (a ValueError) if an argument is wrong.
+        UnsupportedError: (a RuntimeError) in training, as `LearningRateWarmup`.
+
+    Example:
+        ```python
+        callbacks = [
+            tfdistkit.callbacks.LearningRateWarmup(warmup_epochs=5),
+            tfdistkit.callbacks.LearningRateScale(0.1, start_epoch=30, end_epoch=60),
+            tfdistkit.callbacks.LearningRateScale(0.01, start_epoch=60),
+        ]
+        ```
+    """
+
+    def __init__(
+        self,
+        multiplier: float | str | Callable[[Any], Any],
+        start_epoch: int = 0,
+        end_epoch: int | None = None,
+        staircase: bool = True,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+        initial_learning_rate: float | None = None,
+        *,
+        per: str = "epoch",
+        verbose: int = 0,
+    ):
+        super().__init__(initial_learning_rate, momentum_correction, steps_per_epoch, verbose)
+        if per not in ("epoch", "step"):
+            raise OptionError(explain("`per` is unknown.", received=f"per={per!r}", expected='"epoch" or "step"'))
+        self.multiplier = multiplier
+        self.start_epoch, self.end_epoch = start_epoch, end_epoch
+        self._scale_of = _scale("multiplier", multiplier) if isinstance(multiplier, str) else None
+        self._is_number = isinstance(multiplier, (int, float)) and not isinstance(multiplier, bool)
+        if self._is_number:
+            _require_positive("multiplier", multiplier, zero=True)
+        elif not callable(multiplier) and self._scale_of is None:
+            raise OptionError(explain("`multiplier` is neither number nor function.",
+                                      received=f"multiplier={multiplier!r}", expected='0.1, "linear", a function'))
+        is_schedule = isinstance(multiplier, keras.optimizers.schedules.LearningRateSchedule)
+        self.staircase = staircase or self._is_number or self._scale_of is not None
+        self.per = "step" if is_schedule else per
+
+    def _multiplier_at(self, epoch: int, batch: int, step: int) -> float | None:
+        if epoch < self.start_epoch or (self.end_epoch is not None and epoch >= self.end_epoch):
+            return None
+        every_step = self.per == "step" or not self.staircase
+        if batch and (not every_step or self._is_number or self._scale_of):
+            return None
+        if self._scale_of is not None:
+            return self._scale_of(self._replicas)
+        if self._is_number:
+            return float(self.multiplier)  # type: ignore[arg-type]
+        position: float = epoch
+        if self.per == "step":
+            position = step
+        elif not self.staircase:
+            position = epoch + batch / self._steps
+        return float(keras.ops.convert_to_numpy(self.multiplier(position)))  # type: ignore[operator]
+
+    def _needs_steps_per_epoch(self) -> bool:
+        return self.per == "epoch" and not self.staircase
+
+    def _changed_before(self, epoch: int, step: int) -> bool:
+        return epoch > self.start_epoch
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Adds the rate to the logs."""
+        super().on_epoch_end(epoch, logs)
+        in_range = self.start_epoch <= epoch and (self.end_epoch is None or epoch < self.end_epoch)
+        if self.verbose and in_range and self._rates is not None and writes_files(self.model):
+            print(f"Epoch {epoch + 1}: learning rate {self._rates.shown_rate:g}.")
+
+
+def _scale(name: str, scale: Any) -> Callable[[int], float]:
+    if isinstance(scale, str) and scale in _SCALES:
+        return _SCALES[scale]
+    if callable(scale):
+        return scale
+    raise OptionError(explain(f"`{name}` is unknown.", received=f"{name}={scale!r}",
+                              expected='"linear", "sqrt", or a function of the number of replicas'))
+
+
+def _require_positive(name: str, value: Any, zero: bool = False) -> Any:
+    if value is None:
+        return None
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not is_number or value < 0 or (value == 0 and not zero):
+        raise OptionError(explain(f"`{name}` is no positive number.", received=f"{name}={value!r}"))
+    return value

@@ -1,0 +1,155 @@
+"""`StopTogether`: when one rank stops, all do, at the same step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from tfdistkit.callbacks.ranks import Ranks, SameThread, list_of, ranks_of, tell_once
+from tfdistkit.errors import OptionError, UnsupportedError, explain
+
+_HOOKS = tuple(name for name in dir(keras.callbacks.Callback) if name.startswith("on_"))
+# The hooks after which `fit` looks at `model.stop_training`.
+_STOPPING = ("on_batch_end", "on_train_batch_end", "on_epoch_end")
+# What Keras itself puts at the end of the list.
+_OF_KERAS = (keras.callbacks.History, keras.callbacks.ProgbarLogger)
+_STOPPERS = (keras.callbacks.EarlyStopping, keras.callbacks.TerminateOnNaN)
+
+
+class StopTogether(keras.callbacks.Callback):
+    """Stops all ranks at the same step when one of them stops.
+
+    A rank that stops alone (`model.stop_training = True` in a callback of yours, because its time is up or
+    its disk is full; `EarlyStopping` or `TerminateOnNaN` on numbers that only this rank has) leaves the
+    others waiting in their next step. With this callback every rank asks the others at the end of each
+    batch, and all stop there.
+
+    Either wrap the callbacks that stop, or put it without arguments at the end of the list: what stops
+    after it on one rank, it cannot see. Every rank must have it. `EarlyStopping` and `TerminateOnNaN` on
+    the logs of Keras do not need it under a strategy of tfdistkit, as all ranks have the same logs.
+
+    Args:
+        *callbacks: Callbacks to run first, in this order.
+        check_every: Ask every so many batches (every so many executions, with `steps_per_execution`), and
+            at the end of an epoch; or `"epoch"`. In between a stop waits for the next time. A question is
+            one collective of one number, about as long as the network's latency.
+
+    Raises:
+        OptionError: (a ValueError) if an argument is wrong.
+        UnsupportedError: (a RuntimeError) when training begins, if a callback that can stop comes later in
+            the list.
+
+    Example:
+        ```python
+        stop = tfdistkit.callbacks.StopTogether(StopWhenTimeIsUp(hours=3))
+        model.fit(dataset, callbacks=[tfdistkit.callbacks.ChiefCheckpoint("last.keras"), stop])
+        ```
+    """
+
+    def __init__(self, *callbacks: keras.callbacks.Callback, check_every: int | str = 1):
+        super().__init__()
+        for one in callbacks:
+            if not isinstance(one, keras.callbacks.Callback):
+                raise OptionError(explain("`callbacks` holds something that is no callback.", received=repr(one),
+                                          expected="StopTogether(callback, another), without a list"))
+        is_number = isinstance(check_every, int) and not isinstance(check_every, bool) and check_every > 0
+        if not is_number and check_every != "epoch":
+            raise OptionError(explain("`check_every` is no number of batches.", received=f"check_every={check_every!r}",
+                                      expected='a number from 1, or "epoch"'))
+        self.callbacks = list(callbacks)
+        self.check_every = check_every
+        self._ranks: Ranks | None = None
+        self._thread: SameThread | None = None
+        self._wants_to_stop = False
+        self._batches = 0
+
+    def set_params(self, params: dict[str, Any]) -> None:
+        """Called by Keras."""
+        super().set_params(params)
+        for one in self.callbacks:
+            one.set_params(params)
+
+    def set_model(self, model: keras.Model) -> None:
+        """Called by Keras."""
+        super().set_model(model)
+        for one in self.callbacks:
+            one.set_model(model)
+
+    def _run(self, hook: str, *args: Any, **kwargs: Any) -> None:
+        if hook == "on_train_begin":
+            self._begin()
+        if hook == "on_train_batch_end" and self._thread is not None:
+            self._thread.check()
+        for one in self.callbacks:
+            getattr(one, hook)(*args, **kwargs)
+        if hook == "on_train_batch_end":
+            self._batches += 1
+            self._agree(ask=self.check_every != "epoch" and self._batches % int(self.check_every) == 0)
+        elif hook == "on_epoch_end":
+            self._agree(ask=True)
+
+    def _begin(self) -> None:
+        self._ranks = ranks_of(self.model)
+        self._wants_to_stop, self._batches = False, 0
+        self._thread = None
+        if self._ranks.alone:
+            tell_once("StopTogether has nobody to stop with: this process trains alone.")
+            return
+        self._thread = SameThread(self)
+        self._require_order(list_of(self))
+
+    def _agree(self, ask: bool) -> None:
+        if self._ranks is None or self._ranks.alone:
+            return
+        self._wants_to_stop = self._wants_to_stop or bool(self.model.stop_training)
+        # Held back until all are asked: `fit` would stop here, on this rank.
+        self.model.stop_training = ask and self._ranks.any(self._wants_to_stop)
+
+    def _require_order(self, in_list: list[keras.callbacks.Callback] | None) -> None:
+        if in_list is None:
+            return  # Called by a loop of the user's own.
+        if not any(one is self for one in in_list):
+            raise UnsupportedError(explain("StopTogether is inside another callback.", received=_names(in_list),
+                                           expected="StopTogether in the list that is given to `fit`"))
+        after = in_list[[one is self for one in in_list].index(True) + 1 :]
+        can_stop = _is_stopper if self.callbacks else _may_stop
+        late = [one for one in after if can_stop(one)]
+        if late:
+            name = type(late[0]).__name__
+            raise UnsupportedError(
+                explain(
+                    f"{name} comes after StopTogether: what it stops on one rank, the other ranks would not know.",
+                    received=f"callbacks=[{_names(in_list)}]",
+                    expected="StopTogether at the end of the list",
+                    do=f"Put StopTogether() last, or wrap what stops: StopTogether({name}(...)).",
+                )
+            )
+
+
+def _names(callbacks: list[keras.callbacks.Callback]) -> str:
+    return ", ".join(type(one).__name__ for one in callbacks if not isinstance(one, _OF_KERAS))
+
+
+def _is_stopper(callback: keras.callbacks.Callback) -> bool:
+    return isinstance(callback, _STOPPERS)
+
+
+def _may_stop(callback: keras.callbacks.Callback) -> bool:
+    if type(callback) in _OF_KERAS:
+        return False
+    nothing = keras.callbacks.Callback
+    return any(getattr(type(callback), hook, None) is not getattr(nothing, hook) for hook in _STOPPING)
+
+
+def _forwarding(hook: str) -> Callable[..., None]:
+    def run(self: StopTogether, *args: Any, **kwargs: Any) -> None:
+        self._run(hook, *args, **kwargs)
+
+    run.__name__ = hook
+    return run
+
+
+for _hook in _HOOKS:
+    setattr(StopTogether, _hook, _forwarding(_hook))
