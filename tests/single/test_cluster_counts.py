@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 import tfdistkit
@@ -27,14 +25,6 @@ SRUN = {
     "SLURM_NODEID": "2",
     "SLURM_STEP_TASKS_PER_NODE": "2(x3),1",
 }
-PREFIXES = ("HOROVOD_", "OMPI_", "PMIX_", "PMI_", "MPI_", "SLURM_", "TFDISTKIT_", "TF_CONFIG")
-
-
-@pytest.fixture(autouse=True)
-def _nobody_started_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in os.environ:
-        if name.startswith(PREFIXES):
-            monkeypatch.delenv(name)
 
 
 def started_with(monkeypatch: pytest.MonkeyPatch, *groups: dict[str, str], **more: str) -> ClusterSpec:

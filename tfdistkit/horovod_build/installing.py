@@ -85,25 +85,45 @@ def install_horovod(plan: BuildPlan, cache: WheelCache, say: Say) -> HorovodStat
         MissingDependencyError: if the machine lacks what the build needs.
         BuildFailedError: if a step fails.
     """
-    wheel = cache.find(plan.name)
-    with cache.alone(plan.name, say, _BUILD_S) as work:
-        wheel = cache.find(plan.name)
-        log = cache.log(plan.name)
-        log.write_bytes(b"")
-        if wheel is not None:
-            say(f"Taking it from the cache: {wheel}")
-        _install_packages(plan, recipe.RUN_PACKAGES if wheel else recipe.BUILD_PACKAGES, log, say)
-        if wheel is None:
-            wheel = _build(plan, cache, work, log, say)
-        say(f"Installing {wheel.name}.")
-        command = recipe.install_command(plan.target.executable, str(wheel))
-        run_logged("The installation", command, log, say=say, timeout_s=_PIP_S)
+    wheel, log = make_wheel(plan, cache, say), cache.log(plan.name)
+    say(f"Installing {wheel.name}.")
+    command = recipe.install_command(plan.target.executable, str(wheel))
+    run_logged("The installation", command, log, say=say, timeout_s=_PIP_S)
     status = check_horovod(plan.target.executable)
     if not status.is_good:
         raise BuildFailedError(
             explain("Horovod was built and installed, but does not load.", received=status.problem, do=f"Log: {log}")
         )
     return status
+
+
+def make_wheel(plan: BuildPlan, cache: WheelCache, say: Say) -> Path:
+    """Takes the wheel from the cache, or builds it; Horovod's own requirements are installed.
+
+    Args:
+        plan: What `plan_build` decided.
+        cache: Where built wheels are.
+        say: Takes what is done, line by line.
+
+    Returns:
+        The wheel.
+
+    Raises:
+        MissingDependencyError: if the machine lacks what the build needs.
+        BuildFailedError: if a step fails.
+    """
+    with cache.alone(plan.name, say, _BUILD_S) as work:
+        # Looked for in here: another process may just have built it.
+        wheel = cache.find(plan.name)
+        log = cache.log(plan.name)
+        if wheel is None:
+            _check_needs(plan)
+            log.write_bytes(b"")  # of an earlier try
+        _install_packages(plan, recipe.RUN_PACKAGES if wheel else recipe.BUILD_PACKAGES, log, say)
+        if wheel is None:
+            return _build(plan, cache, work, log, say)
+        say(f"Taking it from the cache: {wheel}")
+        return wheel
 
 
 def plan_text(plan: BuildPlan, cache: WheelCache) -> str:
@@ -138,8 +158,6 @@ def plan_text(plan: BuildPlan, cache: WheelCache) -> str:
 
 def _install_packages(plan: BuildPlan, wanted: tuple[str, ...], log: Path, say: Say) -> None:
     """Those of Python that are missing: all of them small."""
-    if not plan.target.has_pip:
-        _check_needs(plan)
     missing = tuple(name for name in wanted if name not in plan.target.packages)
     if missing:
         say(f"Installing {', '.join(missing)}.")
@@ -148,7 +166,6 @@ def _install_packages(plan: BuildPlan, wanted: tuple[str, ...], log: Path, say: 
 
 
 def _build(plan: BuildPlan, cache: WheelCache, work: Path, log: Path, say: Say) -> Path:
-    _check_needs(plan)
     python = plan.target.executable
     archive = fetch_source(python, cache.folder, work, log, say)
     source = unpack_source(archive, work)

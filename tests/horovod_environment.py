@@ -1,0 +1,42 @@
+"""Horovod for the tests: out of the cache of built wheels, or built into it, and unpacked into a folder."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import zipfile
+from pathlib import Path
+
+from tfdistkit.errors import MissingDependencyError
+from tfdistkit.horovod_build.installing import make_wheel, plan_build
+from tfdistkit.horovod_build.wheels import WheelCache
+
+
+class Unavailable(Exception):
+    """This machine cannot build Horovod; the text tells why, in one line."""
+
+
+def provide_horovod(folder: Path) -> Path:
+    """Unpacks Horovod for the Python that runs the tests, with MPI where `mpirun` is.
+
+    A build that fails is an error; that the machine has no compiler is not.
+
+    Args:
+        folder: An empty folder.
+
+    Returns:
+        The folder: an entry for PYTHONPATH. It holds a file `with-mpi` where MPI is in.
+
+    Raises:
+        Unavailable: if something that the build needs is missing.
+    """
+    try:
+        plan = plan_build(sys.executable, with_mpi=None if shutil.which("mpirun") else False, with_nccl=False)
+        wheel = make_wheel(plan, WheelCache(), lambda line: print(line, flush=True))
+    except MissingDependencyError as error:
+        raise Unavailable(" ".join(str(error).split())) from error
+    with zipfile.ZipFile(wheel) as packed:
+        packed.extractall(folder)
+    if plan.options.with_mpi:
+        (folder / "with-mpi").touch()
+    return folder

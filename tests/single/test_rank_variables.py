@@ -1,0 +1,78 @@
+"""What each backend tells a worker of the cluster: one launcher, three languages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tfdistkit import env
+from tfdistkit.errors import OptionError
+from tfdistkit.launcher import JobSpec, ProcessSpec, plan_processes
+from tfdistkit.launcher.backend import BACKENDS
+from tfdistkit.launcher.mpi import mpirun_command
+from tfdistkit.launcher.rank_variables import rank_variables
+
+
+def plan(backend: str, inherited: dict[str, str] | None = None, **variables: str) -> tuple[ProcessSpec, ...]:
+    job = JobSpec(3, ("train.py",), Path("/logs"), env=variables, backend=backend)
+    return plan_processes(job, ports=(5001, 5002, 5003), cores=8, inherited=inherited or {}, python="python")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_backend_tells_rank_and_place(backend: str) -> None:
+    for rank, process in enumerate(plan(backend)):
+        told = process.env
+        assert (told[env.RANK], told[env.LOCAL_RANK], told[env.LOCAL_WORLD_SIZE]) == (str(rank), str(rank), "3")
+        assert (env.TF_CONFIG in told) == (backend == "local")
+
+
+def test_gloo() -> None:
+    told = plan("horovod")[2].env
+    assert {name: value for name, value in told.items() if name.startswith("HOROVOD_")} == {
+        "HOROVOD_RANK": "2",
+        "HOROVOD_SIZE": "3",
+        "HOROVOD_LOCAL_RANK": "2",
+        "HOROVOD_LOCAL_SIZE": "3",
+        "HOROVOD_CROSS_RANK": "0",
+        "HOROVOD_CROSS_SIZE": "1",
+        "HOROVOD_HOSTNAME": "127.0.0.1",
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_GLOO_IFACE": "lo",
+    }
+
+
+def test_mpi_tells_the_rank_itself() -> None:
+    told = plan("mpi")[2].env
+    assert {name: value for name, value in told.items() if name.startswith("HOROVOD_")} == {
+        "HOROVOD_CONTROLLER": "mpi",
+        "HOROVOD_CPU_OPERATIONS": "mpi",
+    }
+
+
+def test_the_interface_is_the_users() -> None:
+    assert plan("horovod", HOROVOD_GLOO_IFACE="eth0")[0].env["HOROVOD_GLOO_IFACE"] == "eth0"
+    assert "HOROVOD_GLOO_IFACE" not in plan("horovod", {"HOROVOD_GLOO_IFACE": "eth1"})[0].env
+
+
+@pytest.mark.parametrize("backend", ["horovod", "mpi"])
+def test_the_rest_is_not(backend: str) -> None:
+    for name in rank_variables(backend, 0, (1,)):
+        with pytest.raises(OptionError, match=f"itself gives to each worker. Received: {name}=9"):
+            plan(backend, **{name: "9"})
+    assert plan("local", HOROVOD_RANK="9")[0].env["HOROVOD_RANK"] == "9"
+
+
+def test_an_unknown_backend() -> None:
+    with pytest.raises(OptionError, match="`backend` is unknown. Received: 'slurm'. Expected: one of local, horovod"):
+        JobSpec(1, ("train.py",), Path("/logs"), backend="slurm")
+
+
+def test_mpirun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "mpirun").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    command = mpirun_command(3, ["a", "b"], is_root=True)
+    assert command[0] == str(tmp_path / "mpirun") and command[-4:] == ["-np", "3", "a", "b"]
+    assert "--allow-run-as-root" in command and {"--oversubscribe", "--bind-to"} <= set(command)
+    assert "--allow-run-as-root" not in mpirun_command(3, ["a"], is_root=False)
