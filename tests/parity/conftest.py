@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,9 @@ import pytest
 from parity import engines
 from parity.cases import CASES
 from parity.comparing import Recorded, load
+
+# Engines that need a fixture: a folder for their PYTHONPATH.
+_NEEDED = {"horovod": "horovod_path", "horovod_mpi": "horovod_with_mpi"}
 
 # Generous: each takes one to two minutes on two free cores.
 DEADLINE_S = 900
@@ -24,9 +27,11 @@ class Engines:
         folder: Where they write.
         names: The cases that are asked for.
         next_engine: What starts when the reference has ended, while the tests still look at another engine.
+        provide: Returns the folder that a fixture of this name makes (Horovod), or skips the test.
     """
 
-    def __init__(self, folder: Path, names: list[str], next_engine: str | None):
+    def __init__(self, folder: Path, names: list[str], next_engine: str | None, provide: Callable[[str], Path]):
+        self._provide = provide
         self.folder = folder
         self.names = names
         self.next_engine = next_engine
@@ -37,7 +42,9 @@ class Engines:
     def start(self, engine: str, names: list[str] | None = None) -> None:
         """Starts an engine, unless it was started."""
         if engine not in self._jobs:
-            self._jobs[engine] = engines.start_cases(engine, self.folder / engine, names or self.names)
+            needed = _NEEDED.get(engine)
+            path = str(self._provide(needed)) if needed else ""
+            self._jobs[engine] = engines.start_cases(engine, self.folder / engine, names or self.names, path)
 
     def _wait(self, engine: str) -> None:
         if engine in self._ended:
@@ -97,7 +104,8 @@ def _second_engine(session: pytest.Session) -> str | None:
 @pytest.fixture(scope="session")
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
     """All engines of this session; the reference starts at once."""
-    running = Engines(tmp_path_factory.mktemp("parity"), _case_names(request.session), _second_engine(request.session))
+    names, second = _case_names(request.session), _second_engine(request.session)
+    running = Engines(tmp_path_factory.mktemp("parity"), names, second, request.getfixturevalue)
     running.start("one")
     yield running
     running.kill()

@@ -13,7 +13,10 @@ from pathlib import Path
 
 from tfdistkit.cluster import free_ports
 
-PROCESSES = {"multiworker": 2, "stock_multiworker": 2}  # all others are one process
+PROCESSES = {"multiworker": 2, "horovod": 2, "horovod_mpi": 2, "stock_multiworker": 2}  # all others are one process
+
+# How `tfdistkit run` starts an engine of several processes.
+_BACKENDS = {"multiworker": "local", "horovod": "horovod", "horovod_mpi": "mpi"}
 
 _TESTS = Path(__file__).resolve().parent.parent
 
@@ -124,9 +127,11 @@ def start(folder: Path, arguments: list[str], processes: int = 1, env: dict[str,
     return job
 
 
-def start_cases(engine: str, folder: Path, names: list[str]) -> Job:
-    """Starts an engine on cases of the table; `multiworker` as a user would, by `tfdistkit run`."""
+def start_cases(engine: str, folder: Path, names: list[str], path: str = "") -> Job:
+    """Starts an engine on cases of the table, as a user would: those of several processes by `tfdistkit run`."""
     arguments = ["-m", "parity.run_cases", engine, str(folder), *names]
-    if engine == "multiworker":
-        return start(folder, ["-m", "tfdistkit", "run", "-np", str(PROCESSES[engine]), *arguments])
+    if engine in _BACKENDS:
+        how = ["--backend", _BACKENDS[engine], "-np", str(PROCESSES[engine])]
+        paths = [p for p in (child_env()["PYTHONPATH"], path) if p]
+        return start(folder, ["-m", "tfdistkit", "run", *how, *arguments], env={"PYTHONPATH": os.pathsep.join(paths)})
     return start(folder, arguments, PROCESSES.get(engine, 1))

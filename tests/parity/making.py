@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
-
 import tensorflow as tf
 
 import tfdistkit
 
 
 def own_rank() -> int:
-    """Returns this process's rank by TF_CONFIG; 0 without."""
-    return int(json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {}).get("index", 0))
+    """Returns this process's rank; 0 for a single process."""
+    return tfdistkit.rank()
 
 
 def _stock_mirrored() -> tf.distribute.Strategy:
@@ -25,6 +22,8 @@ ENGINES = {
     "one": tf.distribute.get_strategy,
     "mirrored": lambda: tfdistkit.strategy("mirrored", devices=2),
     "multiworker": lambda: tfdistkit.strategy("multiworker", timeout_s=60),
+    "horovod": lambda: tfdistkit.strategy("horovod", timeout_s=60),
+    "horovod_mpi": lambda: tfdistkit.strategy("horovod", timeout_s=60),
     "stock_mirrored": _stock_mirrored,
     "stock_multiworker": lambda: tf.distribute.MultiWorkerMirroredStrategy(),
 }

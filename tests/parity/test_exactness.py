@@ -13,7 +13,12 @@ from parity.cases import CASES
 from parity.comparing import differences, rank_differences
 
 # A new strategy that trains synchronously is one more word here, and one row in making.py.
-ENGINES = ("mirrored", "multiworker")
+ENGINES = (
+    "mirrored",
+    "multiworker",
+    pytest.param("horovod", marks=pytest.mark.horovod),
+    pytest.param("horovod_mpi", marks=pytest.mark.horovod),
+)
 
 # Momenta are sums of gradients that cancel out near an optimum; they are rounded like the gradients.
 _LOOSER_FOR_OPTIMIZER_STATE = 10

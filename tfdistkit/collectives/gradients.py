@@ -57,9 +57,9 @@ def _sum_bits(flat: tf.Tensor, process_set: Any) -> tf.Tensor:
 
 def adasum(gradients: list[Any]) -> list[Any]:
     """Combines gradients by Adasum (https://arxiv.org/abs/2006.02924): those that agree are averaged, others summed."""
-    return [
-        hvd.allreduce(g, op=hvd.Adasum, name=transport.next_name("adasum"), ignore_name_scope=True) for g in gradients
-    ]
+    return transport.awaited(
+        [hvd.allreduce(g, op=hvd.Adasum, name=transport.next_name("adasum"), ignore_name_scope=True) for g in gradients]
+    )
 
 
 def scale(gradients: list[Any], factor: float) -> list[Any]:

@@ -40,7 +40,8 @@ class HorovodCommunicator(Communicator):
 
     def extreme(self, tensor: tf.Tensor, op: str) -> tf.Tensor:
         """Takes the smallest ("min") or the largest ("max") over the ranks."""
-        return hvd.allreduce(tensor, op=hvd.Min if op == "min" else hvd.Max, **self._as(f"all_reduce_{op}"))
+        chosen = hvd.Min if op == "min" else hvd.Max
+        return transport.awaited(hvd.allreduce(tensor, op=chosen, **self._as(f"all_reduce_{op}")))
 
     def broadcast(self, tensor: tf.Tensor, root_rank: int) -> tf.Tensor:
         """Returns the tensor of `root_rank`, a rank of the process set."""
@@ -49,11 +50,11 @@ class HorovodCommunicator(Communicator):
 
     def reduce_scatter(self, tensor: tf.Tensor) -> tf.Tensor:
         """Sums, and returns this rank's share of the rows; the first ranks get one more if they do not divide."""
-        return hvd.reducescatter(tensor, op=hvd.Sum, **self._as("reduce_scatter"))
+        return transport.awaited(hvd.reducescatter(tensor, op=hvd.Sum, **self._as("reduce_scatter")))
 
     def all_to_all(self, tensor: tf.Tensor, splits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Sends `splits[r]` rows to rank r; returns what came, in the order of the ranks, and how many from each."""
-        return hvd.alltoall(tensor, splits, **self._as("all_to_all"))
+        return transport.awaited(hvd.alltoall(tensor, splits, **self._as("all_to_all")))
 
     def barrier(self, timeout_s: float | None) -> tf.Tensor:
         """Returns a tensor that is there when all ranks have come.

@@ -24,7 +24,7 @@ except ImportError as error:
         )
     ) from error
 
-__all__ = ["all_gather", "all_reduce", "all_to_all", "broadcast", "hvd", "next_name"]
+__all__ = ["all_gather", "all_reduce", "all_to_all", "awaited", "broadcast", "hvd", "next_name"]
 
 # What Horovod cannot carry, and what carries it.
 _CARRIED_AS = {tf.bfloat16: tf.float32, tf.uint32: tf.int64, tf.uint64: tf.int64}
@@ -64,7 +64,7 @@ def all_reduce(tensors: list[Any], reduce_op: tf.distribute.ReduceOp, process_se
         )
         for i, value in zip(indices, reduced):
             results[i] = tf.cast(_divide(value, process_set.size()) if mean else value, dtype)
-    return results
+    return awaited(results)
 
 
 def _reduce_slices(slices: tf.IndexedSlices, mean: bool, process_set: Any) -> tf.IndexedSlices:
@@ -100,7 +100,7 @@ def all_gather(tensor: tf.Tensor, axis: int = 0, process_set: Any = None) -> tf.
         ignore_name_scope=True,
         process_set=process_set or hvd.global_process_set,
     )
-    return tf.cast(tf.transpose(gathered, swap) if axis else gathered, tensor.dtype)
+    return awaited(tf.cast(tf.transpose(gathered, swap) if axis else gathered, tensor.dtype))
 
 
 def broadcast(tensor: tf.Tensor, root_rank: int = 0, process_set: Any = None) -> tf.Tensor:
@@ -124,7 +124,7 @@ def broadcast(tensor: tf.Tensor, root_rank: int = 0, process_set: Any = None) ->
         process_set=process_set or hvd.global_process_set,
     )
     # A scalar comes back as a vector of one.
-    return tf.cast(tf.reshape(sent, tf.shape(tensor)), tensor.dtype)
+    return awaited(tf.cast(tf.reshape(sent, tf.shape(tensor)), tensor.dtype))
 
 
 def all_to_all(tensor: tf.Tensor, process_set: Any = None) -> tf.Tensor:
@@ -143,7 +143,20 @@ def all_to_all(tensor: tf.Tensor, process_set: Any = None) -> tf.Tensor:
         ignore_name_scope=True,
         process_set=process_set or hvd.global_process_set,
     )
-    return received
+    return awaited(received)
+
+
+def awaited(results: Any) -> Any:
+    """Lets the function or the loop iteration that is being traced end only when an operation has ended.
+
+    Horovod's operations are not stateful in TensorFlow's eyes: a loop (`steps_per_execution`) would start
+    the next iteration while this one's sum is on its way, and Horovod refuses a second one of its name.
+    """
+    if not tf.executing_eagerly():
+        with tf.control_dependencies(tf.nest.flatten(results, expand_composites=True)):
+            # An assertion is stateful, so the end of the iteration waits for it.
+            tf.raw_ops.Assert(condition=tf.constant(True), data=[tf.constant("unreachable")])
+    return results
 
 
 def next_name(kind: str, process_set: Any = None) -> str | None:
