@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from tfdistkit.callbacks.chief import writes_files
-from tfdistkit.callbacks.ranks import SameThread, tell_once
+from tfdistkit.callbacks.ranks import tell_once
 from tfdistkit.callbacks.step_rates import StepRates, attach
 from tfdistkit.errors import OptionError, UnsupportedError, explain
 
@@ -34,7 +34,6 @@ class _LearningRate(keras.callbacks.Callback):
         self.steps_per_epoch = steps_per_epoch
         self.verbose = verbose
         self._rates: StepRates | None = None
-        self._thread: SameThread | None = None
         self._base: float | None = None
         self._replicas = 1
         self._steps = self._epoch = self._first_step = 0
@@ -53,7 +52,6 @@ class _LearningRate(keras.callbacks.Callback):
         """Looks at the optimizer and at the number of replicas."""
         if self._rates is not None:
             self._rates.release(self)  # A `fit` before ended with an error.
-        self._thread = SameThread(self)
         self._base = None
         self._replicas = self.model.distribute_strategy.num_replicas_in_sync
         self._steps = self.steps_per_epoch or (self.params or {}).get("steps") or 0
@@ -79,16 +77,12 @@ class _LearningRate(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Sets the rates of the steps until the next call."""
-        assert self._rates is not None and self._base is not None and self._thread is not None
-        self._thread.check()
+        assert self._rates is not None and self._base is not None
         rates = []
         for ahead in range(self._rates.steps):
             multiplier = self._multiplier_at(self._epoch, batch + ahead, self._first_step + batch + ahead)
             rates.append(None if multiplier is None else self._base * multiplier)
         self._rates.plan((self._epoch, batch), rates, self.momentum_correction)
-
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Does nothing; without it Keras would set the rate in a thread of its own, at some time in the step."""
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds the rate of the last step to the logs, as `learning_rate`."""
@@ -151,7 +145,8 @@ class LearningRateWarmup(_LearningRate):
             training restarts within the warm-up: a restored optimizer holds the rate that it was saved with.
         warmup_epochs: How long, in epochs.
         momentum_correction: Whether momentum (SGD, RMSprop) is multiplied by `new / old` where the rate
-            changes, so that past steps do not weigh more for it.
+            changes, so that past steps do not weigh more for it. Not with a `LearningRateSchedule` in the
+            optimizer, which changes the rate in every step anyway.
         steps_per_epoch: Steps of an epoch, where the data do not tell.
         verbose: 1 prints a line on the chief when the warm-up ends.
         warmup_steps: How long, in steps (batches) of the optimizer's life, instead of `warmup_epochs`.
@@ -241,7 +236,8 @@ class LearningRateScale(_LearningRate):
         staircase: Whether the function is called once an epoch; else before every step, with epochs in
             fractions.
         momentum_correction: Whether momentum (SGD, RMSprop) is multiplied by `new / old` where the rate
-            changes, so that past steps do not weigh more for it.
+            changes, so that past steps do not weigh more for it. Not with a `LearningRateSchedule` in the
+            optimizer, which changes the rate in every step anyway.
         steps_per_epoch: Steps of an epoch, where the data do not tell.
         initial_learning_rate: What is multiplied. Default: the rate of the optimizer. Needed after a restart
             within or behind the range: a restored optimizer holds the rate that it was saved with.

@@ -5,13 +5,10 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-import threading
 
 import keras
 import numpy as np
 import tensorflow as tf
-
-from tfdistkit.errors import UnsupportedError, explain
 
 _LOG = logging.getLogger(__name__)
 
@@ -113,31 +110,3 @@ def list_of(callback: keras.callbacks.Callback) -> list[keras.callbacks.Callback
         if isinstance(caller, keras.callbacks.CallbackList):
             return list(caller.callbacks)
     return None
-
-
-class SameThread:
-    """Notices that Keras calls a callback from another thread, beside the step that runs.
-
-    It does for `fit(callbacks=callback)` without a list. A collective there would meet one of the step.
-
-    Args:
-        callback: What error messages name.
-    """
-
-    def __init__(self, callback: keras.callbacks.Callback):
-        self._name = type(callback).__name__
-        self._thread = threading.get_ident()
-
-    def check(self) -> None:
-        """Raises:
-        UnsupportedError: if this is not the thread that made this object.
-        """
-        if threading.get_ident() != self._thread:
-            raise UnsupportedError(
-                explain(
-                    f"Keras calls {self._name} in a thread of its own, while the step runs.",
-                    received="`callbacks` that is no list",
-                    expected="a list",
-                    do=f"Write fit(..., callbacks=[{self._name}(...)]).",
-                )
-            )

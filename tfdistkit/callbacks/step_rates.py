@@ -93,7 +93,8 @@ class StepRates:
         Args:
             execution: Epoch and first batch. Several callbacks may plan for one execution; the last one counts.
             rates: One for each step; None leaves that of the step before, or of another callback.
-            momentum_correction: Whether momentum is multiplied by `new / old` where the rate changes.
+            momentum_correction: Whether momentum is multiplied by `new / old` where the rate changes. A schedule
+                changes it in every step, and who has restarted does not know what it was multiplied by before.
         """
         if execution != self._execution:
             self._execution, self._planned = execution, [None] * self.steps
@@ -105,7 +106,8 @@ class StepRates:
         table: np.ndarray = np.ones([2, self.steps], np.float32)
         for i, planned in enumerate(self._planned):
             new, correct = planned or (old, False)
-            table[:, i] = new, new / old if correct and old and np.float32(new) != np.float32(old) else 1.0
+            changes = np.float32(new) != np.float32(old) and old != 0
+            table[:, i] = new, new / old if correct and changes and self._schedule is None else 1.0
             old = float(table[0, i])
         if self.steps == 1:
             self._take(table[0, 0], table[1, 0])
@@ -121,7 +123,9 @@ class StepRates:
 
     def restore(self) -> None:
         """Leaves the model as it was, with the last rate."""
-        _OF_MODEL.pop(self._model, None)
+        if _OF_MODEL.get(self._model) is not self:
+            return  # A later call of `fit` has done it.
+        del _OF_MODEL[self._model]
         if self._schedule is not None:
             self.optimizer.learning_rate = self._schedule
         if self.steps > 1:

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from tfdistkit.callbacks.ranks import Ranks, SameThread, list_of, ranks_of, tell_once
+from tfdistkit.callbacks.ranks import Ranks, list_of, ranks_of, tell_once
 from tfdistkit.errors import OptionError, UnsupportedError, explain
 
 _HOOKS = tuple(name for name in dir(keras.callbacks.Callback) if name.startswith("on_"))
@@ -61,7 +61,6 @@ class StopTogether(keras.callbacks.Callback):
         self.callbacks = list(callbacks)
         self.check_every = check_every
         self._ranks: Ranks | None = None
-        self._thread: SameThread | None = None
         self._wants_to_stop = False
         self._batches = 0
 
@@ -80,8 +79,6 @@ class StopTogether(keras.callbacks.Callback):
     def _run(self, hook: str, *args: Any, **kwargs: Any) -> None:
         if hook == "on_train_begin":
             self._begin()
-        if hook == "on_train_batch_end" and self._thread is not None:
-            self._thread.check()
         for one in self.callbacks:
             getattr(one, hook)(*args, **kwargs)
         if hook == "on_train_batch_end":
@@ -93,11 +90,9 @@ class StopTogether(keras.callbacks.Callback):
     def _begin(self) -> None:
         self._ranks = ranks_of(self.model)
         self._wants_to_stop, self._batches = False, 0
-        self._thread = None
         if self._ranks.alone:
             tell_once("StopTogether has nobody to stop with: this process trains alone.")
             return
-        self._thread = SameThread(self)
         self._require_order(list_of(self))
 
     def _agree(self, ask: bool) -> None:
