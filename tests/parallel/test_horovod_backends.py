@@ -194,16 +194,35 @@ def test_a_fault_of_one_rank_is_the_first_cause(
 
 @pytest.mark.horovod
 @pytest.mark.tensorflow
-def test_a_suspended_gloo_rank_ends_the_job(tmp_path: Path, horovod_path: Path) -> None:
+@pytest.mark.parametrize("library", ["gloo", "mpi"])
+def test_a_suspended_rank_ends_the_job(tmp_path: Path, library: str, request: pytest.FixtureRequest) -> None:
+    folder = request.getfixturevalue("horovod_with_mpi" if library == "mpi" else "horovod_path")
+    backend = "mpi" if library == "mpi" else "horovod"
     script = write_script(tmp_path, ALL_REDUCE)
-    variables = {**with_horovod(horovod_path), "HOROVOD_GLOO_TIMEOUT_SECONDS": "5"}
-    with job("-np", "2", "--backend", "horovod", script, "go on", cwd=tmp_path, **variables) as running:
-        wait_until(lambda: running.stdout.count("gloo") == 2, "both ranks at work", deadline_s=150)
-        events = next(tmp_path.glob("tfdistkit-*/events.jsonl")).read_text().splitlines()
-        pids = {event["rank"]: event["pid"] for event in map(json.loads, events) if event["event"] == "worker_started"}
-        os.kill(pids[1], signal.SIGSTOP)
-        wait_until(lambda: process_state(pids[1]) == "T", "rank 1 suspended")
+    variables = {**with_horovod(folder), "HOROVOD_GLOO_TIMEOUT_SECONDS": "5"}
+    with job("-np", "2", "--backend", backend, script, "go on", cwd=tmp_path, **variables) as running:
+        wait_until(lambda: running.stdout.count(library) == 2, "both ranks at work", deadline_s=150)
+        suspend_rank_1(tmp_path)
         ended = running.end(deadline_s=60)
         assert running.left() == []
     assert ended.code != 0
     assert "rank 1 had been suspended (SIGSTOP), so the others waited in vain." in ended.stderr
+
+
+@needs_mpirun
+def test_a_suspended_worker_of_mpi_ends_the_job(tmp_path: Path) -> None:
+    script, patience = write_script(tmp_path, SLEEP), "HOROVOD_GLOO_TIMEOUT_SECONDS=2"
+    with job("-np", "2", "--backend", "mpi", "--env", patience, script, cwd=tmp_path) as running:
+        wait_for_ranks(running, tmp_path)
+        suspend_rank_1(tmp_path)
+        ended = running.end()
+        assert running.left() == []
+    assert ended.code == 1
+    assert "rank 1 had been suspended (SIGSTOP)" in ended.stderr and "ranks 0, 1" in ended.stderr
+
+
+def suspend_rank_1(folder: Path) -> None:
+    events = next(folder.glob("tfdistkit-*/events.jsonl")).read_text().splitlines()
+    pids = {event["rank"]: event["pid"] for event in map(json.loads, events) if event["event"] == "worker_started"}
+    os.kill(pids[1], signal.SIGSTOP)
+    wait_until(lambda: process_state(pids[1]) == "T", "rank 1 suspended")

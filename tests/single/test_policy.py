@@ -31,6 +31,10 @@ def crashed(ago_s: float, code: int | None = None, rank: int = 0) -> WorkerStatu
     return WorkerStatus(rank, code, ended_at=None if code is None else NOW, crash=record)
 
 
+def suspended(ago_s: float, rank: int = 0) -> WorkerStatus:
+    return WorkerStatus(rank, alive_at=NOW, suspended_at=NOW - ago_s)
+
+
 def status(*workers: WorkerStatus, **seen: Any) -> GroupStatus:
     return GroupStatus(workers, **{"now": NOW, "elapsed_s": 10.0, **seen})
 
@@ -53,6 +57,12 @@ def status(*workers: WorkerStatus, **seen: Any) -> GroupStatus:
         (status(crashed(SHUTDOWN_S + 0.1), running(1)), FAIL),
         # A single worker makes nobody wait.
         (status(crashed(3600)), WAIT),
+        # A suspended worker: only where the others do not notice it, and not for ever.
+        (status(suspended(3600), running(1)), WAIT),
+        (status(suspended(29), running(1), patience_s=30.0), WAIT),
+        (status(suspended(31), running(1), patience_s=30.0), FAIL),
+        (status(suspended(31), ended(4, 1), patience_s=30.0), FAIL),
+        (status(suspended(3600), patience_s=30.0), WAIT),
         (status(running(), signals=(signal.SIGINT,)), Decision(Action.STOP, Outcome.INTERRUPTED, signal.SIGINT)),
         (status(running(), signals=(1, 15)), Decision(Action.STOP, Outcome.INTERRUPTED, 1)),
         # What came first, or what is over anyway, counts.

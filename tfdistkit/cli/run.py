@@ -88,7 +88,7 @@ def _run(job: JobSpec, processes: Sequence[ProcessSpec], options: RunOptions, si
 def _failure_text(result: JobResult, job: JobSpec) -> str:
     after = f"after {result.elapsed_s:.1f} s"
     headline = {
-        Outcome.FAILED: f"the job failed {after}: the first failure was",
+        Outcome.FAILED: f"the job failed {after}: " + ("the first failure was" if result.failures else "nobody ended,"),
         Outcome.INTERRUPTED: f"the job was ended by {signal_name(result.exit_code - 128)} {after}.",
         Outcome.TIMED_OUT: f"the job did not end within {job.timeout_s or 0:g} s (--timeout).",
     }[result.outcome]

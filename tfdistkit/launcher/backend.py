@@ -55,6 +55,10 @@ class WorkerHandle(Protocol):
 class Backend(Protocol):
     """A place where workers run."""
 
+    @property
+    def patience_s(self) -> float | None:
+        """How long a suspended worker is waited for; None where the other workers notice it, and end by themselves."""
+
     def start(self, spec: ProcessSpec) -> WorkerHandle:
         """Starts one worker."""
 

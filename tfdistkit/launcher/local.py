@@ -72,6 +72,9 @@ class Launcher:
     a worker can be ended together with everything that it started.
     """
 
+    # TensorFlow's and Gloo's workers notice a silent peer.
+    patience_s: float | None = None
+
     def __init__(self, job_id: str, world_size: int = 1):
         self._mark = f"{env.JOB_ID}={job_id}"
         self._job_id = job_id

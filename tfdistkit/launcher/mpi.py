@@ -34,6 +34,10 @@ _LOOK_S = 0.05
 # How long mpirun may take to end when its ranks have.
 _END_S = 5.0
 
+# Horovod's own patience with a silent peer, and the variable that changes it.
+_PATIENCE_S = 30.0
+_TIMEOUT = "HOROVOD_GLOO_TIMEOUT_SECONDS"
+
 _GLOO = horovod.NAMES
 _OTHER_CLUSTERS = (env.TF_CONFIG, _GLOO.rank, _GLOO.size, _GLOO.local_rank, _GLOO.local_size)
 
@@ -56,6 +60,8 @@ class Launcher(local.Launcher):
 
     def own_variables(self, spec: ProcessSpec) -> Mapping[str, str | None]:
         assert self._world is not None
+        # MPI waits for a silent peer for ever; as long as Horovod's Gloo does must be enough.
+        self.patience_s = float(spec.env.get(_TIMEOUT) or env.text(_TIMEOUT) or _PATIENCE_S)
         # Variables of this shell that describe another cluster are not passed on.
         return {**dict.fromkeys(_OTHER_CLUSTERS), **self._world.variables(spec.rank)}
 

@@ -54,18 +54,27 @@ def decide(status: GroupStatus) -> Decision:
         status: The job at this moment.
 
     Returns:
-        FINISH when all workers ended well; STOP when one failed, when the launcher was told to end, or when
-        the time is over; otherwise WAIT.
+        FINISH when all workers ended well; STOP when one failed or was suspended for too long, when the launcher
+        was told to end, or when the time is over; otherwise WAIT.
     """
     if all(worker.has_ended and not worker.has_failed for worker in status.workers):
         return Decision(Action.FINISH, Outcome.SUCCEEDED)
     if any(worker.has_failed or _hangs_in_shutdown(worker, status) for worker in status.workers):
+        return Decision(Action.STOP, Outcome.FAILED)
+    if any(_is_suspended_too_long(worker, status) for worker in status.workers):
         return Decision(Action.STOP, Outcome.FAILED)
     if status.signals:
         return Decision(Action.STOP, Outcome.INTERRUPTED, status.signals[0])
     if status.timeout_s is not None and status.elapsed_s >= status.timeout_s:
         return Decision(Action.STOP, Outcome.TIMED_OUT)
     return Decision(Action.WAIT)
+
+
+def _is_suspended_too_long(worker: WorkerStatus, status: GroupStatus) -> bool:
+    # A single worker makes nobody wait: whoever suspended it may wake it up when they like.
+    if worker.suspended_at is None or status.patience_s is None or len(status.workers) == 1:
+        return False
+    return status.now - worker.suspended_at > status.patience_s
 
 
 def _hangs_in_shutdown(worker: WorkerStatus, status: GroupStatus) -> bool:

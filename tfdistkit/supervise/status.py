@@ -18,6 +18,7 @@ class WorkerStatus:
         alive_at: When it was last seen alive.
         crash: What it wrote about its own exception. It can be there while the process still runs: the
             interpreter may be shutting down.
+        suspended_at: Since when it has been suspended (SIGSTOP); None while it works.
     """
 
     rank: int
@@ -25,6 +26,7 @@ class WorkerStatus:
     ended_at: float | None = None
     alive_at: float = 0.0
     crash: CrashRecord | None = None
+    suspended_at: float | None = None
 
     @property
     def has_ended(self) -> bool:
@@ -46,6 +48,7 @@ class GroupStatus:
         elapsed_s: Since the start of the job.
         timeout_s: How long the job may take; None for as long as it takes.
         signals: The signals that the launcher was sent to end the job, in order.
+        patience_s: How long a suspended worker is waited for; None where the others notice it by themselves.
     """
 
     workers: tuple[WorkerStatus, ...]
@@ -53,3 +56,4 @@ class GroupStatus:
     elapsed_s: float
     timeout_s: float | None = None
     signals: tuple[int, ...] = ()
+    patience_s: float | None = None

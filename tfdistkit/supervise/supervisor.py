@@ -26,6 +26,8 @@ _OUTPUT_DEADLINE_S = 2.0
 
 # As the command `timeout` does.
 TIMED_OUT_EXIT_CODE = 124
+# Nobody failed: the job was ended because a worker was suspended.
+_SUSPENDED_EXIT_CODE = 1
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,7 @@ class _Run:
             elapsed_s=time.monotonic() - self._started,
             timeout_s=self._job.timeout_s,
             signals=tuple(self._signals),
+            patience_s=self._backend.patience_s,
         )
 
     def _act(self, status: GroupStatus, decision: Decision) -> JobResult:
@@ -185,7 +188,8 @@ def _look_at(worker: WorkerHandle, before: WorkerStatus) -> WorkerStatus:
     exit_code = worker.exit_code()
     crash = before.crash or read_crash(worker.spec.folder)
     if exit_code is None:
-        return WorkerStatus(before.rank, alive_at=now, crash=crash)
+        suspended_at = (before.suspended_at or now) if worker.is_suspended() else None
+        return WorkerStatus(before.rank, alive_at=now, crash=crash, suspended_at=suspended_at)
     return WorkerStatus(before.rank, exit_code, ended_at=now, alive_at=before.alive_at, crash=crash)
 
 
@@ -221,7 +225,7 @@ def _failure(worker: WorkerHandle, seen: WorkerStatus) -> Failure:
 
 def _exit_code(decision: Decision, failures: Sequence[Failure]) -> int:
     if decision.outcome is Outcome.FAILED:
-        return failures[0].exit_code
+        return failures[0].exit_code if failures else _SUSPENDED_EXIT_CODE
     if decision.outcome is Outcome.INTERRUPTED:
         return 128 + decision.signal
     return TIMED_OUT_EXIT_CODE if decision.outcome is Outcome.TIMED_OUT else 0
