@@ -1,4 +1,4 @@
-"""`tfdistkit.strategy`: names, aliases, options, devices. Each test in a fresh process: a strategy sets TensorFlow up."""
+"""`tfdistkit.strategy`: names, aliases, options, devices. Each test in a fresh process: a strategy sets TF up."""
 
 from __future__ import annotations
 
