@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from horovod_environment import Unavailable, provide_horovod
@@ -14,12 +15,23 @@ from tfdistkit import env
 _CLUSTER = ("TFDISTKIT_", "HOROVOD_", "OMPI_", "PMIX_", "PMI_", "MPI_", "SLURM_")
 # Set where Horovod must be tested: then what would be skipped fails.
 _REQUIRED = "TFDISTKIT_REQUIRE_HOROVOD"
+# The first of these tests builds Horovod, which takes minutes.
+_HOROVOD_TIMEOUT_S = 1800
 # What speaks to the tests, and not of a cluster.
 _KEPT = (_REQUIRED, env.CACHE_DIR)
+
+# Why something of it was skipped, for one line at the end.
+_reasons: list[str] = []
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "horovod: runs Horovod, which is built first if it is not cached")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("horovod") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(_HOROVOD_TIMEOUT_S))
 
 
 @pytest.fixture(autouse=True)
@@ -36,9 +48,7 @@ def horovod_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     try:
         return provide_horovod(tmp_path_factory.mktemp("horovod"))
     except Unavailable as reason:
-        if os.environ.get(_REQUIRED) == "1":
-            pytest.fail(str(reason), pytrace=False)
-        pytest.skip(f"Horovod is not tested: {reason}")
+        _not_tested(f"Horovod is not tested. {reason}")
 
 
 @pytest.fixture(scope="session")
@@ -46,6 +56,17 @@ def horovod_with_mpi(horovod_path: Path) -> Path:
     """The same, where MPI is in it."""
     if (horovod_path / "with-mpi").exists():
         return horovod_path
+    _not_tested("Horovod with MPI is not tested. Not installed: apt-get install openmpi-bin libopenmpi-dev")
+
+
+def _not_tested(reason: str) -> NoReturn:
     if os.environ.get(_REQUIRED) == "1":
-        pytest.fail("Open MPI is not installed: apt-get install openmpi-bin libopenmpi-dev", pytrace=False)
-    pytest.skip("Horovod with MPI is not tested: Open MPI is not installed")
+        pytest.fail(reason, pytrace=False)
+    if reason not in _reasons:
+        _reasons.append(reason)
+    pytest.skip(reason.partition(".")[0])
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for reason in _reasons:
+        terminalreporter.write_line(reason, yellow=True)

@@ -34,7 +34,8 @@ def provide_horovod(folder: Path) -> Path:
         plan = plan_build(sys.executable, with_mpi=None if shutil.which("mpirun") else False, with_nccl=False)
         wheel = make_wheel(plan, WheelCache(), lambda line: print(line, flush=True))
     except MissingDependencyError as error:
-        raise Unavailable(" ".join(str(error).split())) from error
+        first, *rest = (line.strip() for line in str(error).splitlines())
+        raise Unavailable(f"{first} {'; '.join(rest)}") from error
     with zipfile.ZipFile(wheel) as packed:
         packed.extractall(folder)
     if plan.options.with_mpi:
