@@ -59,7 +59,9 @@ class Worker:
 
 
 @contextlib.contextmanager
-def workers(code: str, folder: Path, world_size: int = 2, start: tuple[int, ...] | None = None) -> Iterator[list[Worker]]:
+def workers(
+    code: str, folder: Path, world_size: int = 2, start: tuple[int, ...] | None = None
+) -> Iterator[list[Worker]]:
     """Starts the ranks `start` (all, if left out) of a job that runs `code`; kills what is left at the end."""
     script = folder / "worker.py"
     script.write_text(textwrap.dedent(code), encoding="utf-8")
