@@ -135,7 +135,9 @@ def _may_stop(callback: keras.callbacks.Callback) -> bool:
     if type(callback) in _OF_KERAS:
         return False
     nothing = keras.callbacks.Callback
-    return any(getattr(type(callback), hook, None) is not getattr(nothing, hook) for hook in _STOPPING)
+    # A LambdaCallback has its hooks in the object, not in the class.
+    hooks = {hook: getattr(callback, hook) for hook in _STOPPING}
+    return any(getattr(own, "__func__", own) is not getattr(nothing, hook) for hook, own in hooks.items())
 
 
 def _forwarding(hook: str) -> Callable[..., None]:
