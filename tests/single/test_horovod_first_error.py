@@ -48,6 +48,14 @@ def log_of(*parts: str) -> str:
             "CMake Error at CMakeLists.txt:3 (find_package):",
             "more",
         ),
+        (
+            "CMake Error at /usr/share/cmake/Modules/CMakeTestCXXCompiler.cmake:63 (message):\n  The C++ compiler\n\n"
+            '    "/usr/bin/c++"\n\n  is not able to compile a simple test program.\n\n  It fails with the following'
+            " output:\n\n    Change Dir: /tmp/x\n\n    cc1plus: fatal error: /gone.h: No such file or directory\n"
+            "    compilation terminated.\n    gmake[1]: *** [x] Error 1",
+            "CMake Error at /usr/share/cmake/Modules/CMakeTestCXXCompiler.cmake:63 (message):",
+            "cc1plus: fatal error: /gone.h: No such file or directory",
+        ),
         ("/usr/bin/ld: cannot find -lmpi: No such file", "/usr/bin/ld: cannot find -lmpi", "such file"),
         ("a.o: in f():\na.cc:5: undefined reference to `g()'", "a.cc:5: undefined reference to `g()'", "`g()'"),
         (

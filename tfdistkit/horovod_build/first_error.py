@@ -11,6 +11,11 @@ _SHOWN_COLUMNS = 300
 
 # `file:1:2: error: text`, as gcc, clang and nvcc say it.
 _COMPILER = re.compile(r"^\s*\S[^:]*(?::\d+|\(\d+\))+:? (?:fatal |internal compiler )?error\b")
+# Without a place: the compiler's own complaint.
+_COMPILER_ITSELF = re.compile(r"^\s*(?:<command-line>|cc1(?:plus)?|c\+\+|g\+\+|gcc|clang(?:\+\+)?|nvcc): (?:fatal )?error:")
+# CMake tries the compiler first, and shows what that said some lines below.
+_COMPILER_TRIED = re.compile(r"^\s*CMake Error at .*CMakeTest\w+Compiler")
+_TRIED_LINES = 40
 _INCLUDED = re.compile(r"^\s*(?:In file included from|from) .*:\d+[:,]?")
 # What else can be first, and how many lines after it belong to it.
 _OTHERS: tuple[tuple[re.Pattern[str], int], ...] = (
@@ -51,8 +56,10 @@ def first_error(log: str) -> str:
 
 def _first(lines: Sequence[str]) -> list[str]:
     for number, line in enumerate(lines):
-        if _COMPILER.match(line):
+        if _COMPILER.match(line) or _COMPILER_ITSELF.match(line):
             return _with_surroundings(lines, number)
+        if _COMPILER_TRIED.match(line):
+            return _block(lines, number, 4) + _first(lines[number + 1 : number + _TRIED_LINES])
         for pattern, following in _OTHERS:
             if pattern.search(line):
                 return _block(lines, number, following)
