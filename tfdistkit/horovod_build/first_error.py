@@ -12,7 +12,8 @@ _SHOWN_COLUMNS = 300
 # `file:1:2: error: text`, as gcc, clang and nvcc say it.
 _COMPILER = re.compile(r"^\s*\S[^:]*(?::\d+|\(\d+\))+:? (?:fatal |internal compiler )?error\b")
 # Without a place: the compiler's own complaint.
-_COMPILER_ITSELF = re.compile(r"^\s*(?:<command-line>|cc1(?:plus)?|c\+\+|g\+\+|gcc|clang(?:\+\+)?|nvcc): (?:fatal )?error:")
+_COMPILER_NAMES = r"<command-line>|cc1(?:plus)?|c\+\+|g\+\+|gcc|clang(?:\+\+)?|nvcc"
+_COMPILER_ITSELF = re.compile(rf"^\s*(?:{_COMPILER_NAMES}): (?:fatal )?error:")
 # CMake tries the compiler first, and shows what that said some lines below.
 _COMPILER_TRIED = re.compile(r"^\s*CMake Error at .*CMakeTest\w+Compiler")
 _TRIED_LINES = 40
