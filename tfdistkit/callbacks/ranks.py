@@ -24,8 +24,9 @@ class Ranks:
     """
 
     def __init__(self, strategy: tf.distribute.Strategy):
-        here = len(strategy.extended.worker_devices)
-        self.size = strategy.num_replicas_in_sync // here
+        replicas = strategy.num_replicas_in_sync
+        here = len(strategy.extended.worker_devices) if replicas > 1 else 1  # The default strategy has no devices.
+        self.size = replicas // here
         self.rank = 0
         if self.size > 1:
             ids = strategy.experimental_distribute_values_from_function(
