@@ -51,12 +51,17 @@ def test_files_stay_short(file: Path) -> None:
     assert length <= LONGER_FILES.get(str(file.relative_to(ROOT)), LONGEST_FILE), f"{length} lines: is this one thing?"
 
 
+def _first_line(function: ast.FunctionDef) -> int:
+    """Where the code begins: many options make a long docstring, not a long function."""
+    return (function.body[0].end_lineno or 0) if ast.get_docstring(function) else function.lineno
+
+
 def test_functions_stay_short() -> None:
     long = [
         f"{file.relative_to(ROOT)}:{node.lineno}: {node.name}"
         for file in SOURCES
         if file.is_relative_to(ROOT / "tfdistkit")
         for node in ast.walk(ast.parse(file.read_text()))
-        if isinstance(node, ast.FunctionDef) and (node.end_lineno or 0) - node.lineno >= LONGEST_FUNCTION
+        if isinstance(node, ast.FunctionDef) and (node.end_lineno or 0) - _first_line(node) >= LONGEST_FUNCTION
     ]
     assert not long, "\n".join(long)

@@ -1,6 +1,6 @@
 """Keras callbacks for a job of several ranks. Give the same list of callbacks to `fit` on every rank."""
 
-from tfdistkit.callbacks.broadcast import BroadcastVariables
+from tfdistkit.callbacks.broadcast_variables import BroadcastVariables
 from tfdistkit.callbacks.checkpoint import ChiefCheckpoint
 from tfdistkit.callbacks.chief_only import ChiefOnly
 from tfdistkit.callbacks.learning_rate import LearningRateScale, LearningRateWarmup

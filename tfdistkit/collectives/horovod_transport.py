@@ -24,8 +24,6 @@ except ImportError as error:
         )
     ) from error
 
-__all__ = ["all_gather", "all_reduce", "all_to_all", "awaited", "broadcast", "hvd", "next_name"]
-
 # What Horovod cannot carry, and what carries it.
 _CARRIED_AS = {tf.bfloat16: tf.float32, tf.uint32: tf.int64, tf.uint64: tf.int64}
 
