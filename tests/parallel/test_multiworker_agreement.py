@@ -77,3 +77,22 @@ def test_a_tf_function_given_to_run_is_exact_too(tmp_path: Path) -> None:
     """
     for printed in run_workers(code, tmp_path):
         assert "exact" in printed
+
+
+def test_variables_of_every_kind_start_with_the_value_of_rank_0(tmp_path: Path) -> None:
+    code = """
+        import tfdistkit
+        strategy = tfdistkit.strategy("multiworker", timeout_s=60)
+        import numpy as np, tensorflow as tf
+        kinds = ("float16", "bfloat16", "float32", "float64", "bool", "int8", "int16", "int32", "int64",
+                 "uint8", "uint16", "uint32", "uint64")
+        for kind in kinds:
+            with strategy.scope():
+                made = tf.Variable(tf.cast([1 + tfdistkit.rank(), 0], kind), dtype=kind)
+                empty = tf.Variable(tf.zeros((0, 2), kind), dtype=kind)
+            assert made.dtype == kind and made.numpy().astype(int).tolist() == [1, 0], (kind, made)
+            assert empty.shape == (0, 2)
+        print("all kinds")
+    """
+    for printed in run_workers(code, tmp_path):
+        assert "all kinds" in printed

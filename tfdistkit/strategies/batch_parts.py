@@ -68,7 +68,7 @@ def split(dataset: tf.data.Dataset, replicas: int, replica_id: int) -> tf.data.D
         end = least(total, first + most)
         return BatchPart(tf.nest.map_structure(lambda value: _rows(value, first, end), batch), rows)
 
-    return dataset.map(part, deterministic=True).prefetch(1)
+    return dataset.map(part).prefetch(1)
 
 
 def unwrap(args: tuple) -> tuple[tuple, tf.Tensor | None]:
@@ -113,7 +113,7 @@ def keep_arrays_safe(dataset: tf.data.Dataset) -> tf.data.Dataset:
         batch = elements if in_tuple else elements[0]
         return tf.nest.map_structure(lambda v: _in_own_memory(v) if tf.is_tensor(v) else v, batch)
 
-    return dataset.map(copied, deterministic=True)
+    return dataset.map(copied)
 
 
 def _in_own_memory(value: Any) -> Any:

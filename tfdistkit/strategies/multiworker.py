@@ -18,6 +18,13 @@ from tfdistkit.strategies.versions import facts
 
 _COMMUNICATION = ("auto", "ring", "nccl")
 
+# What TensorFlow's broadcast cannot carry, and what carries it.
+_SENT_AS = {
+    tf.bfloat16: tf.float32,
+    **dict.fromkeys((tf.int8, tf.int16, tf.uint8, tf.uint16), tf.int32),
+    **dict.fromkeys((tf.uint32, tf.uint64), tf.int64),
+}
+
 # Long enough for a scheduler that starts the hosts of a job one after the other, short enough that nobody
 # pays for a night of waiting.
 _TIMEOUT_S = 300.0
@@ -25,6 +32,26 @@ _TIMEOUT_S = 300.0
 
 class MultiWorkerExtended(ReplicaMixin, keras_seams.CollectiveAllReduceExtended):
     """What runs the replica of this process and talks to the others."""
+
+    def _get_variable_creator_initial_value(
+        self, replica_id: int, device: str, primary_var: Any, **kwargs: Any
+    ) -> Any:
+        send = super()._get_variable_creator_initial_value
+        if replica_id != 0 or self._num_workers == 1:
+            return send(replica_id=replica_id, device=device, primary_var=primary_var, **kwargs)
+
+        def value_of_rank_0() -> Any:
+            with tf.device(device):
+                value = keras_seams.initial_value(kwargs["initial_value"])
+                value = tf.convert_to_tensor(value, dtype=kwargs.get("dtype"))
+            if value.shape.num_elements() == 0:
+                return value  # TensorFlow crashes when it sends nothing.
+            carrier = _SENT_AS.get(value.dtype, value.dtype)
+            carried = {**kwargs, "initial_value": tf.cast(value, carrier), "dtype": carrier}
+            received = send(replica_id=replica_id, device=device, primary_var=primary_var, **carried)()
+            return tf.cast(received, value.dtype)
+
+        return value_of_rank_0
 
 
 class MultiWorkerStrategy(KerasStrategyMixin, AgreedShuffling, tf.distribute.MultiWorkerMirroredStrategy):
