@@ -25,6 +25,8 @@ class CallCounts:
     def __init__(self) -> None:
         with tf.device("CPU:0"):
             self._counts = tf.Variable(tf.zeros([len(KINDS)], tf.int64), trainable=False, name="tfdistkit_calls")
+            self._zero = tf.Variable(0, trainable=False, name="tfdistkit_zero")
+            self._seen = tf.Variable(0.0, trainable=False, name="tfdistkit_seen")
 
     def next(self, kind: str) -> tf.Tensor:
         """Counts a call.
@@ -38,6 +40,30 @@ class CallCounts:
         with tf.device("CPU:0"):
             one = tf.one_hot(KINDS.index(kind), len(KINDS), dtype=tf.int64)
             return self._counts.assign_add(one, read_value=True)[KINDS.index(kind)]
+
+    def hide(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns a tensor that the graph that is being traced cannot take for a constant.
+
+        Args:
+            tensor: The tensor.
+        """
+        if tensor.shape.rank == 0:  # A reshape of a scalar is always a scalar, and would be seen through.
+            return tensor + tf.cast(self._zero.read_value(), tensor.dtype)
+        with tf.device("CPU:0"):
+            shape = tf.shape(tensor) + self._zero.read_value()
+        hidden = tf.reshape(tensor, shape)  # Without a copy.
+        hidden.set_shape(tensor.shape)
+        return hidden
+
+    def keep(self, result: tf.Tensor) -> None:
+        """Lets the graph that is being traced run what makes a tensor, even if nobody uses it.
+
+        Args:
+            result: The tensor. Something of it has to be used, or TensorFlow leaves out what makes it.
+        """
+        some = tf.reduce_sum(tf.cast(tf.reshape(result, [-1])[:1], tf.float32))
+        with tf.device("CPU:0"):
+            self._seen.assign(some, read_value=False)
 
 
 @dataclass(frozen=True)
