@@ -32,18 +32,14 @@ class Communicator:
         """Returns this rank, a scalar int32 tensor."""
         return tf.constant(0)
 
-    def sum(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Sums tensors over the ranks, those of a dtype in one go."""
+    def sum(self, tensors: list[tf.Tensor], timeout_s: float | None = None) -> list[tf.Tensor]:
+        """Sums tensors over the ranks, those of a dtype in one go; waits `timeout_s` for them, if that is given."""
         return tensors
 
-    def barrier(self, timeout_s: float | None) -> tf.Tensor:
-        """Returns a tensor that is there when all ranks have come."""
-        return self.sum([tf.ones([])])[0]
-
-    def table(self, row: tf.Tensor) -> tf.Tensor:
+    def table(self, row: tf.Tensor, timeout_s: float | None = None) -> tf.Tensor:
         """Returns one row for each rank; rows have one shape."""
         place = tf.one_hot(self.rank(), self.size, dtype=row.dtype)
-        return self.sum([tf.reshape(place, [self.size] + [1] * row.shape.rank) * row])[0]
+        return self.sum([tf.reshape(place, [self.size] + [1] * row.shape.rank) * row], timeout_s)[0]
 
     def gather(self, tensor: tf.Tensor) -> tf.Tensor:
         """Concatenates along axis 0, in the order of the ranks; lengths may differ.
@@ -121,18 +117,19 @@ class TensorFlowCommunicator(Communicator):
         """Returns this rank, a scalar int32 tensor."""
         return self._in_replica(lambda context: tf.cast(context.replica_id_in_sync_group, tf.int32))
 
-    def sum(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Sums tensors over the ranks, those of a dtype in one go."""
+    def sum(self, tensors: list[tf.Tensor], timeout_s: float | None = None) -> list[tf.Tensor]:
+        """Sums tensors over the ranks, those of a dtype in one go; waits `timeout_s` for them, if that is given."""
         summed = list(tensors)
         for dtype in dict.fromkeys(t.dtype for t in tensors):  # In the same order on every rank.
             of_dtype = [i for i, t in enumerate(tensors) if t.dtype == dtype]
-            values = self._all_reduce([tensors[i] for i in of_dtype])
+            values = self._all_reduce([tensors[i] for i in of_dtype], timeout_s)
             for i, value in zip(of_dtype, values):
                 summed[i] = value
         return summed
 
-    def _all_reduce(self, tensors: list[tf.Tensor]) -> Any:
-        return self._in_replica(lambda context: context.all_reduce(_SUM, tensors))
+    def _all_reduce(self, tensors: list[tf.Tensor], timeout_s: float | None) -> Any:
+        options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=timeout_s)
+        return self._in_replica(lambda context: context.all_reduce(_SUM, tensors, options))
 
     def gather(self, tensor: tf.Tensor) -> tf.Tensor:
         """Concatenates along axis 0, in the order of the ranks; lengths may differ."""
@@ -140,8 +137,3 @@ class TensorFlowCommunicator(Communicator):
             return super().gather(tensor)
         # A copy made here has a device, which the gather asks for.
         return self._in_replica(lambda context: context.all_gather(tf.identity(tensor), 0))
-
-    def barrier(self, timeout_s: float | None) -> tf.Tensor:
-        """Returns a tensor that is there when all ranks have come."""
-        options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=timeout_s)
-        return self._in_replica(lambda context: context.all_reduce(_SUM, tf.ones([]), options))

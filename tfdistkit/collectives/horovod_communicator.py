@@ -7,6 +7,7 @@ nothing here begins with a constant (`_hidden`), and everything runs (`_kept`).
 
 from __future__ import annotations
 
+import concurrent.futures
 import threading
 from typing import Any
 
@@ -36,8 +37,14 @@ class HorovodCommunicator(Communicator):
         """Returns this rank within the process set, a scalar int32 tensor."""
         return _hidden(tf.constant(self._process_set.rank()))
 
-    def sum(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Sums tensors over the ranks, those of a dtype in one fused operation."""
+    def sum(self, tensors: list[tf.Tensor], timeout_s: float | None = None) -> list[tf.Tensor]:
+        """Sums tensors over the ranks, those of a dtype in one fused operation.
+
+        Horovod has no deadline for one operation: with `timeout_s`, the wait is in a thread that is left behind
+        when the time is up.
+        """
+        if timeout_s is not None:
+            return self._within(timeout_s, tensors)
         hidden = [_hidden(t) for t in tensors]
         return [_kept(t) for t in transport.all_reduce(hidden, tf.distribute.ReduceOp.SUM, self._process_set)]
 
@@ -64,14 +71,7 @@ class HorovodCommunicator(Communicator):
         result, received = hvd.alltoall(_hidden(tensor), _hidden(splits), **self._as("all_to_all"))
         return _kept(result), received
 
-    def barrier(self, timeout_s: float | None) -> tf.Tensor:
-        """Returns a tensor that is there when all ranks have come.
-
-        Horovod has no deadline for one operation: with one, the wait is in a thread that is left behind when
-        the time is up.
-        """
-        if timeout_s is None:
-            return super().barrier(None)
+    def _within(self, timeout_s: float, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         if not tf.executing_eagerly():
             raise UnsupportedError(
                 explain(
@@ -80,14 +80,21 @@ class HorovodCommunicator(Communicator):
                     expected="`timeout_s=None` there, or the strategy 'multiworker'",
                 )
             )
-        came: list[tf.Tensor] = []
-        wait = super().barrier
-        thread = threading.Thread(target=lambda: came.append(wait(None)), daemon=True)
-        thread.start()
-        thread.join(timeout_s)
-        if not came:
-            raise tf.errors.DeadlineExceededError(None, None, f"Collective has timed out: {timeout_s} s in a barrier.")
-        return came[0]
+        waiting: concurrent.futures.Future[list[tf.Tensor]] = concurrent.futures.Future()
+
+        def wait() -> None:
+            try:
+                waiting.set_result(self.sum(tensors))
+            except Exception as error:
+                waiting.set_exception(error)
+
+        # Not of a pool, whose threads Python waits for at its end.
+        threading.Thread(target=wait, daemon=True).start()
+        try:
+            return waiting.result(timeout_s)
+        except concurrent.futures.TimeoutError:
+            said = f"Collective has timed out: {timeout_s} s in a barrier."
+            raise tf.errors.DeadlineExceededError(None, None, said) from None
 
     def _as(self, kind: str) -> dict[str, Any]:
         name = next_name(kind, self._process_set)

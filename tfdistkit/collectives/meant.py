@@ -13,6 +13,9 @@ from tfdistkit.collectives import registry
 from tfdistkit.collectives.communicators import Communicator, TensorFlowCommunicator
 from tfdistkit.errors import UnsupportedError, explain
 
+# What TensorFlow and Horovod say themselves when the ranks do not fit together.
+_MISMATCHES = ("mismatch in the collective", "Mismatched ")
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -85,13 +88,26 @@ def explained(function: Function) -> Function:
         try:
             return function(*args, **kwargs)
         except tf.errors.OpError as error:
-            last = registry.last_made()
-            clear = last.explain_error(error) if last is not None and last.explain_error is not None else None
+            clear = _clear(error)
             if clear is None:
                 raise
             raise clear from error
 
     return call  # type: ignore[return-value]
+
+
+def _clear(error: tf.errors.OpError) -> Exception | None:
+    """Returns an error of the same type that says what to do; None if nobody knows."""
+    message = str(error.message)
+    if any(sign in message for sign in _MISMATCHES):
+        said = explain(
+            "The ranks called a collective with different shapes or dtypes.",
+            received=message.splitlines()[0].rstrip("."),
+            do="Set TFDISTKIT_CHECK_COLLECTIVES=1 for all ranks to see what each of them called.",
+        )
+        return type(error)(error.node_def, error.op, said)
+    last = registry.last_made()
+    return last.explain_error(error) if last is not None and last.explain_error is not None else None
 
 
 def _strategy() -> tuple[Any, Any]:

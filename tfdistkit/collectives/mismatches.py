@@ -79,6 +79,20 @@ def compared(
         return [tf.identity(t) for t in tensors]
 
 
+def meet(communicator: Communicator, call: str, timeout_s: float | None) -> tf.Tensor:
+    """Lets the ranks exchange a call and nothing else: a barrier that tells who is elsewhere.
+
+    Args:
+        communicator: What goes between the ranks.
+        call: What this rank calls.
+        timeout_s: Seconds to wait; None waits as long as the strategy does.
+
+    Returns:
+        A tensor that is there when all ranks have come.
+    """
+    return _exchange(communicator, _line(call, [], None), timeout_s)
+
+
 def _line(call: str, tensors: list[tf.Tensor], free_axis: int | None) -> tf.Tensor:
     """Writes a call down: the hash of the line, and the line."""
     pieces: list[Any] = [call]
@@ -94,10 +108,10 @@ def _line(call: str, tensors: list[tf.Tensor], free_axis: int | None) -> tf.Tens
         return tf.strings.join([tf.strings.as_string(tf.strings.to_hash_bucket_fast(line, 2**60)), "|", line])
 
 
-def _exchange(communicator: Communicator, line: tf.Tensor) -> tf.Tensor:
+def _exchange(communicator: Communicator, line: tf.Tensor, timeout_s: float | None = None) -> tf.Tensor:
     with tf.device("CPU:0"):
         row = tf.cast(tf.io.decode_raw(line, tf.uint8, fixed_length=_LINE_BYTES), tf.int32)
-    table = communicator.table(row)
+    table = communicator.table(row, timeout_s)
     if tf.executing_eagerly():
         return _compare(table)
     with tf.device("CPU:0"):

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdistkit.collectives import registry
 from tfdistkit.collectives.communicators import Communicator
 from tfdistkit.collectives.meant import communicator, explained
-from tfdistkit.collectives.mismatches import compared
+from tfdistkit.collectives.mismatches import compared, meet
 from tfdistkit.collectives.operations import require_rank
 from tfdistkit.collectives.process_sets import ProcessSet
 from tfdistkit.errors import OptionError, UnsupportedError, explain
@@ -31,7 +31,8 @@ def barrier(timeout_s: float | None = None, process_set: ProcessSet | None = Non
         process_set: The ranks that take part. Default: all. Horovod only.
 
     Raises:
-        OptionError: (a ValueError) if `timeout_s` is no time.
+        OptionError: (a ValueError) if `timeout_s` is no time; in eager mode also if another rank calls another
+            collective (in a graph that is a `tf.errors.InvalidArgumentError`).
         UnsupportedError: (a RuntimeError) with `timeout_s` in a `tf.function` over Horovod.
         tf.errors.DeadlineExceededError: if a rank did not come in time.
     """
@@ -42,9 +43,7 @@ def barrier(timeout_s: float | None = None, process_set: ProcessSet | None = Non
     between = communicator(process_set)
     if between.size == 1:
         return
-    came = between.barrier(timeout_s)
-    if tf.executing_eagerly():
-        came.numpy()
+    meet(between, "barrier", timeout_s)
 
 
 @explained

@@ -11,7 +11,7 @@ import tensorflow as tf
 ExplainError = Callable[[Any], "Exception | None"]
 
 # What is counted, each by itself.
-KINDS = ("all_reduce", "all_gather", "broadcast", "reduce_scatter", "all_to_all", "barrier", "broadcast_object")
+KINDS = ("all_reduce", "all_gather", "broadcast", "reduce_scatter", "all_to_all", "broadcast_object")
 
 
 class CallCounts:
