@@ -54,7 +54,15 @@ def test_the_temporary_run_folder_is_removed_after_a_success(tmp_path: Path) -> 
 
 
 def test_the_temporary_run_folder_is_kept_and_named_after_a_failure(tmp_path: Path) -> None:
-    ended = run_job("-np", "2", write_script(tmp_path, "print('kept')\nraise ValueError('no')"), cwd=tmp_path)
+    # Only rank 0 fails: a rank that another's failure ends may not have printed yet.
+    script = """
+        import os, time
+        if os.environ["TFDISTKIT_RANK"] == "1":
+            time.sleep(60)
+        print("kept")
+        raise ValueError("no")
+    """
+    ended = run_job("-np", "2", write_script(tmp_path, script), cwd=tmp_path)
     (run_dir,) = tmp_path.glob("tfdistkit-*")
     assert str(run_dir) in ended.stderr
     assert (run_dir / "rank.0" / "stdout").read_text() == "kept\n"
