@@ -35,10 +35,10 @@ TRAIN = """
                 everybodys = collectives.all_gather(right)
                 indices = collectives.all_gather(index)
                 own = tf.argmax(index[:, None] == indices[None], axis=1)
-                loss = self.cross_entropy(own, left @ tf.transpose(everybodys) / 0.1)
+                LOSS
             gradients = tape.gradient(loss, self.trainable_variables)
             self.optimizer.apply(gradients, self.trainable_variables)
-            return {"contrastive": loss}  # Not "loss", which is what `compile(loss=...)` tracks.
+            return {"contrastive": shown}  # Not "loss", which is what `compile(loss=...)` tracks.
 
     numbers = np.random.default_rng(3)
     x = numbers.normal(size=(ROWS, 6)).astype("float32")
@@ -54,6 +54,22 @@ TRAIN = """
         np.savez("result.npz", *weights, loss=history.history["contrastive"])
 """
 
+
+OF_KERAS = """
+                loss = shown = self.cross_entropy(own, left @ tf.transpose(everybodys) / 0.1)
+"""
+OF_ONES_OWN = """
+                logits = left @ tf.transpose(everybodys) / 0.1
+                per_row = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=own, logits=logits)
+                loss = tf.reduce_sum(per_row) / tf.cast(tf.shape(indices)[0], tf.float32)
+                shown = loss * tf.distribute.get_strategy().num_replicas_in_sync
+"""
+OF_EVERYTHING = """
+                logits = collectives.all_gather(left) @ tf.transpose(everybodys) / 0.1
+                every = tf.range(tf.shape(logits)[0])
+                shown = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=every, logits=logits))
+                loss = shown / tf.distribute.get_strategy().num_replicas_in_sync
+"""
 
 UNEVEN = 39  # Batches of 16, 16, 7: on two replicas the last are 4 and 3.
 EVEN = 48
@@ -72,8 +88,10 @@ def train(
     rows: int = UNEVEN,
     settings: str = "",
     compiled: str = "{}",
+    loss: str = OF_KERAS,
 ) -> list[np.ndarray]:
     code = TRAIN.replace("SETTINGS", settings).replace("COMPILE", compiled).replace("ROWS", str(rows))
+    code = code.replace("LOSS", loss.strip())
     run_ranks(engine, code, folder, world_size)
     with np.load(folder / "result.npz") as result:
         return [result[name] for name in sorted(result.files)]
@@ -120,6 +138,15 @@ def test_contrastive_training_is_exact(
         # With several steps in one execution Keras tells the loss of the last of them alone.
         if expected is not of_one_process[rows][-1] or compiled != IN_LOOP:
             assert np.abs(got - expected).max() <= 1e-6 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("loss", [OF_ONES_OWN, OF_EVERYTHING], ids=["own rows", "all rows"])
+def test_other_ways_to_weigh_are_exact_too(
+    run_ranks: RunRanks, loss: str, tmp_path: Path, of_one_process: dict[int, list[np.ndarray]]
+) -> None:
+    result = train(run_ranks, "multiworker", tmp_path, 2, loss=loss)
+    for got, expected in zip(result, of_one_process[UNEVEN], strict=True):
+        assert np.abs(got - expected).max() <= 1e-6 * np.abs(expected).max()
 
 
 def test_without_the_gather_it_would_be_another_loss(
