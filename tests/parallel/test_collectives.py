@@ -266,6 +266,29 @@ def test_a_barrier_gives_up(run_ranks: RunRanks, engine: str, tmp_path: Path) ->
     assert "stayed away" in second
 
 
+TRACED_AT_OTHER_TIMES = """
+    import sys, tfdistkit
+    strategy = tfdistkit.strategy(sys.argv[1])
+    import tensorflow as tf
+    rank = tfdistkit.rank()
+
+    @tf.function
+    def total(x):  # Of a number that is a constant of the graph, as the strategies sum their rows.
+        return tf.distribute.get_replica_context().all_reduce("SUM", tf.constant(float(x.shape[0])))
+
+    for step in range(4):
+        rows = 2 + 2 * step * rank  # Rank 1 traces in each step, rank 0 in the first.
+        assert float(strategy.run(total, args=(tf.ones([rows, 1]),))) == 4.0 + 2 * step
+    print("the sum of now")
+"""
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_sum_of_constants_is_no_constant(run_ranks: RunRanks, engine: str, tmp_path: Path) -> None:
+    for printed in run_ranks(engine, TRACED_AT_OTHER_TIMES, tmp_path):
+        assert "the sum of now" in printed
+
+
 PROCESS_SETS = """
     import sys, tfdistkit
     strategy = tfdistkit.strategy("horovod")
