@@ -2,7 +2,7 @@
 
 TensorFlow takes Horovod's operations for pure functions. It leaves one out whose result nobody uses, and runs one
 of constants while it traces: on this rank, and perhaps not on the others, which then wait for ever. So in a graph
-nothing here begins with a constant (`_hidden`), and everything runs (`_kept`).
+nothing begins with a constant (`opaque`), and everything runs (`_kept`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import tensorflow as tf
 from tfdistkit.collectives import horovod_transport as transport
 from tfdistkit.collectives import registry
 from tfdistkit.collectives.communicators import Communicator
-from tfdistkit.collectives.horovod_transport import hvd, next_name
+from tfdistkit.collectives.horovod_transport import hvd, next_name, opaque
 from tfdistkit.errors import UnsupportedError, explain
 
 
@@ -35,7 +35,7 @@ class HorovodCommunicator(Communicator):
 
     def rank(self) -> tf.Tensor:
         """Returns this rank within the process set, a scalar int32 tensor."""
-        return _hidden(tf.constant(self._process_set.rank()))
+        return opaque(tf.constant(self._process_set.rank()))
 
     def sum(self, tensors: list[tf.Tensor], timeout_s: float | None = None) -> list[tf.Tensor]:
         """Sums tensors over the ranks, those of a dtype in one fused operation.
@@ -45,30 +45,29 @@ class HorovodCommunicator(Communicator):
         """
         if timeout_s is not None:
             return self._within(timeout_s, tensors)
-        hidden = [_hidden(t) for t in tensors]
-        return [_kept(t) for t in transport.all_reduce(hidden, tf.distribute.ReduceOp.SUM, self._process_set)]
+        return [_kept(t) for t in transport.all_reduce(tensors, tf.distribute.ReduceOp.SUM, self._process_set)]
 
     def gather(self, tensor: tf.Tensor) -> tf.Tensor:
         """Concatenates along axis 0, in the order of the ranks; lengths may differ."""
-        return _kept(transport.all_gather(_hidden(tensor), 0, self._process_set))
+        return _kept(transport.all_gather(tensor, 0, self._process_set))
 
     def extreme(self, tensor: tf.Tensor, op: str) -> tf.Tensor:
         """Takes the smallest ("min") or the largest ("max") over the ranks."""
         chosen = hvd.Min if op == "min" else hvd.Max
-        return _kept(hvd.allreduce(_hidden(tensor), op=chosen, **self._as(f"all_reduce_{op}")))
+        return _kept(hvd.allreduce(opaque(tensor), op=chosen, **self._as(f"all_reduce_{op}")))
 
     def broadcast(self, tensor: tf.Tensor, root_rank: int) -> tf.Tensor:
         """Returns the tensor of `root_rank`, a rank of the process set."""
         ranks = self._process_set.ranks or range(self.size)
-        return _kept(transport.broadcast(_hidden(tensor), ranks[root_rank], self._process_set))
+        return _kept(transport.broadcast(tensor, ranks[root_rank], self._process_set))
 
     def reduce_scatter(self, tensor: tf.Tensor) -> tf.Tensor:
         """Sums, and returns this rank's share of the rows; the first ranks get one more if they do not divide."""
-        return _kept(hvd.reducescatter(_hidden(tensor), op=hvd.Sum, **self._as("reduce_scatter")))
+        return _kept(hvd.reducescatter(opaque(tensor), op=hvd.Sum, **self._as("reduce_scatter")))
 
     def all_to_all(self, tensor: tf.Tensor, splits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Sends `splits[r]` rows to rank r; returns what came, in the order of the ranks, and how many from each."""
-        result, received = hvd.alltoall(_hidden(tensor), _hidden(splits), **self._as("all_to_all"))
+        result, received = hvd.alltoall(opaque(tensor), opaque(splits), **self._as("all_to_all"))
         return _kept(result), received
 
     def _within(self, timeout_s: float, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -101,22 +100,11 @@ class HorovodCommunicator(Communicator):
         return {"name": name, "ignore_name_scope": True, "process_set": self._process_set}
 
 
-def _hidden(tensor: tf.Tensor) -> tf.Tensor:
-    calls = _calls()
-    return tensor if calls is None else calls.hide(tensor)
-
-
 def _kept(result: tf.Tensor) -> tf.Tensor:
-    calls = _calls()
-    if calls is not None:
-        calls.keep(result)
-    return result
-
-
-def _calls() -> registry.CallCounts | None:
-    """Returns what knows of variables, where a graph is being traced."""
     last = registry.last_made()
-    return None if last is None or tf.executing_eagerly() else last.calls
+    if not tf.executing_eagerly() and last is not None and last.calls is not None:
+        last.calls.keep(result)
+    return result
 
 
 def job_size() -> int:

@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdistkit.collectives import registry
 from tfdistkit.errors import MissingDependencyError, explain
 
 try:
@@ -53,6 +54,7 @@ def all_reduce(tensors: list[Any], reduce_op: tf.distribute.ReduceOp, process_se
             dense.setdefault(tf.convert_to_tensor(tensor).dtype, []).append(i)
     for dtype, indices in dense.items():
         carried = [tf.cast(tensors[i], _CARRIED_AS.get(dtype, dtype)) for i in indices]
+        carried[0] = opaque(carried[0])  # One for all: they are one operation.
         reduced = hvd.grouped_allreduce(
             carried,
             op=hvd.Sum,
@@ -93,7 +95,7 @@ def all_gather(tensor: tf.Tensor, axis: int = 0, process_set: Any = None) -> tf.
     if axis:
         carried = tf.transpose(carried, swap)
     gathered = hvd.allgather(
-        carried,
+        opaque(carried),
         name=next_name("all_gather", process_set),
         ignore_name_scope=True,
         process_set=process_set or hvd.global_process_set,
@@ -115,7 +117,7 @@ def broadcast(tensor: tf.Tensor, root_rank: int = 0, process_set: Any = None) ->
     tensor = tf.convert_to_tensor(tensor)
     carried = tf.cast(tensor, _CARRIED_AS.get(tensor.dtype, tensor.dtype))
     sent = hvd.broadcast(
-        carried,
+        opaque(carried),
         root_rank,
         name=next_name("broadcast", process_set),
         ignore_name_scope=True,
@@ -136,7 +138,7 @@ def all_to_all(tensor: tf.Tensor, process_set: Any = None) -> tf.Tensor:
         What the ranks sent to this one, in their order.
     """
     received: tf.Tensor = hvd.alltoall(
-        tensor,
+        opaque(tensor),
         name=next_name("all_to_all", process_set),
         ignore_name_scope=True,
         process_set=process_set or hvd.global_process_set,
@@ -155,6 +157,16 @@ def awaited(results: Any) -> Any:
             # An assertion is stateful, so the end of the iteration waits for it.
             tf.raw_ops.Assert(condition=tf.constant(True), data=[tf.constant("unreachable")])
     return results
+
+
+def opaque(tensor: tf.Tensor) -> tf.Tensor:
+    """Hides from the graph that is being traced that a tensor is a constant.
+
+    Horovod's operations are pure functions in TensorFlow's eyes: one of constants is run while a graph is traced
+    or optimised, and its result put into the graph for good - on a rank that traces now, while the others wait.
+    """
+    last = registry.last_made()
+    return tensor if tf.executing_eagerly() or last is None or last.calls is None else last.calls.hide(tensor)
 
 
 def next_name(kind: str, process_set: Any = None) -> str | None:
