@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from collective_jobs import RunRanks, runner
+from rank_jobs import RunRanks, runner
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]
 

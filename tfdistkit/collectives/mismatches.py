@@ -65,14 +65,19 @@ def compared(
     mode = compares()
     if counts is None or mode is False:
         return tensors
-    number = counts.next(call.split()[0])
+    kind = call.split()[0]
+    number = counts.next(kind)
 
     def exchange() -> tf.Tensor:
         return _exchange(communicator, _line(call, tensors, free_axis))
 
     if tf.executing_eagerly():
         if mode or int(number) <= FIRST_CALLS:
-            exchange()
+            try:
+                exchange()
+            except OptionError:
+                counts.take_back(kind)  # Another rank may have counted a call of another kind.
+                raise
         return tensors
     done = exchange() if mode else tf.cond(number <= FIRST_CALLS, exchange, lambda: tf.constant(0, tf.int64))
     with tf.control_dependencies([done]):

@@ -41,6 +41,15 @@ class CallCounts:
             one = tf.one_hot(KINDS.index(kind), len(KINDS), dtype=tf.int64)
             return self._counts.assign_add(one, read_value=True)[KINDS.index(kind)]
 
+    def take_back(self, kind: str) -> None:
+        """Counts a call no longer, because it was not made after all.
+
+        Args:
+            kind: One of `KINDS`.
+        """
+        with tf.device("CPU:0"):
+            self._counts.assign_sub(tf.one_hot(KINDS.index(kind), len(KINDS), dtype=tf.int64))
+
     def hide(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns a tensor that the graph that is being traced cannot take for a constant.
 
