@@ -58,10 +58,11 @@ def calls(job: str) -> dict[str, Callable[[int], Callable[[], object]]]:
     import tensorflow as tf
 
     def ours(elements: int) -> Callable[[], object]:
-        tensor = tf.ones(elements)
+        variable = tf.Variable(tf.ones(elements))
 
         @tf.function
         def run() -> tf.Tensor:
+            tensor = variable.read_value()
             return strategy.run(lambda: tf.distribute.get_replica_context().all_reduce("SUM", tensor))
 
         return run
@@ -75,8 +76,8 @@ def calls(job: str) -> dict[str, Callable[[int], Callable[[], object]]]:
     import horovod.tensorflow as hvd
 
     def raw(elements: int) -> Callable[[], object]:
-        tensor = tf.ones(elements)
-        return tf.function(lambda: hvd.grouped_allreduce([tensor], op=hvd.Sum)[0])
+        variable = tf.Variable(tf.ones(elements))
+        return tf.function(lambda: hvd.grouped_allreduce([variable.read_value()], op=hvd.Sum)[0])
 
     return {job: ours, f"raw {job}": raw}
 

@@ -1,9 +1,9 @@
 """Scaling from 1 to 2 workers of one thread each, same batch per worker, a compute-bound convolutional net.
 
-Three runs take turns: one worker; two processes that do not talk to each other, which shows what sharing the
-machine costs; two workers of `multiworker`. Efficiency is examples per second of two over twice those of one.
-What is lost between the second and the third is communication. Goal: 0.90.
-Run: python benchmarks/scaling.py
+Runs take turns: one worker; two processes that do not talk to each other, which shows what sharing the machine
+costs; two workers of `multiworker`; with `--horovod` two of Horovod too. Efficiency is examples per second of two
+over twice those of one. What is lost after the second of these runs is communication. Goal: 0.90.
+Run: python benchmarks/scaling.py --horovod
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+_BACKENDS = {"horovod": "horovod"}
 _THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "2", "OMP_NUM_THREADS": "1"}
 
 
@@ -26,7 +27,7 @@ def train(args: argparse.Namespace) -> None:
 
     import tfdistkit
 
-    strategy = tfdistkit.strategy("multiworker" if args.together else "one_device")
+    strategy = tfdistkit.strategy(args.strategy)
     import keras
     import tensorflow as tf
 
@@ -53,13 +54,16 @@ def train(args: argparse.Namespace) -> None:
     Path(args.out, f"{os.getpid()}.json").write_text(json.dumps({"rate": rate, "workers": workers}))
 
 
-def measure(command: list[str], processes: int, together: bool, args: argparse.Namespace) -> float:
+def measure(processes: int, strategy: str, args: argparse.Namespace) -> float:
     """Runs the workers of one kind and returns examples per second of all of them."""
+    together = strategy != "one_device"
     with tempfile.TemporaryDirectory() as out:
-        worker = [__file__, "--worker", "--out", out, "--batch", str(args.batch), "--steps", str(args.steps)]
+        sizes = ["--batch", str(args.batch), "--steps", str(args.steps)]
+        worker = [__file__, "--strategy", strategy, "--out", out, *sizes]
         env = {**os.environ, **_THREADS}
+        launcher = [sys.executable, "-m", "tfdistkit", "run", "--backend", _BACKENDS.get(strategy, "local")]
         if together:
-            jobs = [[*command, "-np", str(processes), *worker, "--together"]]
+            jobs = [[*launcher, "-np", str(processes), *worker]]
         else:
             jobs = [[sys.executable, *worker]] * processes
         running = [subprocess.Popen(job, env=env, stdout=subprocess.DEVNULL) for job in jobs]
@@ -75,23 +79,27 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batch", type=int, default=64, help="rows per worker")
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--together", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--horovod", action="store_true", help="two workers of Horovod too (Gloo)")
+    parser.add_argument("--strategy", help=argparse.SUPPRESS)
     parser.add_argument("--out", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.worker:
+    if args.strategy:
         train(args)
         return
-    launcher = [sys.executable, "-m", "tfdistkit", "run"]
-    efficiency: dict[str, list[float]] = {"two that do not talk": [], "two of multiworker": []}
+    kinds = {"two that do not talk": "one_device", "two of multiworker": "multiworker"}
+    if args.horovod:
+        kinds["two of horovod"] = "horovod"
+    efficiency: dict[str, list[float]] = {name: [] for name in kinds}
     for _ in range(args.rounds):
-        one = measure(launcher, 1, False, args)
-        efficiency["two that do not talk"].append(measure(launcher, 2, False, args) / (2 * one))
-        efficiency["two of multiworker"].append(measure(launcher, 2, True, args) / (2 * one))
+        one = measure(1, "one_device", args)
+        for name, strategy in kinds.items():
+            efficiency[name].append(measure(2, strategy, args) / (2 * one))
+    alone, *together = efficiency
     for name, values in efficiency.items():
         print(f"{name:<24} efficiency {statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})")
-    pairs = zip(efficiency["two of multiworker"], efficiency["two that do not talk"])
-    print(f"of it, kept while communicating: {statistics.median(a / b for a, b in pairs):.3f}")
+    for name in together:
+        kept = statistics.median(a / b for a, b in zip(efficiency[name], efficiency[alone]))
+        print(f"{name:<24} kept while communicating {kept:.3f}")
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ _MODULES = {
     "mirrored": "tfdistkit.strategies.mirrored",
     "multiworker": "tfdistkit.strategies.multiworker",
     "horovod": "tfdistkit.strategies.horovod",
+    "parameter_server": "tfdistkit.strategies.parameter_server",
 }
 
 # How TensorFlow's Model Garden and Lightning spell them.
@@ -29,6 +30,7 @@ _ALIASES = {
     "dp": "mirrored",
     "ddp": "multiworker",
     "multi_worker": "multiworker",
+    "ps": "parameter_server",
     "multi_worker_mirrored": "multiworker",
 }
 
@@ -153,6 +155,8 @@ def _offer_collectives(made: Any) -> None:
 def _choose(cluster: ClusterSpec) -> str:
     import tensorflow as tf
 
+    if "ps" in cluster.addresses:
+        return "parameter_server"
     if cluster.is_training and cluster.world_size > 1:
         return "multiworker" if cluster.has_addresses else "horovod"
     return "mirrored" if len(tf.config.list_physical_devices("GPU")) > 1 else "one_device"

@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 
 from tfdistkit.errors import UnsupportedError, explain
-from tfdistkit.strategies import exact_losses, keras_seams, lost_peer
+from tfdistkit.strategies import atomic_updates, exact_losses, keras_seams, lost_peer, row_reads, table_parts
 from tfdistkit.strategies import step as steps
 from tfdistkit.strategies.agreement import agree
 from tfdistkit.strategies.batch_parts import BatchPart
@@ -39,6 +39,8 @@ def install() -> None:
 def _make_function(original: Any, model: Any, step_function: Any) -> Any:
     """The replica's part of a train or test step: afterwards logs and layer state agree on all replicas."""
     strategy = model.distribute_strategy
+    if hasattr(strategy, "coordinated_function"):
+        return strategy.coordinated_function(model, step_function)
     if not keras_seams.is_ours(strategy) or strategy.num_replicas_in_sync == 1:
         return original(model, step_function)
     if model.jit_compile is True and "CPU" in strategy.extended.worker_devices[0].upper():
@@ -106,6 +108,14 @@ def _make_epoch_iterator(
         keras_seams.let_data_end_epoch(iterator, _Uncounted(distributed))
 
 
+def _epoch_end(original: Any, iterator: Any) -> None:
+    """Waits, where workers run the steps, for those of the epoch: after it Keras reads the metrics."""
+    strategy: Any = keras_seams.strategy_of_iterator(iterator)
+    if hasattr(strategy, "finish_steps"):
+        strategy.finish_steps()
+    original(iterator)
+
+
 class _ForKeras:
     """A strategy as an epoch iterator sees it: something that distributes a dataset."""
 
@@ -114,6 +124,9 @@ class _ForKeras:
 
     def experimental_distribute_dataset(self, dataset: Any) -> Any:
         return self._strategy.distribute_for_keras(dataset)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._strategy, name)
 
 
 class _Uncounted:
@@ -213,7 +226,9 @@ def _name_lost_peer(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any
     try:
         return original(model, *args, **kwargs)
     except tf.errors.OpError as error:
-        clear = lost_peer.explained(error) if keras_seams.is_ours(model.distribute_strategy) else None
+        strategy: Any = model.distribute_strategy
+        explained = getattr(strategy, "explained_error", lost_peer.explained)
+        clear = explained(error) if keras_seams.is_ours(strategy) else None
         if clear is None:
             raise
         raise clear from error
@@ -307,8 +322,16 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "scale_loss": exact_losses.scale_loss,
     "unscale_loss": exact_losses.unscale_loss,
     "next_seed": _next_seed,
+    "take": row_reads.take,
+    "adagrad_step": row_reads.adagrad_step,
+    "slot": table_parts.slot,
+    "save_optimizer": table_parts.save_optimizer,
+    "load_optimizer": table_parts.load_optimizer,
     "add_weight": _add_weight,
     "to_float": functools.partial(_to_python, kind=float),
     "to_int": functools.partial(_to_python, kind=int),
     "deferred_capture": _capture_in_function,
+    "epoch_end": _epoch_end,
+    "variable_value": atomic_updates.value,
+    "variable_assign": atomic_updates.direct_assign,
 }

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
+from keras.src.backend.common.stateless_scope import get_stateless_scope
+from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from tensorflow.python.data.experimental.ops import distribute as tf_data_distribute
 from tensorflow.python.distribute import distribute_utils
 from tensorflow.python.distribute import values as tf_values
@@ -22,14 +24,16 @@ from tensorflow.python.distribute.collective_all_reduce_strategy import (
     CollectiveAllReduceExtended,
     coordination_config_pb2,
 )
+from tensorflow.python.distribute.coordinator import values as coordinator_values
 from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
+from tensorflow.python.distribute.parameter_server_strategy_v2 import ParameterServerStrategyV2Extended
 from tensorflow.python.eager import context as tf_context
 from tensorflow.python.trackable import base as trackable_base
 
 from tfdistkit.errors import UnsupportedError, explain
 from tfdistkit.strategies import step as steps
 
-__all__ = ["CollectiveAllReduceExtended", "MirroredExtended"]
+__all__ = ["CollectiveAllReduceExtended", "DataAdapter", "MirroredExtended", "ParameterServerStrategyV2Extended"]
 
 
 class Seam(NamedTuple):
@@ -50,6 +54,8 @@ _TRAINER = "keras.src.backend.tensorflow.trainer"
 _MODEL = f"{_TRAINER}:TensorFlowTrainer"
 _LOSS = "keras.src.losses.loss"
 _VARIABLE = "keras.src.backend.common.variables:Variable"
+_OPTIMIZER = "keras.src.optimizers.base_optimizer:BaseOptimizer"
+_PS = "tensorflow.python.distribute.parameter_server_strategy_v2"
 _MWMS = "tensorflow.python.distribute.collective_all_reduce_strategy:CollectiveAllReduceExtended"
 _MIRRORED = "tensorflow.python.distribute.mirrored_strategy:MirroredExtended"
 _VALUES = "tensorflow.python.distribute.values:MirroredVariable"
@@ -95,6 +101,21 @@ SEAMS: dict[str, Seam] = {
     "unscale_loss": Seam(f"{_LOSS}:unscale_loss_for_distribution", ("value",), "losses weigh by rows"),
     "losses_of_outputs": Seam("keras.src.trainers.compile_utils:loss_module", (), "losses of several outputs"),
     "next_seed": Seam("keras.src.random.seed_generator:SeedGenerator.next", ("self", "ordered"), "keras#20611"),
+    "take": Seam(
+        "keras.src.backend.tensorflow.numpy:take", ("x", "indices", "axis"), "a lookup reads rows, not the whole table"
+    ),
+    "adagrad_step": Seam(
+        "keras.src.optimizers.adagrad:Adagrad.update_step",
+        ("self", "gradient", "variable", "learning_rate"),
+        "no root of the whole accumulator for the rows of a sparse gradient",
+    ),
+    "slot": Seam(
+        "keras.src.backend.tensorflow.optimizer:TFOptimizer.add_variable_from_reference",
+        ("self", "reference_variable"),
+        "the slots of a sharded table are parts of one",
+    ),
+    "save_optimizer": Seam(f"{_OPTIMIZER}.save_own_variables", ("self", "store"), "a sharded table is saved as one"),
+    "load_optimizer": Seam(f"{_OPTIMIZER}.load_own_variables", ("self", "store"), "a sharded table is saved as one"),
     "add_weight": Seam("keras.src.layers.layer:Layer.add_weight", ("self", "trainable", "aggregation"), "layer state"),
     "to_float": Seam(f"{_VARIABLE}.__float__", ("self",), "float(optimizer.iterations)"),
     "to_int": Seam(f"{_VARIABLE}.__int__", ("self",), "int(optimizer.iterations)"),
@@ -104,8 +125,22 @@ SEAMS: dict[str, Seam] = {
         "collectives of a tf.function that is called in a branch (steps_per_execution)",
     ),
     # Keras: what is called.
+    "stateless_scope": Seam("keras.src.backend.common.stateless_scope:get_stateless_scope", (), "rows of a table"),
+    "slot_index": Seam(f"{_OPTIMIZER}._get_variable_index", ("self", "variable"), "rows of a slot of Adagrad"),
     "model_build": Seam(f"{_MODEL}._symbolic_build", ("self", "data_batch"), "a model is built from shapes"),
+    "variable_value": Seam(f"{_VARIABLE}.value", (), "no lost updates: Keras's assign_add is assign(self + v)"),
+    "variable_assign": Seam(
+        "keras.src.backend.tensorflow.core:Variable._direct_assign", ("self", "value"), "no lost updates"
+    ),
+    "variable_autocast": Seam(f"{_VARIABLE}._maybe_autocast", ("self", "value"), "no lost updates"),
+    "epoch_end": Seam(f"{_TRAINER}:TFEpochIterator.tf_sync", ("self",), "an epoch ends with its steps"),
+    "data_adapter": Seam("keras.src.trainers.data_adapters.data_adapter:DataAdapter", (), "data that workers read"),
     # TensorFlow: what is overridden.
+    "ps_extended": Seam(
+        f"{_PS}:ParameterServerStrategyV2Extended._call_for_each_replica",
+        ("self", "fn", "args", "kwargs"),
+        "parameter_server: the inline replica",
+    ),
     "mwms_initialize": Seam(f"{_MWMS}._initialize_multi_worker", ("self", "cluster_resolver"), "multiworker"),
     "mwms_run": Seam(f"{_MWMS}._call_for_each_replica", ("self", "fn", "args", "kwargs"), "the inline replica"),
     "mwms_merge": Seam(f"{_MWMS}._use_merge_call", ("self",), "collectives in branches (keras#20582)"),
@@ -141,6 +176,19 @@ SEAMS: dict[str, Seam] = {
         "tensorflow.python.eager.context:Context.configure_coordination_service",
         ("self", "service_type", "service_leader", "cluster_register_timeout_in_ms", "coordinated_jobs"),
         "a deadline for the start (tensorflow#46931)",
+    ),
+    "remote_value": Seam(
+        "tensorflow.python.distribute.coordinator.values:RemoteValueImpl._wait_and_maybe_error",
+        ("self",),
+        "parameter_server: waiting for a step with a deadline",
+    ),
+    "worker_resource": Seam(
+        "tensorflow.python.distribute.coordinator.cluster_coordinator:Worker.create_resource",
+        ("self", "function", "args", "kwargs"),
+        "parameter_server: an input pipeline of its own for each worker",
+    ),
+    "worker_iterators": Seam(
+        "tensorflow.python.distribute.coordinator.values:PerWorkerDistributedIterator", (), "the same"
     ),
     "global_seed": Seam("tensorflow.python.eager.context:global_seed", (), "shuffling seeds"),
 }
@@ -196,6 +244,10 @@ def check() -> None:
 def hook(key: str, around: Callable[..., Any]) -> None:
     """Replaces what a seam names by `around(original, *args, **kwargs)`."""
     owner, name, original = resolve(key)
+    if isinstance(original, property):
+        read: Any = original.fget
+        setattr(owner, name, property(lambda of: around(read, of), original.fset, original.fdel, original.__doc__))
+        return
 
     @functools.wraps(original)
     @tf.autograph.experimental.do_not_convert
@@ -231,9 +283,48 @@ def let_data_end_epoch(epoch_iterator: Any, dataset: Any) -> None:
         epoch_iterator._interrupted_warning = lambda: None  # Running out of data is how such an epoch ends.
 
 
+def raw_variable(variable: Any) -> Any:
+    """Returns the TensorFlow variable of a Keras variable; None before it has one."""
+    return variable._value
+
+
+def autocast(variable: Any, value: Any) -> Any:
+    """Returns a value of a Keras variable in the dtype that a mixed-precision layer computes in."""
+    return variable._maybe_autocast(value)
+
+
+def strategy_of_iterator(epoch_iterator: Any) -> Any:
+    """Returns the strategy that an epoch iterator was made with."""
+    return epoch_iterator._distribute_strategy
+
+
 def build_model(model: Any, batch: Any) -> None:
     """Builds a model from something with the shapes and dtypes of a batch."""
     model._symbolic_build(data_batch=batch)
+
+
+def readable_by_rows(variable: Any) -> Any:
+    """Returns the TensorFlow variable whose rows a Keras variable has here, on this replica.
+
+    Args:
+        variable: A Keras variable.
+
+    Returns:
+        A variable with `sparse_read`; None where the Keras variable stands for something else.
+    """
+    scope = get_stateless_scope()
+    if scope is not None and scope.get_current_value(variable) is not None:
+        return None
+    own = variable._value
+    if isinstance(own, tf_values.MirroredVariable):
+        own = own._get_on_device_or_primary()  # TensorFlow's mirrored variables read no rows.
+    readable = isinstance(own, tf.Variable) and not isinstance(own, tf_values.DistributedVariable)
+    return own if readable and own.dtype.is_floating else None
+
+
+def adagrad_accumulator(optimizer: Any, variable: Any) -> Any:
+    """Returns the Keras variable that an Adagrad keeps for a TensorFlow variable."""
+    return optimizer._accumulators[optimizer._get_variable_index(variable)]
 
 
 # ---------------------------------------------------------------- TensorFlow
@@ -314,6 +405,37 @@ def configure_coordination(cluster: tf.train.ClusterSpec, timeout_s: float) -> N
         cluster_register_timeout_in_ms=int(timeout_s * 1000),
         coordinated_jobs=jobs,
     )
+
+
+def use_extended(strategy: Any, extended: type) -> None:
+    """Gives a strategy, which makes its extended part by itself, a subclass of that part."""
+    strategy.extended.__class__ = extended
+
+
+def wait_for_remote_value(value: Any, timeout_s: float) -> bool:
+    """Waits until a step has ended, well or not, or the time is over; returns whether it has ended."""
+    return bool(value._status_available_event.wait(timeout_s))
+
+
+def value_per_worker(strategy: Any, functions: list[Callable[[], Any]]) -> Any:
+    """Returns what each worker makes by its function, and makes again after it was restarted."""
+    return coordinator_values.PerWorkerValues(tuple(_remote_values(strategy, functions)))
+
+
+def iterator_per_worker(strategy: Any, functions: list[Callable[[], Any]]) -> Any:
+    """Returns the iterators that each worker makes by its function, and makes again after it was restarted."""
+    return coordinator_values.PerWorkerDistributedIterator(tuple(_remote_values(strategy, functions)))
+
+
+def _remote_values(strategy: Any, functions: list[Callable[[], Any]]) -> list[Any]:
+    values = []
+    for worker, function in zip(strategy.coordinator._cluster.workers, functions):
+        made = tf.function(function, autograph=False).get_concrete_function()
+        value = worker.create_resource(made)
+        outputs = made.structured_outputs
+        value._type_spec = getattr(outputs, "_type_spec", None) or tf.TensorSpec(outputs.shape, outputs.dtype)
+        values.append(value)
+    return values
 
 
 def global_seed() -> int | None:

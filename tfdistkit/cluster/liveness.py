@@ -1,0 +1,125 @@
+"""Is a task of the cluster alive? Asked at its gRPC port, which every task of TensorFlow has.
+
+A stopped process (SIGSTOP) still accepts connections: the kernel does. So the question is an HTTP/2 PING
+(RFC 9113, 6.7), which gRPC's own threads answer for as long as the process runs.
+"""
+
+from __future__ import annotations
+
+import enum
+import socket
+import threading
+import time
+from collections.abc import Iterable, Mapping
+
+from tfdistkit.cluster.addresses import split_address
+
+# The client's preface and an empty SETTINGS frame (RFC 9113, 3.4), then a PING frame with 8 bytes to give back.
+_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+_PING = bytes((0, 0, 8, 6, 0, 0, 0, 0, 0)) + b"tfdistkt"
+_PONG = bytes((0, 0, 8, 6, 1, 0, 0, 0, 0)) + b"tfdistkt"
+# Seconds between two looks at a task.
+_EVERY_S = 1.0
+
+
+class Sign(enum.Enum):
+    """What a look at a task's address showed."""
+
+    ALIVE = "answers"
+    GONE = "nothing listens there"
+    SILENT = "takes connections, but does not answer, or cannot be reached"
+
+
+def look(address: str, timeout_s: float) -> Sign:
+    """Asks once whether a task is alive.
+
+    Args:
+        address: The task's `host:port`.
+        timeout_s: Seconds to wait for the answer.
+
+    Returns:
+        What was seen. A host name that does not resolve (yet) counts as `GONE`.
+    """
+    deadline = time.monotonic() + timeout_s
+    try:
+        with socket.create_connection(split_address(address), timeout_s) as connection:
+            connection.sendall(_HELLO + _PING)
+            heard = b""
+            while _PONG not in heard:
+                connection.settimeout(max(0.01, deadline - time.monotonic()))
+                more = connection.recv(4096)
+                if not more:
+                    return Sign.GONE  # It listens, but is no gRPC server (any more).
+                heard += more
+            return Sign.ALIVE
+    except TimeoutError:
+        return Sign.SILENT
+    except (ConnectionError, socket.gaierror):
+        return Sign.GONE
+    except OSError:  # No route to the host, network down.
+        return Sign.SILENT
+
+
+def wait_for(addresses: Mapping[str, str], timeout_s: float) -> dict[str, Sign]:
+    """Waits until all of some tasks are alive, or the time is over.
+
+    Args:
+        addresses: Name -> `host:port`.
+        timeout_s: Seconds for all of it.
+
+    Returns:
+        The tasks that were not seen alive, with the last sign of each; empty when all are there.
+    """
+    deadline = time.monotonic() + timeout_s
+    missing = dict.fromkeys(addresses, Sign.GONE)
+    while missing:
+        for name in list(missing):
+            left = deadline - time.monotonic()
+            missing[name] = look(addresses[name], max(0.05, min(1.0, left)))
+            if missing[name] is Sign.ALIVE:
+                del missing[name]
+        if time.monotonic() >= deadline:
+            break
+        if missing:
+            time.sleep(0.1)
+    return missing
+
+
+class Watch:
+    """Looks at tasks in a background thread for as long as the process lives.
+
+    Args:
+        addresses: Name -> `host:port`.
+    """
+
+    def __init__(self, addresses: Mapping[str, str]):
+        self._addresses = dict(addresses)
+        now = time.monotonic()
+        self._alive_at = dict.fromkeys(addresses, now)
+        self._signs = dict.fromkeys(addresses, Sign.ALIVE)
+        self._stopped = threading.Event()
+        for name in addresses:  # One thread each: a silent task must not delay the look at another.
+            threading.Thread(target=self._look_for_ever, args=(name,), name=f"watch {name}", daemon=True).start()
+
+    def _look_for_ever(self, name: str) -> None:
+        while not self._stopped.wait(_EVERY_S):
+            sign = look(self._addresses[name], 2 * _EVERY_S)
+            if sign is Sign.ALIVE:
+                self._alive_at[name] = time.monotonic()
+            self._signs[name] = sign
+
+    def missing_for(self, name: str) -> float:
+        """Returns for how many seconds a task has shown no sign of life; 0 while it does."""
+        return 0.0 if self._signs[name] is Sign.ALIVE else time.monotonic() - self._alive_at[name]
+
+    def sign(self, name: str) -> Sign:
+        """Returns what the last look at a task showed."""
+        return self._signs[name]
+
+    def missing(self, names: Iterable[str], seconds: float) -> list[str]:
+        """Returns those of `names` that have shown no sign of life for at least so long."""
+        return [name for name in names if self.missing_for(name) >= seconds]
+
+    def stop(self) -> None:
+        """Ends the looking."""
+        self._stopped.set()

@@ -1,0 +1,254 @@
+"""`fit` and `evaluate` of a parameter-server job: the coordinator hands out batches, the workers run the steps.
+
+The coordinator draws each batch from the user's data and sends it with the step, so every row is used once
+whatever happens to a worker: TensorFlow gives the step of a worker that died, batch and all, to another one.
+Data that should be read by the workers themselves comes as a `WorkerDataset`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdistkit.strategies import atomic_updates, keras_seams
+from tfdistkit.strategies.worker_datasets import WorkerIterator
+
+# Seconds between two looks at whether waiting still makes sense.
+_LOOK_EVERY_S = 0.5
+
+
+class CoordinatedFunction:
+    """What Keras calls for each step, or for each `steps_per_execution` of them.
+
+    Args:
+        strategy: The strategy, which says how many steps may be on their way, and whether the workers live.
+        model: The Keras model.
+        step_function: Its `train_step` or `test_step`.
+    """
+
+    def __init__(self, strategy: Any, model: Any, step_function: Callable[[Any], Any]):
+        self._strategy = strategy
+        self._model = model
+        self._job = _Job(strategy, model, step_function)
+        self._iterator: Any = None
+        # Steps on their way, by their number.
+        self._sent: dict[int, Any] = {}
+        self._numbers = itertools.count()
+        self._exhausted: set[int] = set()
+
+    def __call__(self, iterator: Any) -> Any:
+        if iterator is not self._iterator:
+            self._begin(iterator)
+        if isinstance(iterator, WorkerIterator):
+            self._send_for_own_data(iterator)
+        else:
+            self._send_batches(iterator)
+        return self._logs(wait=not isinstance(iterator, (tf.data.Iterator, WorkerIterator)))
+
+    def _begin(self, iterator: Any) -> None:
+        """A new epoch: what an epoch that was broken off left behind does not belong to it."""
+        self.finish()
+        self._iterator = iterator
+        self._exhausted = set()
+        self._numbers = itertools.count()
+        self._job.clear()
+        self._strategy.unfinished = self
+
+    def _send_batches(self, iterator: Any) -> None:
+        batches = tuple(itertools.islice(_drawn(iterator), int(self._model.steps_per_execution)))
+        if not batches:
+            self.finish()
+            raise StopIteration
+        self._make_room(self._strategy.max_inflight)
+        self._sent[next(self._numbers)] = self._strategy.schedule(self._job.on_batches, batches)
+
+    def _send_for_own_data(self, iterator: WorkerIterator) -> None:
+        # Once a worker ran dry, a step more might find no data: one at a time shows when the last one is dry.
+        self._make_room(1 if self._exhausted else self._strategy.max_inflight)
+        if self._exhausted | self._strategy.lost_workers() >= set(range(self._strategy.num_workers)):
+            self.finish()
+            raise StopIteration
+        step = self._job.on_own_data(iterator.element_spec, int(self._model.steps_per_execution))
+        own_data = (iterator.remote(), iterator.worker_ids())
+        self._sent[next(self._numbers)] = self._strategy.schedule(step, own_data)
+
+    def _logs(self, wait: bool) -> Any:
+        """Returns the logs of what is done; Keras needs some after the first step, to know their names."""
+        if wait:
+            self.finish()
+            return self._model.get_metrics_result() if self._job.logs_are_metrics else self._job.logs
+        self._collect_what_is_done()
+        while self._job.logs is None and self._sent:
+            self._make_room(0)
+        return self._job.logs if self._job.logs is not None else {}
+
+    def finish(self) -> None:
+        """Waits for all steps, and gives the metrics of the model what they came to."""
+        self._make_room(0)
+        self._job.store()
+        if self._strategy.unfinished is self:
+            self._strategy.unfinished = None
+
+    def _make_room(self, most: int) -> None:
+        """Waits until at most so many steps are on their way, less one for the next."""
+        looked = time.monotonic()
+        while len(self._sent) > max(0, most - 1):
+            if not self._collect_what_is_done():
+                keras_seams.wait_for_remote_value(next(iter(self._sent.values())), 0.002)
+                if time.monotonic() - looked > _LOOK_EVERY_S:
+                    looked = time.monotonic()
+                    self._strategy.check_workers()
+
+    def _collect_what_is_done(self) -> bool:
+        collected = False
+        for number in [n for n, sent in self._sent.items() if keras_seams.wait_for_remote_value(sent, 0)]:
+            try:
+                result = self._sent[number].get()
+            except tf.errors.OpError:
+                # Its worker died after the step and before the result was here: the step is done again. An error
+                # of the step itself is raised here.
+                self._strategy.raise_errors_of_steps()
+                continue
+            del self._sent[number]
+            collected = True
+            worker = self._job.take(number, result)
+            if worker is not None:
+                self._exhausted.add(worker)
+        return collected
+
+
+class _Job:
+    """What the workers run, and what their results come to."""
+
+    def __init__(self, strategy: Any, model: Any, step_function: Callable[[Any], Any]):
+        self._strategy, self._model = strategy, model
+        # Results that came before those of earlier steps; the order of the sums makes the last bits.
+        self._early: dict[int, Any] = {}
+        self._next = 0
+        self._sums: list[np.ndarray] | None = None
+        self.logs: Any = None
+        self.logs_are_metrics = False
+        self._results = tf.function(self._results_of_sums, autograph=False)
+        self._own_data: dict[int, Any] = {}
+
+        @tf.autograph.experimental.do_not_convert
+        def one(batch: Any) -> Any:
+            with atomic_updates.running(model.metrics_variables) as updates:
+                logs = strategy.run(step_function, args=(batch,))
+                self.logs_are_metrics = isinstance(logs, dict) and set(logs) == set(model.get_metrics_result())
+            return _packed(updates.sums()), {} if self.logs_are_metrics else logs
+
+        one_step = tf.function(one, reduce_retracing=True, autograph=False)
+
+        @tf.autograph.experimental.do_not_convert
+        def on_batches(*batches: Any) -> Any:
+            sums, logs = one_step(batches[0])
+            for batch in batches[1:]:
+                more, logs = one_step(batch)
+                sums = [a + b for a, b in zip(sums, more)]
+            return sums, logs, tf.constant(len(batches)), tf.constant(-1)
+
+        self._one_step = one_step
+        self.on_batches = tf.function(on_batches, autograph=False, reduce_retracing=True)
+
+    def on_own_data(self, element_spec: Any, steps: int) -> Any:
+        """Returns a step that takes its batches from the worker's own iterator."""
+        if steps not in self._own_data:
+            self._own_data[steps] = self._make_on_own_data(element_spec, steps)
+        return self._own_data[steps]
+
+    def _make_on_own_data(self, element_spec: Any, steps: int) -> Any:
+        # An OutOfRangeError would be an error of the whole job, so nothing raises it: a worker that ran dry says so.
+        spec = self._one_step.get_concrete_function(element_spec).structured_outputs
+        nothing = tf.nest.map_structure(lambda t: tf.zeros(t.shape, t.dtype), spec)
+
+        @tf.autograph.experimental.do_not_convert
+        def on_own_data(iterator: Any, worker: Any) -> Any:
+            sums, logs = nothing
+            done, dry = tf.constant(0), tf.constant(False)
+            for _ in range(steps):
+                batch = iterator.get_next_as_optional()
+                run, skip = partial(self._run_one, batch), partial(_same, (nothing[0], logs))
+                more, logs = tf.cond(batch.has_value(), run, skip)
+                sums = [a + b for a, b in zip(sums, more)]
+                done += tf.cast(batch.has_value(), tf.int32)
+                dry = tf.logical_not(batch.has_value())
+            return sums, logs, done, tf.where(dry, worker, -1)
+
+        return tf.function(on_own_data, autograph=False)
+
+    def _run_one(self, batch: Any) -> Any:
+        return self._one_step(batch.get_value())
+
+    def clear(self) -> None:
+        """Forgets what the steps of an epoch came to."""
+        self._sums, self.logs, self._early, self._next = None, None, {}, 0
+
+    def take(self, number: int, result: Any) -> int | None:
+        """Adds the result of a step; returns the worker that has no more data, if it says so."""
+        sums, logs, done, dry = result
+        self._early[number] = ([value.numpy() for value in sums], logs) if int(done) else None
+        before = self._sums
+        while self._next in self._early:
+            result = self._early.pop(self._next)
+            self._next += 1
+            if result is not None:
+                added, logs = result
+                self._sums = added if self._sums is None else [a + b for a, b in zip(self._sums, added)]
+        if self._sums is not None and self._sums is not before:
+            self.logs = self._results([tf.constant(s) for s in self._sums]) if self.logs_are_metrics else logs
+        return None if int(dry) < 0 else int(dry)
+
+    def store(self) -> None:
+        """Adds what the steps came to, to the metrics of the model."""
+        if self._sums is None:
+            return
+        variables = self._model.metrics_variables
+        for variable, value in zip(variables, _unpacked(self._sums, variables)):
+            keras_seams.raw_variable(variable).assign_add(value)
+        self._sums = None
+
+    def _results_of_sums(self, sums: list[tf.Tensor]) -> Any:
+        variables = self._model.metrics_variables
+        with keras.StatelessScope(state_mapping=list(zip(variables, _unpacked(sums, variables)))):
+            return self._model.get_metrics_result()
+
+
+def _same(values: Any) -> Any:
+    return tf.nest.map_structure(tf.identity, values)
+
+
+def _drawn(iterator: Any) -> Iterator[Any]:
+    """The batches of an iterator, which may end in TensorFlow's way."""
+    while True:
+        try:
+            yield next(iterator)
+        except (StopIteration, tf.errors.OutOfRangeError):
+            return
+
+
+def _packed(values: list[tf.Tensor]) -> list[tf.Tensor]:
+    """One vector for each dtype: every tensor of a result travels on its own."""
+    dtypes = dict.fromkeys(v.dtype for v in values)
+    return [tf.concat([tf.reshape(v, [-1]) for v in values if v.dtype == dtype], 0) for dtype in dtypes]
+
+
+def _unpacked(vectors: list[Any], variables: list[Any]) -> list[tf.Tensor]:
+    """The tensors that `_packed` packed, in the shapes of some variables."""
+    dtypes = [tf.as_dtype(keras_seams.raw_variable(v).dtype) for v in variables]
+    order = list(dict.fromkeys(dtypes))
+    values: list[Any] = [None] * len(variables)
+    for dtype, vector in zip(order, vectors):
+        of_dtype = [i for i, d in enumerate(dtypes) if d == dtype]
+        parts = tf.split(vector, [math.prod(variables[i].shape) for i in of_dtype])
+        for i, part in zip(of_dtype, parts):
+            values[i] = tf.reshape(part, variables[i].shape)
+    return values

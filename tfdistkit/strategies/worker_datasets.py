@@ -1,0 +1,113 @@
+"""Data that the workers of a parameter-server job read themselves: `distribute_datasets_from_function`.
+
+Keras takes it as it is, because it is a `tf.distribute.DistributedDataset` and a Keras data adapter at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdistkit.strategies import keras_seams
+
+DatasetFn = Callable[[tf.distribute.InputContext], tf.data.Dataset]
+
+
+class WorkerDataset(keras_seams.DataAdapter, tf.distribute.DistributedDataset):
+    """One input pipeline for each worker, made by the worker.
+
+    TensorFlow's own gives every worker the same input context (pipeline 0 of 1), so that sharding by it
+    does nothing and all workers read everything; here each worker has its own number.
+
+    Args:
+        strategy: The strategy.
+        dataset_fn: `dataset_fn(input_context) -> tf.data.Dataset`, batched.
+    """
+
+    def __init__(self, strategy: Any, dataset_fn: DatasetFn):
+        self.strategy = strategy
+        self._dataset_fn = dataset_fn
+        self.tfdistkit_element_spec = self.element_spec
+
+    def part(self, index: int, parts: int) -> tf.data.Dataset:
+        """Returns the dataset of one of several pipelines."""
+        return self._dataset_fn(
+            tf.distribute.InputContext(
+                num_input_pipelines=parts, input_pipeline_id=index, num_replicas_in_sync=1
+            )
+        )
+
+    @property
+    def element_spec(self) -> Any:
+        made = tf.function(lambda: self.part(0, self.strategy.num_workers), autograph=False).get_concrete_function()
+        return made.structured_outputs.element_spec
+
+    @property
+    def cardinality(self) -> Any:
+        return np.int64(tf.data.UNKNOWN_CARDINALITY)
+
+    # What Keras asks of a data adapter.
+
+    def get_tf_dataset(self) -> Any:
+        """Keras's epoch iterator takes a DistributedDataset as it is."""
+        return self
+
+    @property
+    def num_batches(self) -> None:
+        """Unknown: the data ends an epoch, or `steps_per_epoch` does."""
+        return None
+
+    batch_size = has_partial_batch = partial_batch_size = num_batches
+
+    def __iter__(self) -> WorkerIterator:
+        return WorkerIterator(self)
+
+
+class WorkerIterator:
+    """An iterator on every worker, and, for `predict`, one over all data in this process.
+
+    Args:
+        dataset: What to iterate over.
+    """
+
+    def __init__(self, dataset: WorkerDataset):
+        self._dataset = dataset
+        self._remote: Any = None
+        self._ids: Any = None
+        self._local: Any = None
+
+    @property
+    def element_spec(self) -> Any:
+        return self._dataset.tfdistkit_element_spec
+
+    def remote(self) -> Any:
+        """Returns the workers' iterators, to hand to a step."""
+        if self._remote is None:
+            parts = self._dataset.strategy.num_workers
+            self._remote = keras_seams.iterator_per_worker(
+                self._dataset.strategy, [partial(self._iterate, i, parts) for i in range(parts)]
+            )
+        return self._remote
+
+    def _iterate(self, index: int, parts: int) -> Any:
+        return iter(self._dataset.part(index, parts))
+
+    def worker_ids(self) -> Any:
+        """Returns the workers' numbers, to hand to a step."""
+        if self._ids is None:
+            self._ids = keras_seams.value_per_worker(
+                self._dataset.strategy, [partial(tf.constant, i) for i in range(self._dataset.strategy.num_workers)]
+            )
+        return self._ids
+
+    def __iter__(self) -> WorkerIterator:
+        return self
+
+    def __next__(self) -> Any:
+        if self._local is None:
+            self._local = iter(self._dataset.part(0, 1))
+        return next(self._local)
