@@ -22,8 +22,12 @@ LOCAL_WORLD_SIZE = "TFDISTKIT_LOCAL_WORLD_SIZE"
 RUN_DIR = "TFDISTKIT_RUN_DIR"
 # The process that started this worker: the worker ends when it is gone.
 PARENT_PID = "TFDISTKIT_PARENT_PID"
-# This process's number among all workers of the job, for logs and error files (training asks `tfdistkit.rank()`).
+# This process's own folder there: what it wrote, its crash record.
+TASK_DIR = "TFDISTKIT_TASK_DIR"
+# This process's number among those of its role, for logs and error files (training asks `tfdistkit.rank()`).
 RANK = "TFDISTKIT_RANK"
+# How often the job was started again after a failure, from 0 (torchrun calls it TORCHELASTIC_RESTART_COUNT).
+ATTEMPT = "TFDISTKIT_ATTEMPT"
 # One job's own mark: every process that descends from a worker carries it, so none can be left behind.
 JOB_ID = "TFDISTKIT_JOB_ID"
 # "0": do not compare this process's own address with the addresses of this machine (address translation).
@@ -38,7 +42,7 @@ XDG_CACHE_HOME = "XDG_CACHE_HOME"
 KUBERNETES = "KUBERNETES_SERVICE_HOST"
 
 # All that a launcher tells a worker, besides TF_CONFIG.
-LETTERBOX = (LOCAL_RANK, LOCAL_WORLD_SIZE, RUN_DIR, PARENT_PID, RANK, JOB_ID)
+LETTERBOX = (LOCAL_RANK, LOCAL_WORLD_SIZE, RUN_DIR, TASK_DIR, PARENT_PID, RANK, ATTEMPT, JOB_ID)
 
 # TensorFlow reads these two when it makes its thread pools.
 INTRA_OP_THREADS = "TF_NUM_INTRAOP_THREADS"

@@ -29,7 +29,7 @@ from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
 from tfdistkit import env
-from tfdistkit.report.crashes import CrashRecord, rank_folder, write_crash
+from tfdistkit.report.crashes import CrashRecord, write_crash
 
 # prctl(2): the signal that a process gets when its parent ends.
 _PR_SET_PDEATHSIG = 1
@@ -127,8 +127,8 @@ def _exit_code(leave: SystemExit) -> int:
 
 
 def _record(error: BaseException, tb: TracebackType | None) -> None:
-    run_dir, rank = env.text(env.RUN_DIR), env.integer(env.RANK)
-    if run_dir is None or rank is None:
+    folder, rank = env.text(env.TASK_DIR), env.integer(env.RANK)
+    if folder is None or rank is None:
         return
     code = _exit_code(error) if isinstance(error, SystemExit) else 1
     if isinstance(error, KeyboardInterrupt):
@@ -144,7 +144,7 @@ def _record(error: BaseException, tb: TracebackType | None) -> None:
         traceback="".join(traceback.format_exception(type(error), error, tb)),
     )
     try:
-        write_crash(rank_folder(Path(run_dir), rank), record)
+        write_crash(Path(folder), record)
     except OSError as problem:
         print(f"tfdistkit: the crash record could not be written: {problem}", file=sys.stderr)
 

@@ -60,6 +60,10 @@ def test_a_wrong_command(words: list[str], message: str, capsys: pytest.CaptureF
         (["-np", "2", "-m", "no_such.py"], "-m takes a module's name, without .py"),
         (["-np", "2", "--env", "A", "train.py"], "expected NAME=VALUE, such as A=1, received 'A'"),
         (["-np", "2", "--timeout", "soon", "train.py"], "invalid float value: 'soon'"),
+        (["--ps", "some", "-np", "2", "train.py"], "argument --ps: invalid int value: 'some'"),
+        (["--ps", "2", "train.py"], "-np, the number of workers, is missing"),
+        (["--ps", "-np", "2", "train.py"], "argument --ps: expected one argument"),
+        (["-np", "2", "--max-restart", "1", "train.py"], "Did you mean '--max-restarts'?"),
     ],
 )
 def test_a_mistake_in_the_words_of_run(
@@ -80,6 +84,10 @@ def test_a_mistake_in_the_words_of_run(
         (["-np", "2", "--timeout", "0", "train.py"], "`timeout` is not a time"),
         (["-np", "2", "--threads-per-worker", "0", "train.py"], "`threads_per_worker`"),
         (["-np", "2", "--env", "TF_CONFIG={}", "train.py"], "the launcher itself gives"),
+        (["-np", "2", "--ps", "-1", "train.py"], "`ps` is not a number of them. Received: -1. Expected: 0 or more"),
+        (["-np", "2", "--max-restarts", "-1", "train.py"], "`max_restarts` is not a number of them"),
+        (["-np", "2", "--ps", "1", "--backend", "horovod", "train.py"], "has no parameter servers"),
+        (["-np", "2", "--ps", "1", "--backend", "mpi", "train.py"], "has no parameter servers"),
         (["-np", "2", "--log-dir", "train.py/logs", "train.py"], "The folder for the logs cannot be used"),
     ],
 )
@@ -116,6 +124,9 @@ def test_all_options(script: str) -> None:
     assert (options.np, options.env, options.log_dir) == (3, {"A": "1", "B": ""}, Path("logs"))
     assert (options.timeout_s, options.threads_per_worker) == (1.5, 2)
     assert options.is_dry_run and options.is_verbose
+    assert (options.ps, options.max_restarts) == (0, 0)
+    options = parse(["--ps", "2", "-np", "4", "--max-restarts", "3", script, "--ps", "9"])
+    assert (options.ps, options.np, options.max_restarts, options.program) == (2, 4, 3, (script, "--ps", "9"))
 
 
 @pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["--version"]])

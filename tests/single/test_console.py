@@ -41,7 +41,7 @@ class Screen:
 
 def consoles(is_terminal: bool, world_size: int = 2) -> tuple[Console, Screen]:
     screen = Screen(is_terminal)
-    return Console(screen, screen, world_size), screen
+    return Console(screen, screen, [str(rank) for rank in range(world_size)]), screen
 
 
 @pytest.mark.parametrize(
@@ -83,6 +83,15 @@ def test_every_line_is_prefixed() -> None:
     console.show(1, "stderr", b"last words")
     console.end(1, "stderr")
     assert screen.written == b"[0] a\n[1] c\n[0] bb\n[1] last words\n"
+
+
+def test_lines_of_roles() -> None:
+    screen = Screen(is_terminal=True)
+    console = Console(screen, screen, ["chief", "worker 0", "ps 0"])
+    console.show(1, "stderr", b"ready\n")
+    console.show(2, "stdout", b"serving")
+    console.show(0, "stdout", b"1/2")
+    assert screen.lines == ["[worker 0] ready", "[chief] 1/2"], "the coordinator's bar is the one that shows"
 
 
 def test_a_bar_stays_the_last_line_of_a_terminal() -> None:

@@ -103,6 +103,12 @@ def test_place_comes_from_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     assert elements(shard(tf.data.Dataset.range(7))) == [2, 5]
 
 
+def test_a_coordinator_keeps_all_for_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = {"chief": ["localhost:1"], "worker": ["localhost:2", "localhost:3"], "ps": ["localhost:4"]}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}}))
+    assert elements(shard(tf.data.Dataset.range(7))) == list(range(7))
+
+
 @pytest.mark.parametrize(
     ("place", "told"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -138,6 +139,23 @@ def test_a_strategy_of_one_process_refuses_to_be_one_of_several(name: str) -> No
     assert out.startswith("UnsupportedError: ")
     assert "worker 0 of 2 in TF_CONFIG" in out
     assert 'tfdistkit.strategy("multiworker")' in out
+
+
+@pytest.mark.parametrize("role", ["chief", "worker", "ps"])
+def test_a_strategy_without_servers_is_refused_where_there_are_some(role: str) -> None:
+    cluster = {"chief": ["127.0.0.1:9"], "worker": ["127.0.0.1:10"], "ps": ["127.0.0.1:11"]}
+    out = printed(
+        """
+        import sys
+        for name in ("multiworker", "mirrored", "one_device", "horovod"):
+            error(lambda: tfdistkit.strategy(name))
+        print("tensorflow" in sys.modules)
+        """,
+        TF_CONFIG=json.dumps({"cluster": cluster, "task": {"type": role, "index": 0}}),
+    )
+    assert out.count("UnsupportedError: The strategy '") == 4
+    assert out.count(f"Received: {role} 0 in TF_CONFIG with 1 chief, 1 worker, 1 ps. Expected: the strategy") == 4
+    assert out.count('Ask for tfdistkit.strategy("parameter_server")') == 4 and out.endswith("\nFalse\n")
 
 
 def test_a_wrong_tf_config_is_told_before_tensorflow_starts() -> None:

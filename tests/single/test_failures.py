@@ -11,6 +11,7 @@ from tfdistkit.report import (
     CrashRecord,
     EventLog,
     Failure,
+    ProcessName,
     describe_failure,
     describe_run,
     first_cause_first,
@@ -23,6 +24,7 @@ from tfdistkit.report.failures import signal_name
 RECORD = CrashRecord(1, "node7", 4711, 123.5, 1, "ValueError", "ü\n", "Traceback ...\n")
 KILLED = Failure(1, "node7", 4711, 137, time=10.0, signal="SIGKILL")
 RAISED = Failure(0, "node7", 4710, 1, time=10.0, error_type="ValueError", message="no", traceback="T\nValueError: no\n")
+ALL = [ProcessName(rank) for rank in range(100)]
 ABORTED = replace(
     RAISED, error_type="UnavailableError", message="Collective ops is aborted by: Connection reset by peer"
 )
@@ -100,12 +102,27 @@ def test_a_long_traceback_is_cut_at_its_start() -> None:
 
 def test_a_run_is_told_on_one_screen(tmp_path: Path) -> None:
     others = [replace(ABORTED, rank=rank) for rank in range(2, 40)]
-    told = describe_run([KILLED, *others], suspended=[5], stopped=list(range(100)), kept=tmp_path)
+    told = describe_run([KILLED, *others], suspended=[ProcessName(5)], stopped=ALL, kept=tmp_path)
     assert told.splitlines()[0].startswith("rank 1 was killed by SIGKILL")
     assert "Later, rank 2 raised UnavailableError too." in told and "35 more failed too" in told
     assert "rank 5 had been suspended (SIGSTOP)" in told
     assert "Stopped because of it: ranks 0, 1, 2, 3, 4, 5, 6, 7, ...." in told
     assert len(told.splitlines()) < 24
+
+
+def test_roles_are_told_by_their_names(tmp_path: Path) -> None:
+    chief, worker, ps = (ProcessName(0, "chief"), ProcessName(3, "worker"), ProcessName(0, "ps"))
+    killed = replace(KILLED, role="ps", rank=0, remark="It had been suspended.")
+    earlier = replace(RAISED, role="worker", rank=3, time=9.0)
+    told = describe_run([killed, earlier], suspended=[chief], stopped=[chief, worker], incidents=["worker 1 was gone."])
+    lines = told.splitlines()
+    assert lines[0] == "ps 0 was killed by SIGKILL (host node7, pid 4711, exit code 137)"
+    assert lines[1] == "It had been suspended.", "what the launcher knows is better than a guess"
+    assert lines[2] == "chief had been suspended (SIGSTOP), so the others waited in vain."
+    assert lines[3] == "Before, worker 3 raised ValueError too."
+    assert lines[4] == "Stopped because of it: chief, worker 3."
+    assert lines[5] == "Earlier: worker 1 was gone."
+    assert [name.folder for name in (chief, worker, ps, ProcessName(2))] == ["chief.0", "worker.3", "ps.0", "rank.2"]
 
 
 def test_a_mere_consequence_is_told_as_one() -> None:

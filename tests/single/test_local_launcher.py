@@ -14,6 +14,7 @@ import pytest
 
 from tfdistkit.launcher import ProcessSpec, guardian
 from tfdistkit.launcher.local import Launcher, LocalProcess
+from tfdistkit.report import ProcessName
 from tfdistkit.supervise.stopping import GRACE_S, stop_workers
 
 JOB_ID = f"test-{os.getpid()}"
@@ -28,7 +29,7 @@ def place() -> Iterator[Launcher]:
 
 
 def start(place: Launcher, shell: str) -> LocalProcess:
-    return place.start(ProcessSpec(0, "here", ("sh", "-c", shell), {}, Path()))
+    return place.start(ProcessSpec(ProcessName(0), "here", ("sh", "-c", shell), {}, Path()))
 
 
 def wait_for(condition: Callable[[], object], deadline_s: float = 20.0) -> None:
@@ -123,7 +124,7 @@ def test_close_finds_those_that_left_the_group(place: Launcher) -> None:
 
 def test_a_command_that_is_not_there(place: Launcher) -> None:
     with pytest.raises(FileNotFoundError):
-        place.start(ProcessSpec(0, "here", ("/no/such/program",), {}, Path()))
+        place.start(ProcessSpec(ProcessName(0), "here", ("/no/such/program",), {}, Path()))
 
 
 def test_the_guardian_forgets_groups_that_are_gone() -> None:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tfdistkit.report import CrashRecord
 from tfdistkit.supervise import Action, Decision, GroupStatus, Outcome, WorkerStatus, decide
-from tfdistkit.supervise.policy import SHUTDOWN_S
+from tfdistkit.supervise.coordinated import LEFT_EARLY_S, SUSPENDED_S
+from tfdistkit.supervise.status import SHUTDOWN_S
 
 NOW = 1000.0
 WAIT = Decision(Action.WAIT)
 FINISH = Decision(Action.FINISH, Outcome.SUCCEEDED)
 FAIL = Decision(Action.STOP, Outcome.FAILED)
 TIMED_OUT = Decision(Action.STOP, Outcome.TIMED_OUT)
+RESTART = Decision(Action.RESTART, Outcome.FAILED)
+INTERRUPTED = Decision(Action.STOP, Outcome.INTERRUPTED, signal.SIGINT)
 
 
 def running(rank: int = 0) -> WorkerStatus:
@@ -76,4 +80,113 @@ def status(*workers: WorkerStatus, **seen: Any) -> GroupStatus:
     ],
 )
 def test_decisions(seen: GroupStatus, expected: Decision) -> None:
+    assert decide(seen) == expected
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        (status(running(), ended(-9, 1), restarts_left=1), RESTART),
+        (status(running(), crashed(SHUTDOWN_S + 1, rank=1), restarts_left=1), RESTART),
+        (status(suspended(31), running(1), patience_s=30.0, restarts_left=3), RESTART),
+        (status(running(), ended(-9, 1), restarts_left=0), FAIL),
+        (status(ended(1), restarts_left=1), RESTART),
+        (status(ended(0), ended(0, 1), restarts_left=1), FINISH),
+        # The user and the clock end a job for good.
+        (status(running(), ended(-9, 1), restarts_left=1, signals=(2,)), FAIL),
+        (status(running(), ended(-9, 1), restarts_left=1, timeout_s=5.0), FAIL),
+        (status(running(), restarts_left=1, signals=(2,)), INTERRUPTED),
+        (status(running(), restarts_left=1, timeout_s=5.0), TIMED_OUT),
+    ],
+)
+def test_a_failure_is_answered_by_a_restart_as_long_as_some_are_left(seen: GroupStatus, expected: Decision) -> None:
+    assert decide(seen) == expected
+
+
+# With parameter servers: chief 0, workers 1 and 2, servers 3 and 4.
+
+TWO = (running(), running(1))
+
+
+def cast(
+    chief: WorkerStatus | None = None,
+    workers: tuple[WorkerStatus, ...] = TWO,
+    servers: tuple[WorkerStatus, ...] = TWO,
+    **seen: Any,
+) -> GroupStatus:
+    roles = {"chief": (chief or running(),), "worker": workers, "ps": servers}
+    return status(*(replace(one, role=role) for role, members in roles.items() for one in members), **seen)
+
+
+def given_up(rank: int = 0) -> WorkerStatus:
+    return replace(ended(-9, rank), is_given_up=True)
+
+
+def left(ago_s: float, rank: int = 0) -> WorkerStatus:
+    return WorkerStatus(rank, 0, ended_at=NOW - ago_s)
+
+
+def stop(*who: int) -> Decision:
+    return Decision(Action.STOP, Outcome.FAILED, who=who)
+
+
+def restart(*who: int) -> Decision:
+    return Decision(Action.RESTART, Outcome.FAILED, who=who)
+
+
+def care(action: Action, *who: int) -> Decision:
+    return Decision(action, who=who)
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        (cast(), WAIT),
+        # The coordinator's end is the end.
+        (cast(ended(0)), FINISH),
+        (cast(ended(0), workers=(ended(-9), crashed(9, 1, 1)), servers=(ended(-9), running(1))), FINISH),
+        (cast(ended(0), restarts_left=1), FINISH),
+        (cast(ended(3)), stop(0)),
+        (cast(ended(-9)), stop(0)),
+        (cast(ended(-9), restarts_left=1), restart(0)),
+        (cast(crashed(SHUTDOWN_S - 1)), WAIT),
+        (cast(crashed(SHUTDOWN_S + 1)), stop(0)),
+        # Nobody can go on without a server.
+        (cast(servers=(running(), ended(-9, 1))), stop(4)),
+        (cast(servers=(running(), ended(-9, 1)), restarts_left=2), restart(4)),
+        (cast(ended(1), servers=(ended(-9), running(1))), stop(0, 3)),
+        (cast(workers=(ended(-9), running(1)), servers=(crashed(SHUTDOWN_S + 1), running(1))), stop(3)),
+        # A worker is replaced, or done without.
+        (cast(workers=(running(), ended(-9, 1))), care(Action.GIVE_UP, 2)),
+        (cast(workers=(running(), ended(1, 1)), restarts_left=1), care(Action.REPLACE, 2)),
+        (cast(workers=(running(), crashed(1, rank=1)), restarts_left=1), WAIT),
+        (cast(workers=(running(), crashed(SHUTDOWN_S + 1, rank=1)), restarts_left=1), care(Action.REPLACE, 2)),
+        (cast(workers=(ended(-9), ended(-9, 1)), restarts_left=2), care(Action.REPLACE, 1, 2)),
+        (cast(workers=(ended(-9), ended(-9, 1)), restarts_left=1), care(Action.REPLACE, 1)),
+        (cast(workers=(running(), given_up(1))), WAIT),
+        (cast(workers=(running(), given_up(1)), restarts_left=1), WAIT),
+        # Nobody is left to do the work.
+        (cast(workers=(ended(-9), given_up(1))), stop(1, 2)),
+        (cast(workers=(ended(-9), ended(1, 1))), stop(1, 2)),
+        (cast(workers=(ended(-9),)), stop(1)),
+        # Suspended: killed, and then as any other that died. Not the coordinator: nobody else is held up.
+        (cast(workers=(running(), suspended(SUSPENDED_S - 1, 1))), WAIT),
+        (cast(workers=(running(), suspended(SUSPENDED_S + 1, 1))), care(Action.KILL, 2)),
+        (cast(servers=(suspended(SUSPENDED_S + 1), running(1))), care(Action.KILL, 3)),
+        (cast(suspended(3600)), WAIT),
+        # It ended well although the coordinator is there: for a moment that is as it should be.
+        (cast(workers=(left(LEFT_EARLY_S - 1), running(1))), WAIT),
+        (cast(workers=(left(LEFT_EARLY_S + 1), running(1))), stop(1)),
+        (cast(servers=(left(LEFT_EARLY_S + 1), running(1)), restarts_left=1), stop(3)),
+        (cast(ended(0), workers=(left(3600), running(1))), FINISH),
+        # The user and the clock.
+        (cast(signals=(2,)), INTERRUPTED),
+        (cast(timeout_s=5.0), TIMED_OUT),
+        (cast(ended(4), signals=(2,), restarts_left=1), stop(0)),
+        (cast(workers=(running(), ended(-9, 1)), restarts_left=1, signals=(2,)), INTERRUPTED),
+        (cast(workers=(running(), ended(-9, 1)), restarts_left=1, timeout_s=5.0), TIMED_OUT),
+        (cast(ended(0), timeout_s=5.0, signals=(2,)), FINISH),
+    ],
+)
+def test_decisions_with_parameter_servers(seen: GroupStatus, expected: Decision) -> None:
     assert decide(seen) == expected

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from tfdistkit import env
+from tfdistkit.cluster import ClusterSpec
 from tfdistkit.errors import OptionError
 from tfdistkit.launcher import JobSpec, ProcessSpec, plan_processes
-from tfdistkit.launcher.backend import BACKENDS
+from tfdistkit.launcher.backend import BACKENDS, WITH_ROLES
 from tfdistkit.launcher.mpi import mpirun_command
 from tfdistkit.launcher.rank_variables import rank_variables
 
@@ -58,10 +59,18 @@ def test_the_interface_is_the_users() -> None:
 
 @pytest.mark.parametrize("backend", ["horovod", "mpi"])
 def test_the_rest_is_not(backend: str) -> None:
-    for name in rank_variables(backend, 0, (1,)):
+    for name in rank_variables(backend, ClusterSpec({"worker": ("127.0.0.1:1",)})):
         with pytest.raises(OptionError, match=f"itself gives to each worker. Received: {name}=9"):
             plan(backend, **{name: "9"})
     assert plan("local", HOROVOD_RANK="9")[0].env["HOROVOD_RANK"] == "9"
+
+
+def test_roles_are_for_backends_that_can_tell_them() -> None:
+    for backend in BACKENDS:
+        if backend not in WITH_ROLES:
+            with pytest.raises(OptionError, match=f"{backend}' has no parameter servers.* Received: ps=1, backend="):
+                JobSpec(2, ("train.py",), Path("/logs"), backend=backend, ps=1)
+            assert JobSpec(2, ("train.py",), Path("/logs"), backend=backend, max_restarts=2).max_restarts == 2
 
 
 def test_an_unknown_backend() -> None:

@@ -10,7 +10,8 @@ from tfdistkit.cluster import ClusterSpec, TaskSpec, host_key, join_address, spl
 from tfdistkit.cluster.spec import local_place
 from tfdistkit.errors import ClusterConfigError
 
-CLUSTER = {"chief": ("a:1",), "worker": ("a:2", "b:1"), "ps": ("a:3", "c:1")}
+CLUSTER = {"chief": ("a:1",), "worker": ("a:2", "b:1")}
+WITH_SERVERS = {**CLUSTER, "ps": ("a:3", "c:1")}
 
 
 def test_a_single_process() -> None:
@@ -27,15 +28,32 @@ def test_ranks(role: str, index: int, rank: int, address: str) -> None:
     assert (spec.rank, spec.world_size, spec.address) == (rank, 3, address)
     assert spec.workers[spec.rank] == address
     assert spec.is_chief == (rank == 0)
+    assert not spec.has_servers and not spec.is_coordinator
+
+
+@pytest.mark.parametrize(
+    ("role", "index", "rank", "is_chief"), [("chief", 0, 0, True), ("worker", 0, 0, False), ("worker", 1, 1, False)]
+)
+def test_with_parameter_servers_only_the_workers_count(role: str, index: int, rank: int, is_chief: bool) -> None:
+    spec = ClusterSpec(WITH_SERVERS, TaskSpec(role, index))
+    assert (spec.rank, spec.world_size, spec.workers) == (rank, 2, ("a:2", "b:1"))
+    assert (spec.is_chief, spec.is_coordinator, spec.has_servers) == (is_chief, is_chief, True)
+    assert spec.is_training and spec.is_complete
 
 
 def test_a_parameter_server_has_an_address_but_no_rank() -> None:
-    spec = ClusterSpec(CLUSTER, TaskSpec("ps", 1))
-    assert spec.address == "c:1"
+    spec = ClusterSpec(WITH_SERVERS, TaskSpec("ps", 1))
+    assert (spec.address, spec.world_size) == ("c:1", 2)
     assert not spec.is_training
     assert not spec.is_chief
-    with pytest.raises(ClusterConfigError, match="'ps'"):
+    with pytest.raises(ClusterConfigError, match="'ps'.*\n.*tfdistkit.strategy\\(\"parameter_server\"\\)"):
         _ = spec.rank
+
+
+def test_an_address_that_is_not_known_makes_a_cluster_incomplete() -> None:
+    for role in ("chief", "worker", "ps"):
+        assert not ClusterSpec({**WITH_SERVERS, role: ("", "b:9")}, TaskSpec("worker", 1)).is_complete
+    assert ClusterSpec({**WITH_SERVERS, "evaluator": ("",)}, TaskSpec("worker", 1)).is_complete
 
 
 def test_frozen() -> None:
@@ -49,11 +67,25 @@ def test_frozen() -> None:
         (TaskSpec("chief", 0), (0, 2)),
         (TaskSpec("worker", 0), (1, 2)),
         (TaskSpec("worker", 1), (0, 1)),
-        (TaskSpec("ps", 0), (0, 1)),
     ],
 )
 def test_local_place(task: TaskSpec, expected: tuple[int, int]) -> None:
     assert local_place(CLUSTER, task) == expected
+
+
+@pytest.mark.parametrize(
+    ("task", "expected"),
+    [
+        (TaskSpec("chief", 0), (0, 1)),
+        (TaskSpec("worker", 0), (0, 2)),
+        (TaskSpec("worker", 2), (1, 2)),
+        (TaskSpec("ps", 0), (0, 1)),
+        (TaskSpec("evaluator", 0), (0, 1)),
+    ],
+)
+def test_only_replicas_count_on_a_host(task: TaskSpec, expected: tuple[int, int]) -> None:
+    addresses = {"chief": ("a:1",), "worker": ("a:2", "b:1", "a:4"), "ps": ("a:3",)}
+    assert local_place(addresses, task) == expected
 
 
 def test_local_place_knows_the_names_of_this_machine() -> None:

@@ -29,7 +29,7 @@ def error_of(tf_config: str) -> str:
         ClusterSpec({"worker": ("h1:1", "h2:2")}, TaskSpec("worker", 1)),
         ClusterSpec({"chief": ("h1:1",), "worker": ("h2:2", "h3:3"), "ps": ("h4:4",)}, TaskSpec("worker", 1)),
         ClusterSpec({"chief": ("[::1]:1",), "worker": ("[fd00::2]:2",)}, TaskSpec("chief", 0)),
-        ClusterSpec({"worker": ("", "h2:2"), "ps": ("h4:4",)}, TaskSpec("worker", 1)),
+        ClusterSpec({"chief": ("h1:1",), "worker": ("", "h2:2"), "ps": ("h4:4",)}, TaskSpec("worker", 1)),
         ClusterSpec({"worker": ("h1:1",)}, TaskSpec("evaluator", 0)),
     ],
 )
@@ -66,6 +66,42 @@ def test_kubeflow_form() -> None:
     assert not evaluator.is_training
 
 
+@pytest.mark.parametrize(
+    ("role", "index", "rank", "is_chief", "address"),
+    [
+        ("chief", 0, 0, True, "job-chief-0.ns.svc:2222"),
+        ("worker", 1, 1, False, "job-worker-1.ns.svc:2222"),
+        ("ps", 1, None, False, "job-ps-1.ns.svc:2222"),
+        ("evaluator", 0, None, False, "job-evaluator-0.ns.svc:2222"),
+    ],
+)
+def test_kubeflow_form_with_parameter_servers(
+    role: str, index: int, rank: int | None, is_chief: bool, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = {"chief": 1, "evaluator": 1, "ps": 2, "worker": 3}
+    hosts = {role: [f"job-{role}-{i}.ns.svc:2222" for i in range(count)] for role, count in counts.items()}
+    monkeypatch.setenv(env.TF_CONFIG, text(hosts, role, index, environment="cloud"))
+    spec = cluster.detect_cluster()
+    assert (cluster.is_chief(), cluster.world_size(), spec.address) == (is_chief, 3, address)
+    assert cluster.local_rank() == 0
+    assert ("evaluator" in spec.addresses) == (role == "evaluator")
+    if rank is not None:
+        assert cluster.rank() == rank
+    else:
+        with pytest.raises(ClusterConfigError, match=f"task type '{role}'"):
+            cluster.rank()
+
+
+def test_the_launchers_variables_say_nothing_about_processes_without_a_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may be those of a job around this one."""
+    monkeypatch.setenv(env.LOCAL_RANK, "5")
+    monkeypatch.setenv(env.LOCAL_WORLD_SIZE, "9")
+    for role in ("chief", "ps"):
+        addresses = {"chief": ["h1:1"], "worker": ["h1:2"], "ps": ["h1:3"]}
+        monkeypatch.setenv(env.TF_CONFIG, text(addresses, role))
+        assert cluster.local_rank() == 0
+
+
 def test_evaluator_needs_no_address() -> None:
     spec = from_tf_config(text(TWO_WORKERS, "evaluator"))
     assert spec.address is None
@@ -74,7 +110,7 @@ def test_evaluator_needs_no_address() -> None:
 
 
 def test_sparse_cluster() -> None:
-    spec = from_tf_config(text({"worker": {"1": "h2:2"}, "ps": ["h4:4"]}, "worker", 1))
+    spec = from_tf_config(text({"worker": {"1": "h2:2"}}, "worker", 1))
     assert spec.address == "h2:2"
     assert spec.addresses["worker"] == ("", "h2:2")
     assert not spec.is_complete
@@ -113,6 +149,12 @@ MISTAKES = {
     "evaluator 1": (text(TWO_WORKERS, "evaluator", 1), "index of the evaluator is not 0"),
     "nobody trains": (text({"ps": ["h1:1"]}, "ps"), "trains nothing"),
     "only an evaluator": (text({"evaluator": ["h1:1"]}, "evaluator"), "trains nothing"),
+    "servers, no chief": (text({**TWO_WORKERS, "ps": ["h3:3"]}), "parameter servers, but no chief"),
+    "servers, no chief, in a server": (text({**TWO_WORKERS, "ps": ["h3:3"]}, "ps"), "Add a task of the type 'chief'"),
+    "servers, no worker": (text({"chief": ["h1:1"], "ps": ["h3:3"]}, "chief"), "parameter servers, but no worker"),
+    "ps out of range": (text({"chief": ["h:1"], "worker": ["h:2"], "ps": ["h:3"]}, "ps", 1), "names no ps"),
+    "server's address twice": (text({"chief": ["h:1"], "worker": ["h:2"], "ps": ["h:2"]}), "worker 0 and ps 0"),
+    "server without port": (text({"chief": ["h:1"], "worker": ["h:2"], "ps": ["h"]}), "`cluster.ps[0]` in TF_CONFIG"),
     "one address twice": (text({"worker": ["h1:1", "H1:1"]}), "one address: worker 0 and worker 1"),
     "one address, two roles": (text({"chief": ["h1:1"], "worker": ["h1:1"]}), "one address: chief 0 and worker 0"),
     "one address, two names": (text({"worker": ["localhost:1", "127.0.0.1:1"]}), "one address"),

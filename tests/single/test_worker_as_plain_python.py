@@ -202,7 +202,7 @@ def test_the_crash_record(tmp_path: Path, name: str, kind: str, code: int) -> No
     (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPTS[name]), encoding="utf-8")
     (tmp_path / "rank.1").mkdir()
     words = ["-m", "tfdistkit.worker", "script.py"]
-    ended = run(words, tmp_path, **{env.RUN_DIR: str(tmp_path), env.RANK: "1"})
+    ended = run(words, tmp_path, **{env.TASK_DIR: str(tmp_path / "rank.1"), env.RANK: "1"})
     record = read_crash(tmp_path / "rank.1")
     assert record is not None
     assert (record.rank, record.type, record.exit_code) == (1, kind, code)
@@ -216,7 +216,7 @@ def test_the_crash_record(tmp_path: Path, name: str, kind: str, code: int) -> No
 def test_no_crash_record_after_a_success(tmp_path: Path, name: str) -> None:
     (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPTS[name]), encoding="utf-8")
     (tmp_path / "rank.1").mkdir()
-    run(["-m", "tfdistkit.worker", "script.py"], tmp_path, **{env.RUN_DIR: str(tmp_path), env.RANK: "1"})
+    run(["-m", "tfdistkit.worker", "script.py"], tmp_path, **{env.TASK_DIR: str(tmp_path / "rank.1"), env.RANK: "1"})
     assert list((tmp_path / "rank.1").iterdir()) == []
 
 

@@ -18,9 +18,10 @@ from tfdistkit.launcher.sinks import DescriptorSink
 from tfdistkit.launcher.spec import JobSpec, ProcessSpec, temporary_run_dir
 from tfdistkit.report.failures import signal_name
 from tfdistkit.report.summary import describe_run
-from tfdistkit.supervise.policy import Outcome
+from tfdistkit.supervise.decision import Outcome
+from tfdistkit.supervise.result import JobResult
 from tfdistkit.supervise.signals import SignalInbox
-from tfdistkit.supervise.supervisor import JobResult, run_job
+from tfdistkit.supervise.supervisor import run_job
 
 _USAGE_EXIT_CODE = 2
 
@@ -59,11 +60,13 @@ def _job(options: RunOptions) -> JobSpec:
         timeout_s=options.timeout_s,
         passes_stdin=True,
         backend=options.backend,
+        ps=options.ps,
+        max_restarts=options.max_restarts,
     )
 
 
 def _run(job: JobSpec, processes: Sequence[ProcessSpec], options: RunOptions, signals: Sequence[int]) -> int:
-    console = Console(DescriptorSink(1), DescriptorSink(2), job.world_size)
+    console = Console(DescriptorSink(1), DescriptorSink(2), [process.name.label for process in processes])
     if env.text(env.TF_CONFIG):
         gets = "each worker gets one of its own" if options.backend == "local" else "the workers get none"
         console.note(f"tfdistkit: TF_CONFIG of this shell is not used: {gets}.")
@@ -75,9 +78,12 @@ def _run(job: JobSpec, processes: Sequence[ProcessSpec], options: RunOptions, si
         if options.log_dir is None:
             shutil.rmtree(job.run_dir, ignore_errors=True)
         raise
-    keeps_folder = options.log_dir is not None or result.outcome is not Outcome.SUCCEEDED
+    keeps_folder = options.log_dir is not None or result.outcome is not Outcome.SUCCEEDED or bool(result.incidents)
     if result.outcome is not Outcome.SUCCEEDED:
         console.note(_failure_text(result, job))
+    elif result.incidents:
+        told = describe_run((), incidents=result.incidents, kept=job.run_dir)
+        console.note(f"tfdistkit: the job ended well after {result.elapsed_s:.1f} s, in spite of failures.\n{told}")
     elif options.is_verbose:
         console.note(f"tfdistkit: all workers ended well after {result.elapsed_s:.1f} s")
     if not keeps_folder:
@@ -92,11 +98,19 @@ def _failure_text(result: JobResult, job: JobSpec) -> str:
         Outcome.INTERRUPTED: f"the job was ended by {signal_name(result.exit_code - 128)} {after}.",
         Outcome.TIMED_OUT: f"the job did not end within {job.timeout_s or 0:g} s (--timeout).",
     }[result.outcome]
-    told = describe_run(result.failures, suspended=result.suspended, stopped=result.stopped, kept=job.run_dir)
+    if result.attempt and result.outcome is Outcome.FAILED:
+        headline = f"attempt {result.attempt}, the last one, failed {after}: the first failure was"
+    told = describe_run(
+        result.failures,
+        suspended=result.suspended,
+        stopped=result.stopped,
+        incidents=result.incidents,
+        kept=job.run_dir,
+    )
     return f"tfdistkit: {headline}\n{told}"
 
 
 def _as_shell_line(process: ProcessSpec) -> str:
     """A command that a shell would take, with the variables that the launcher sets."""
     variables = [f"{name}={shlex.quote(value)}" for name, value in process.env.items()]
-    return f"rank {process.rank}: {' '.join(variables)} {shlex.join(process.command)}"
+    return f"{process.name}: {' '.join(variables)} {shlex.join(process.command)}"

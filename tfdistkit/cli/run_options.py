@@ -19,7 +19,10 @@ Starts a script in several worker processes on this machine, and watches over th
 
 Each worker finds TF_CONFIG in its environment; in the script, tfdistkit.strategy("multiworker") does the rest.
 With --backend horovod or mpi it finds what Horovod needs instead, for tfdistkit.strategy("horovod").
-When a worker fails, the others are stopped, and the first failure is told. No process is left behind."""
+With --ps it starts parameter servers and a coordinator (chief) too, for tfdistkit.strategy("parameter_server").
+
+When a worker fails, the others are stopped, and the first failure is told; --max-restarts starts all of them again.
+With --ps, a failed worker is started again alone, or else the others go on without it. No process is left behind."""
 
 _EPILOG = """\
 examples:
@@ -27,9 +30,11 @@ examples:
   tfdistkit run -np 4 --log-dir logs -m my_package.train
   tfdistkit run -np 2 --dry-run train.py
   tfdistkit run -np 2 --backend horovod train.py
+  tfdistkit run --ps 2 -np 4 --max-restarts 3 train.py
 
 exit codes:
-  0 all workers ended well; the first failing worker's own code (128 + the signal's number if it was killed);
+  0 all workers ended well (with --ps: the coordinator did);
+  the first failing worker's own code (128 + the signal's number if it was killed);
   2 wrong usage; 124 --timeout; 129, 130, 143 after SIGHUP, Ctrl-C, SIGTERM"""
 
 
@@ -46,6 +51,8 @@ class RunOptions:
     is_dry_run: bool
     is_verbose: bool
     backend: str = "local"
+    ps: int = 0
+    max_restarts: int = 0
 
 
 class _Parser(argparse.ArgumentParser):
@@ -89,6 +96,8 @@ def parse(arguments: Sequence[str]) -> RunOptions:
         is_dry_run=found.dry_run,
         is_verbose=found.verbose,
         backend=found.backend,
+        ps=found.ps,
+        max_restarts=found.max_restarts,
     )
 
 
@@ -103,6 +112,14 @@ def _make_parser() -> _Parser:
     )
     add = parser.add_argument
     add("-np", "--num-proc", dest="np", type=int, metavar="N", help="how many workers")
+    add("--ps", type=int, default=0, metavar="N", help="how many parameter servers; adds a coordinator")
+    add(
+        "--max-restarts",
+        type=int,
+        default=0,
+        metavar="N",
+        help="after a failure start again, up to N times: all, or with --ps one worker (default: 0)",
+    )
     add(
         "--backend",
         choices=list(BACKENDS),
@@ -110,7 +127,8 @@ def _make_parser() -> _Parser:
         help="local: TensorFlow's own collectives (default); horovod: Horovod with Gloo; mpi: Horovod with mpirun",
     )
     add("-m", "--module", action="store_true", help="the script is the name of a module, as in `python -m`")
-    add("--log-dir", type=Path, metavar="DIR", help="keep each worker's output in DIR/rank.<N>/stdout and stderr")
+    kept = "keep each worker's output in DIR/rank.<N>/stdout and stderr (with --ps in DIR/<role>.<N>/)"
+    add("--log-dir", type=Path, metavar="DIR", help=kept)
     add("--timeout", type=float, metavar="SECONDS", help="stop the whole job after this time")
     add(
         "--env",

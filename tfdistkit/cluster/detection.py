@@ -52,6 +52,8 @@ def detect_cluster() -> ClusterSpec:
 def rank() -> int:
     """This process's number among the training processes, from 0; 0 for a single process.
 
+    With parameter servers it is the number of the worker; the coordinator, which has no replica, is 0 too.
+
     Returns:
         The rank. The chief is 0.
 
@@ -66,7 +68,7 @@ def world_size() -> int:
     """How many training processes the job has; 1 for a single process.
 
     Returns:
-        The number of chiefs and workers.
+        The number of processes with a replica: chief and workers; with parameter servers, the workers.
 
     Raises:
         ClusterConfigError: if the cluster's description is wrong.
@@ -87,10 +89,10 @@ def local_rank() -> int:
 
 
 def is_chief() -> bool:
-    """Whether this is rank 0, the process that writes checkpoints and logs; True for a single process.
+    """Whether this process writes checkpoints and logs; True for a single process.
 
     Returns:
-        True for one process of the job.
+        True for one process of the job: rank 0, or with parameter servers the coordinator.
 
     Raises:
         ClusterConfigError: if the cluster's description is wrong.
@@ -102,7 +104,7 @@ def _with_local_rank(spec: ClusterSpec) -> ClusterSpec:
     """Lets the launcher's variables win over the local rank that the address list suggests."""
     local_rank = env.integer(env.LOCAL_RANK)
     size = env.integer(env.LOCAL_WORLD_SIZE)
-    if local_rank is None and size is None or not spec.is_training:
+    if local_rank is None and size is None or spec.is_coordinator or not spec.is_training:
         return spec
     received = f"{env.LOCAL_RANK}={local_rank}, {env.LOCAL_WORLD_SIZE}={size}, world size {spec.world_size}"
     if local_rank is None or size is None:

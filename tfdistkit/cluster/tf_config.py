@@ -179,6 +179,20 @@ def _check_roles(addresses: Mapping[str, tuple[str, ...]], task: TaskSpec) -> No
     if not any(role in addresses for role in TRAINING_ROLES):
         received = f"roles {', '.join(addresses)}"
         raise _error("The cluster of TF_CONFIG trains nothing.", received, "at least one 'worker' or 'chief'")
+    _check_servers(addresses)
+
+
+def _check_servers(addresses: Mapping[str, tuple[str, ...]]) -> None:
+    """Parameter servers alone train nothing: somebody coordinates, and somebody computes."""
+    if "ps" not in addresses:
+        return
+    received = ", ".join(f"{len(listed)} {role}" for role, listed in addresses.items())
+    if "worker" not in addresses:
+        do = "List the workers; without any, take the servers out of the cluster."
+        raise _error("The cluster of TF_CONFIG has parameter servers, but no worker.", received, "1 worker or more", do)
+    if "chief" not in addresses:
+        do = "Add a task of the type 'chief', which runs the same script: it is the one that runs `fit`."
+        raise _error("The cluster of TF_CONFIG has parameter servers, but no chief.", received, "one 'chief'", do)
 
 
 def _check_unique(addresses: Mapping[str, tuple[str, ...]]) -> None:

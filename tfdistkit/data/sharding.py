@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdistkit.cluster.detection import rank, world_size
+from tfdistkit.cluster.detection import detect_cluster
 from tfdistkit.errors import OptionError, explain
 
 # Stands in the options of a dataset (`framework_type`), which every later transformation inherits.
@@ -87,7 +87,9 @@ def _place(num_shards: Any, index: Any) -> tuple[int, int]:
         received = f"num_shards={num_shards!r}, index={index!r}"
         raise OptionError(explain("One of `num_shards` and `index` is missing.", received=received, expected="both"))
     if num_shards is None:
-        return world_size(), rank()
+        cluster = detect_cluster()
+        # The coordinator of workers with parameter servers hands all of the data out to them.
+        return (1, 0) if cluster.is_coordinator else (cluster.world_size, cluster.rank)
     num_shards, index = _whole_number("num_shards", num_shards), _whole_number("index", index)
     if num_shards < 1:
         raise OptionError(

@@ -15,6 +15,9 @@ BACKENDS = {
     "mpi": "tfdistkit.launcher.mpi",
 }
 
+# Those whose processes can have roles (chief, worker, ps): they are told of each other by TF_CONFIG.
+WITH_ROLES = ("local",)
+
 
 class WorkerHandle(Protocol):
     """One worker that was started, with all processes that it starts itself (its group)."""

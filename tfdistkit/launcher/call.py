@@ -17,7 +17,7 @@ import cloudpickle
 
 from tfdistkit import env
 from tfdistkit.errors import OptionError, explain
-from tfdistkit.report.crashes import rank_folder
+from tfdistkit.launcher.spec import left_in
 
 _CALL = "call.pkl"
 _RESULT = "result.pkl"
@@ -57,22 +57,21 @@ def write_call(
     return ("-m", __name__, str(run_dir / _CALL))
 
 
-def read_result(run_dir: Path, rank: int) -> Any:
+def read_result(folder: Path) -> Any:
     """Returns what the call returned on one worker.
 
     Args:
-        run_dir: The run folder.
-        rank: The worker.
+        folder: The worker's own folder.
 
     Raises:
         FileNotFoundError: if the worker left no result.
     """
-    return pickle.loads((rank_folder(run_dir, rank) / _RESULT).read_bytes())  # noqa: S301
+    return pickle.loads((folder / _RESULT).read_bytes())  # noqa: S301
 
 
 def remove_results(run_dir: Path) -> None:
     """Removes the results of an earlier run from a run folder."""
-    for stale in run_dir.glob(f"rank.*/{_RESULT}"):
+    for stale in left_in(run_dir, _RESULT):
         stale.unlink()
 
 
@@ -93,12 +92,11 @@ def main() -> None:
                 do="Return plain data, such as numbers, NumPy arrays or `model.get_weights()`.",
             )
         ) from error
-    run_dir, rank = env.text(env.RUN_DIR), env.integer(env.RANK)
-    assert run_dir is not None and rank is not None
-    folder = rank_folder(Path(run_dir), rank)
-    unfinished = folder / f".{_RESULT}"
+    folder = env.text(env.TASK_DIR)
+    assert folder is not None
+    unfinished = Path(folder, f".{_RESULT}")
     unfinished.write_bytes(data)
-    os.replace(unfinished, folder / _RESULT)
+    os.replace(unfinished, Path(folder, _RESULT))
 
 
 def _name(fn: object) -> str:

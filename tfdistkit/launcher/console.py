@@ -1,4 +1,4 @@
-"""What the user sees of the workers: whole lines with `[rank] ` before them, progress bars that stay in place.
+"""What the user sees of the workers: whole lines with `[name] ` before them, progress bars that stay in place.
 
 A progress bar is a line that ends in a carriage return instead of a newline, again and again. On a terminal one such
 line stays the last line and other workers' lines appear above it. Where the output is no terminal, only its last
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 
 from tfdistkit.launcher.sinks import Sink
 
@@ -59,17 +60,18 @@ def _last_segment(line: bytes) -> bytes:
 
 
 class Console:
-    """Shows the output of all workers. One thread may call `show` and `refresh`, another one `note`.
+    """Shows the output of all workers. Any thread may call any method.
 
     Args:
         stdout: Where the workers' stdout goes.
         stderr: Where their stderr goes, and notes.
-        world_size: How many workers there are.
+        labels: What stands before the lines of each worker; they are known by their place in this list from then on.
     """
 
-    def __init__(self, stdout: Sink, stderr: Sink, world_size: int):
+    def __init__(self, stdout: Sink, stderr: Sink, labels: Sequence[str]):
         self._sinks = {"stdout": stdout, "stderr": stderr}
-        self._is_raw = world_size == 1
+        self._labels = [label.encode() for label in labels]
+        self._is_raw = len(labels) == 1
         self._lock = threading.Lock()
         self._buffers: dict[tuple[int, str], LineBuffer] = {}
         # The progress bar at the bottom of the terminal: whose it is.
@@ -77,11 +79,11 @@ class Console:
         # When an unfinished line was shown last where there is no terminal, and what was shown.
         self._shown: dict[tuple[int, str], tuple[float, bytes]] = {}
 
-    def show(self, rank: int, channel: str, data: bytes) -> None:
+    def show(self, worker: int, channel: str, data: bytes) -> None:
         """Takes what a worker wrote.
 
         Args:
-            rank: The worker.
+            worker: Its place in `labels`.
             channel: `stdout` or `stderr`.
             data: Any bytes.
         """
@@ -89,7 +91,7 @@ class Console:
             if self._is_raw:
                 self._sinks[channel].write(data)
                 return
-            key = (rank, channel)
+            key = (worker, channel)
             buffer = self._buffers.setdefault(key, LineBuffer())
             self._print_lines(key, buffer.push(data))
             if self._sinks[channel].is_terminal:
@@ -107,14 +109,14 @@ class Console:
                 if text == before or self._sinks[key[1]].is_terminal:
                     continue
                 if now - since >= _SHOW_UNFINISHED_S:
-                    self._sinks[key[1]].write(_prefixed(key, text) + b"\n")
+                    self._sinks[key[1]].write(self._prefixed(key, text) + b"\n")
                     self._shown[key] = (now, text)
 
-    def end(self, rank: int, channel: str) -> None:
+    def end(self, worker: int, channel: str) -> None:
         """Shows what a worker left unfinished on its last line."""
         if self._is_raw:
             return
-        key = (rank, channel)
+        key = (worker, channel)
         with self._lock:
             buffer = self._buffers.pop(key, LineBuffer())
             if buffer.unfinished:
@@ -147,24 +149,23 @@ class Console:
             # The bar itself is finished: it becomes a line like all others.
             self._sinks[key[1]].write(_ERASE_LINE)
             self._bar = None
-        self._write_above_bar(key[1], b"".join(_prefixed(key, line) + b"\n" for line in lines))
+        self._write_above_bar(key[1], b"".join(self._prefixed(key, line) + b"\n" for line in lines))
 
     def _write_above_bar(self, channel: str, data: bytes) -> None:
         sink = self._sinks[channel]
         if self._bar is None or not sink.is_terminal:
             sink.write(data)
             return
-        bar = _prefixed(self._bar, self._buffers[self._bar].unfinished)
+        bar = self._prefixed(self._bar, self._buffers[self._bar].unfinished)
         sink.write(_ERASE_LINE + data)
         self._sinks[self._bar[1]].write(bar)
 
     def _draw_bar(self, key: tuple[int, str]) -> None:
-        """The unfinished line of the lowest rank is the one that shows."""
+        """The unfinished line of the first worker is the one that shows."""
         text = self._buffers[key].unfinished
         if text and (self._bar is None or key <= self._bar):
-            self._sinks[key[1]].write(_ERASE_LINE + _prefixed(key, text))
+            self._sinks[key[1]].write(_ERASE_LINE + self._prefixed(key, text))
             self._bar = key
 
-
-def _prefixed(key: tuple[int, str], line: bytes) -> bytes:
-    return b"[%d] %s" % (key[0], line)
+    def _prefixed(self, key: tuple[int, str], line: bytes) -> bytes:
+        return b"[%s] %s" % (self._labels[key[0]], line)

@@ -1,4 +1,4 @@
-"""The workers' output: kept whole, byte for byte, in one file per rank and stream, and shown as it comes."""
+"""The workers' output: kept whole, byte for byte, in one file per worker and stream, and shown as it comes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LOOK_S = 0.2
 
 
 class LogPump(threading.Thread):
-    """Carries the output of all workers to their log files and to the console.
+    """Carries the output of some workers to their log files and to the console.
 
     A thread of its own: where the console blocks (a terminal after Ctrl-S, `| less`), the supervisor still sees
     workers end, signals and deadlines.
@@ -28,15 +28,20 @@ class LogPump(threading.Thread):
         self._selector = selectors.DefaultSelector()
         self._hurry = threading.Event()
 
-    def add(self, worker: WorkerHandle) -> None:
-        """Takes over a worker's output; to be called before `start`."""
+    def add(self, place: int, worker: WorkerHandle) -> None:
+        """Takes over a worker's output; to be called before `start`.
+
+        Args:
+            place: By which the console knows the worker.
+            worker: The worker.
+        """
         spec = worker.spec
         for pipe, channel, path in (
             (worker.stdout, "stdout", spec.stdout_path),
             (worker.stderr, "stderr", spec.stderr_path),
         ):
             os.set_blocking(pipe.fileno(), False)
-            self._selector.register(pipe, selectors.EVENT_READ, _Stream(spec.rank, channel, pipe, path, self._console))
+            self._selector.register(pipe, selectors.EVENT_READ, _Stream(place, channel, pipe, path, self._console))
 
     def run(self) -> None:
         while self._selector.get_map():
@@ -67,8 +72,8 @@ class LogPump(threading.Thread):
 class _Stream:
     """One stream of one worker."""
 
-    def __init__(self, rank: int, channel: str, pipe: IO[bytes], path: Path, console: Console):
-        self._rank, self._channel, self._pipe, self._console = rank, channel, pipe, console
+    def __init__(self, place: int, channel: str, pipe: IO[bytes], path: Path, console: Console):
+        self._place, self._channel, self._pipe, self._console = place, channel, pipe, console
         self._file: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         self._path = path
 
@@ -79,11 +84,11 @@ class _Stream:
         except BlockingIOError:
             return True
         self._keep(data)
-        self._console.show(self._rank, self._channel, data)
+        self._console.show(self._place, self._channel, data)
         return bool(data)
 
     def close(self) -> None:
-        self._console.end(self._rank, self._channel)
+        self._console.end(self._place, self._channel)
         self._pipe.close()
         if self._file is not None:
             os.close(self._file)

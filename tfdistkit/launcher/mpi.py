@@ -63,7 +63,7 @@ class Launcher(local.Launcher):
         # MPI waits for a silent peer for ever; as long as Horovod's Gloo does must be enough.
         self.patience_s = float(spec.env.get(_TIMEOUT) or env.text(_TIMEOUT) or _PATIENCE_S)
         # Variables of this shell that describe another cluster are not passed on.
-        return {**dict.fromkeys(_OTHER_CLUSTERS), **self._world.variables(spec.rank)}
+        return {**dict.fromkeys(_OTHER_CLUSTERS), **self._world.variables(spec.name.index)}
 
     def close(self) -> None:
         if self._world is not None:

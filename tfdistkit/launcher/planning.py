@@ -1,72 +1,114 @@
-"""JobSpec -> ProcessSpecs: who runs what, under which variables. Nothing is started here."""
+"""JobSpec -> ProcessSpecs: who has which role, and runs what, under which variables. Nothing is started here."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from tfdistkit import env
+from tfdistkit.cluster.addresses import join_address
 from tfdistkit.cluster.ports import free_ports
+from tfdistkit.cluster.spec import ClusterSpec, TaskSpec, local_place
 from tfdistkit.launcher.rank_variables import HOST, check_variables, default_variables, rank_variables
 from tfdistkit.launcher.spec import JobSpec, ProcessSpec
-from tfdistkit.report.crashes import rank_folder
+from tfdistkit.report.names import ProcessName, attempt_folder
 
 # A collective holds an inter-op thread while it waits for its peers: with a single one, two of them, entered in
 # different order, wait for each other for ever.
 _FEWEST_INTER_OP_THREADS = 2
+# A parameter server and the coordinator compute little: what is theirs is missing to the workers.
+_MOST_THREADS_OF_A_SERVER = 4
 
 
-def plan_job(job: JobSpec) -> tuple[ProcessSpec, ...]:
-    """Plans a job for this machine as it is now: its free ports, its cores, this process's variables."""
+def plan_job(job: JobSpec, attempt: int = 0) -> tuple[ProcessSpec, ...]:
+    """Plans a job for this machine as it is now: its free ports, its cores, this process's variables.
+
+    Args:
+        job: What the user wants.
+        attempt: How often the job was started again before.
+
+    Returns:
+        As `plan_processes`.
+
+    Raises:
+        OptionError: if the user sets a variable that the backend gives to each worker.
+        ClusterConfigError: if there are too few free ports.
+    """
     return plan_processes(
         job,
-        ports=free_ports(job.world_size),
+        ports=free_ports(len(_tasks(job))),
         cores=available_cores(),
         inherited=env.child_env({}),
         python=sys.executable,
+        attempt=attempt,
     )
 
 
 def plan_processes(
-    job: JobSpec, *, ports: Sequence[int], cores: int, inherited: Mapping[str, str], python: str
+    job: JobSpec,
+    *,
+    ports: Sequence[int],
+    cores: int,
+    inherited: Mapping[str, str],
+    python: str,
+    attempt: int = 0,
 ) -> tuple[ProcessSpec, ...]:
     """Decides what is started for a job.
 
     Args:
         job: What the user wants.
-        ports: A free TCP port for each worker.
-        cores: How many processor cores the workers share.
-        inherited: The variables that the workers will inherit; those that speak of threads are respected.
+        ports: A free TCP port for each process.
+        cores: How many processor cores the processes share.
+        inherited: The variables that the processes will inherit; those that speak of threads are respected.
         python: The interpreter.
+        attempt: How often the job was started again before.
 
     Returns:
-        One process per worker, in rank order.
+        The workers in rank order; with parameter servers the coordinator, the workers, the servers.
 
     Raises:
         OptionError: if the user sets a variable that the backend gives to each worker.
     """
     check_variables(job.backend, job.env)
     defaults = {name: value for name, value in default_variables(job.backend).items() if not inherited.get(name)}
-    shared = {**_thread_variables(job, cores, inherited), **_output_variables(inherited), **defaults, **job.env}
-    return tuple(
-        ProcessSpec(
-            rank=rank,
-            host=HOST,
-            command=(python, "-m", "tfdistkit.worker", *job.program),
-            env={
-                **shared,
-                **rank_variables(job.backend, rank, ports),
-                env.RANK: str(rank),
-                env.LOCAL_RANK: str(rank),
-                env.LOCAL_WORLD_SIZE: str(job.world_size),
-                env.RUN_DIR: str(job.run_dir),
-            },
-            folder=rank_folder(job.run_dir, rank),
-            passes_stdin=job.passes_stdin and job.world_size == 1,
-        )
-        for rank in range(job.world_size)
-    )
+    shared = {**_output_variables(inherited), **defaults}
+    processes = []
+    for cluster in _clusters(job, ports):
+        task = cluster.task
+        name = ProcessName(task.index, task.role if job.ps else None)
+        folder = attempt_folder(job.run_dir, attempt) / name.folder
+        variables = {
+            **shared,
+            **_thread_variables(job, cluster, cores, inherited),
+            **job.env,
+            **rank_variables(job.backend, cluster),
+            env.RANK: str(task.index),
+            env.LOCAL_RANK: str(cluster.local_rank),
+            env.LOCAL_WORLD_SIZE: str(cluster.local_world_size),
+            env.RUN_DIR: str(job.run_dir),
+            env.TASK_DIR: str(folder),
+            env.ATTEMPT: str(attempt),
+        }
+        reads = job.passes_stdin and job.world_size == 1 and not job.ps
+        command = (python, "-m", "tfdistkit.worker", *job.program)
+        processes.append(ProcessSpec(name, HOST, command, variables, folder, passes_stdin=reads))
+    return tuple(processes)
+
+
+def plan_again(spec: ProcessSpec, times: int) -> ProcessSpec:
+    """Plans the restart of one process while the others go on: at its address, as all is the same but the folder.
+
+    Args:
+        spec: What was started at first.
+        times: Which restart of this process it is, from 1.
+
+    Returns:
+        What to start now.
+    """
+    folder = spec.folder / f"restart.{times}"
+    return replace(spec, folder=folder, env={**spec.env, env.TASK_DIR: str(folder)})
 
 
 def available_cores() -> int:
@@ -76,10 +118,31 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
-def _thread_variables(job: JobSpec, cores: int, inherited: Mapping[str, str]) -> dict[str, str]:
+def _tasks(job: JobSpec) -> list[TaskSpec]:
+    """The roles: with parameter servers there is a coordinator besides the workers; otherwise all are alike."""
+    workers = [TaskSpec("worker", index) for index in range(job.world_size)]
+    if not job.ps:
+        return workers
+    return [TaskSpec("chief"), *workers, *(TaskSpec("ps", index) for index in range(job.ps))]
+
+
+def _clusters(job: JobSpec, ports: Sequence[int]) -> list[ClusterSpec]:
+    """The cluster as each process sees it."""
+    tasks = _tasks(job)
+    addresses: dict[str, tuple[str, ...]] = {}
+    for task, port in zip(tasks, ports, strict=True):
+        addresses[task.role] = (*addresses.get(task.role, ()), join_address(HOST, port))
+    return [ClusterSpec(addresses, task, *local_place(addresses, task), source="the launcher") for task in tasks]
+
+
+def _thread_variables(
+    job: JobSpec, cluster: ClusterSpec, cores: int, inherited: Mapping[str, str]
+) -> dict[str, str]:
     """The cores shared out. An option beats a variable that is already set, and that beats the share."""
     asked = job.threads_per_worker
     intra = asked or max(1, cores // job.world_size)
+    if cluster.task.role != "worker":
+        intra = min(intra, _MOST_THREADS_OF_A_SERVER)
     threads = {
         env.INTRA_OP_THREADS: intra,
         env.INTER_OP_THREADS: max(_FEWEST_INTER_OP_THREADS, intra),

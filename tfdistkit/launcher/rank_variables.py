@@ -1,12 +1,12 @@
-"""How each backend tells a worker its place in the job: the variables of the cluster, one function per backend."""
+"""How each backend tells a process its place in the job: the variables of the cluster, one function per backend."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from tfdistkit import env
 from tfdistkit.cluster import horovod
-from tfdistkit.cluster.spec import ClusterSpec, TaskSpec
+from tfdistkit.cluster.spec import ClusterSpec
 from tfdistkit.cluster.tf_config import to_tf_config
 from tfdistkit.errors import OptionError, explain
 
@@ -20,15 +20,14 @@ _CPU_OPERATIONS = "HOROVOD_CPU_OPERATIONS"
 _GLOO_INTERFACE = "HOROVOD_GLOO_IFACE"
 
 
-def rank_variables(backend: str, rank: int, ports: Sequence[int]) -> dict[str, str]:
-    """Returns what a backend tells one worker about the cluster; some backends add what is known at the start only.
+def rank_variables(backend: str, cluster: ClusterSpec) -> dict[str, str]:
+    """Returns what a backend tells one process about the cluster; some backends add what is known at the start only.
 
     Args:
         backend: One of `launcher.backend.BACKENDS`.
-        rank: The worker.
-        ports: A free port for each worker.
+        cluster: All processes, and which one this is.
     """
-    return _OF_BACKEND[backend](rank, ports)
+    return _OF_BACKEND[backend](cluster)
 
 
 def default_variables(backend: str) -> dict[str, str]:
@@ -46,7 +45,7 @@ def check_variables(backend: str, wanted: Mapping[str, str]) -> None:
     Raises:
         OptionError: if one of them is the launcher's.
     """
-    own = rank_variables(backend, 0, (1,))
+    own = rank_variables(backend, ClusterSpec({"worker": (f"{HOST}:1",)}))
     for name in wanted:
         if name in own:
             raise OptionError(
@@ -58,18 +57,17 @@ def check_variables(backend: str, wanted: Mapping[str, str]) -> None:
             )
 
 
-def _tf_config(rank: int, ports: Sequence[int]) -> dict[str, str]:
-    addresses = {"worker": tuple(f"{HOST}:{port}" for port in ports)}
-    return {env.TF_CONFIG: to_tf_config(ClusterSpec(addresses, TaskSpec("worker", rank)))}
+def _tf_config(cluster: ClusterSpec) -> dict[str, str]:
+    return {env.TF_CONFIG: to_tf_config(cluster)}
 
 
-def _gloo(rank: int, ports: Sequence[int]) -> dict[str, str]:
-    names, size = horovod.NAMES, str(len(ports))
+def _gloo(cluster: ClusterSpec) -> dict[str, str]:
+    names = horovod.NAMES
     return {
-        names.rank: str(rank),
-        names.size: size,
-        names.local_rank: str(rank),
-        names.local_size: size,
+        names.rank: str(cluster.rank),
+        names.size: str(cluster.world_size),
+        names.local_rank: str(cluster.local_rank),
+        names.local_size: str(cluster.local_world_size),
         # Which of the hosts this is: there is one.
         "HOROVOD_CROSS_RANK": "0",
         "HOROVOD_CROSS_SIZE": "1",
@@ -79,12 +77,12 @@ def _gloo(rank: int, ports: Sequence[int]) -> dict[str, str]:
     }
 
 
-def _mpi(rank: int, ports: Sequence[int]) -> dict[str, str]:
+def _mpi(cluster: ClusterSpec) -> dict[str, str]:
     """Rank and size are MPI's own to tell."""
     return {_CONTROLLER: "mpi", _CPU_OPERATIONS: "mpi"}
 
 
-_OF_BACKEND: dict[str, Callable[[int, Sequence[int]], dict[str, str]]] = {
+_OF_BACKEND: dict[str, Callable[[ClusterSpec], dict[str, str]]] = {
     "local": _tf_config,
     "horovod": _gloo,
     "mpi": _mpi,

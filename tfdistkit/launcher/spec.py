@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tfdistkit import env
 from tfdistkit.errors import OptionError, explain
-from tfdistkit.launcher.backend import BACKENDS
-from tfdistkit.report.crashes import rank_folder
+from tfdistkit.launcher.backend import BACKENDS, WITH_ROLES
+from tfdistkit.report.crashes import FILE_NAME as CRASH_FILE
+from tfdistkit.report.names import ProcessName
+
+# The folders of processes in a run folder, of earlier runs too.
+_TASK_FOLDERS = ("rank.*", "chief.*", "worker.*", "ps.*", "worker.*/restart.*")
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,8 @@ class JobSpec:
         timeout_s: How long the whole job may take; None for as long as it takes.
         passes_stdin: Whether a single worker reads what this process would read.
         backend: What starts the workers and tells them of each other, one of `launcher.backend.BACKENDS`.
+        ps: How many parameter servers. With any, there is a coordinator besides, and the workers take orders.
+        max_restarts: How often processes may be started again after a failure.
         job_id: The job's own mark, carried by all of its processes.
     """
 
@@ -38,12 +44,16 @@ class JobSpec:
     timeout_s: float | None = None
     passes_stdin: bool = False
     backend: str = "local"
+    ps: int = 0
+    max_restarts: int = 0
     job_id: str = field(default_factory=lambda: secrets.token_hex(16))
 
     def __post_init__(self) -> None:
         _check_count("np", self.world_size)
         if self.threads_per_worker is not None:
             _check_count("threads_per_worker", self.threads_per_worker)
+        _check_count("ps", self.ps, least=0)
+        _check_count("max_restarts", self.max_restarts, least=0)
         if self.timeout_s is not None and not self.timeout_s > 0:
             raise OptionError(
                 explain("`timeout` is not a time.", received=repr(self.timeout_s), expected="seconds, more than 0")
@@ -54,6 +64,15 @@ class JobSpec:
             raise OptionError(
                 explain("`backend` is unknown.", received=repr(self.backend), expected=f"one of {', '.join(BACKENDS)}")
             )
+        if self.ps and self.backend not in WITH_ROLES:
+            raise OptionError(
+                explain(
+                    f"The backend {self.backend!r} has no parameter servers: its processes are all alike.",
+                    received=f"ps={self.ps}, backend={self.backend!r}",
+                    expected=f"`ps` with one of the backends: {', '.join(WITH_ROLES)}",
+                    do="Leave out one of the two.",
+                )
+            )
 
 
 @dataclass(frozen=True)
@@ -61,15 +80,15 @@ class ProcessSpec:
     """One process to start.
 
     Args:
-        rank: Its number in the job.
+        name: What it is called, by its rank or by its role.
         host: The machine to start it on.
         command: The program and its arguments.
         env: The variables to set, over those of the starting process.
-        folder: Where its logs and its crash record go.
+        folder: Where its logs, its crash record and what it leaves for the launcher go.
         passes_stdin: Whether it reads what the starting process would read; otherwise it reads nothing.
     """
 
-    rank: int
+    name: ProcessName
     host: str
     command: tuple[str, ...]
     env: Mapping[str, str]
@@ -85,22 +104,21 @@ class ProcessSpec:
         return self.folder / "stderr"
 
 
-def make_folders(run_dir: Path, world_size: int) -> None:
-    """Makes the run folder and one folder per rank, and removes an earlier run's crash records from them.
+def make_folders(run_dir: Path, processes: Sequence[ProcessSpec]) -> None:
+    """Makes the run folder and that of each process, and removes the crash records of an earlier run.
 
     Args:
         run_dir: The run folder; it may exist.
-        world_size: How many workers there are.
+        processes: Those that start first.
 
     Raises:
         OptionError: if a folder cannot be made or written to.
     """
     try:
-        for rank in range(world_size):
-            folder = rank_folder(run_dir, rank)
-            folder.mkdir(parents=True, exist_ok=True)
-        # Ranks of an earlier, larger run too: nobody must read their errors as this run's.
-        for stale in run_dir.glob("rank.*/error.json"):
+        for process in processes:
+            process.folder.mkdir(parents=True, exist_ok=True)
+        # Those of an earlier, larger run too: nobody must read their errors as this run's.
+        for stale in left_in(run_dir, CRASH_FILE):
             stale.unlink()
         (run_dir / ".writable").touch()
         (run_dir / ".writable").unlink()
@@ -110,9 +128,21 @@ def make_folders(run_dir: Path, world_size: int) -> None:
         ) from error
 
 
-def _check_count(name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise OptionError(explain(f"`{name}` is not a number of them.", received=repr(value), expected="1 or more"))
+def left_in(run_dir: Path, file_name: str) -> list[Path]:
+    """Returns the files of one name that processes left in a run folder, in all attempts.
+
+    Args:
+        run_dir: The run folder.
+        file_name: The file's name.
+    """
+    attempts = (run_dir, *run_dir.glob("attempt.*"))
+    return [path for one in attempts for folder in _TASK_FOLDERS for path in one.glob(f"{folder}/{file_name}")]
+
+
+def _check_count(name: str, value: object, least: int = 1) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        what = f"`{name}` is not a number of them."
+        raise OptionError(explain(what, received=repr(value), expected=f"{least} or more"))
 
 
 def _check_variable(name: str, value: object) -> None:

@@ -1,6 +1,6 @@
 """The crash record: what a worker writes about its own unhandled exception, and the launcher reads.
 
-It is `error.json` in the worker's folder, `rank.<N>` of the run folder. Its time is the moment of the
+It is `error.json` in the worker's own folder in the run folder. Its time is the moment of the
 exception, before the interpreter shuts down, so the launcher can tell which worker failed first even when
 another one was quicker to end.
 """
@@ -20,7 +20,7 @@ class CrashRecord:
     """One worker's unhandled exception, or its `sys.exit` with a code other than 0.
 
     Args:
-        rank: The worker's number in the job.
+        rank: The worker's number among those of its role.
         host: The machine.
         pid: The process on that machine.
         time: Seconds since the epoch, when the exception left the script.
@@ -38,11 +38,6 @@ class CrashRecord:
     type: str
     message: str
     traceback: str
-
-
-def rank_folder(run_dir: Path, rank: int) -> Path:
-    """Returns where the logs and the crash record of one worker are."""
-    return run_dir / f"rank.{rank}"
 
 
 def write_crash(folder: Path, record: CrashRecord) -> None:

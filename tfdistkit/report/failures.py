@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tfdistkit.report.names import ProcessName
+
 # What a worker says when another one is gone: TensorFlow's collectives and its coordination service, gRPC,
 # Gloo (Horovod), Gloo's and NCCL's sockets. Such a failure is a consequence of the peer's.
 _PEER_IS_GONE = (
@@ -33,7 +35,7 @@ class Failure:
     """How one worker failed.
 
     Args:
-        rank: The worker's number in the job.
+        rank: The worker's number in the job; where processes have roles, among those of its role.
         host: The machine it ran on.
         pid: Its process there.
         exit_code: What the shell would say: 1 to 255, 128 + the signal's number when it was killed.
@@ -43,6 +45,8 @@ class Failure:
         message: The exception's text, or an empty string.
         traceback: As Python prints it; an empty string when no exception was recorded.
         log_path: What the worker wrote to stderr, whole.
+        role: `chief`, `worker` or `ps`; None in a job whose processes are all alike.
+        remark: What the launcher knows besides, in a sentence; or an empty string.
     """
 
     rank: int
@@ -55,6 +59,13 @@ class Failure:
     message: str = ""
     traceback: str = ""
     log_path: Path | None = None
+    role: str | None = None
+    remark: str = ""
+
+    @property
+    def name(self) -> ProcessName:
+        """What the worker is called: `rank 1`, `ps 0`."""
+        return ProcessName(self.rank, self.role)
 
     @property
     def is_consequence(self) -> bool:
@@ -74,7 +85,7 @@ class Failure:
 
 def first_cause_first(failures: Iterable[Failure]) -> tuple[Failure, ...]:
     """Sorts failures: those with a cause of their own before mere consequences, and then by time."""
-    return tuple(sorted(failures, key=lambda one: (one.is_consequence, one.time, one.rank)))
+    return tuple(sorted(failures, key=lambda one: (one.is_consequence, one.time, one.role or "", one.rank)))
 
 
 def signal_name(number: int) -> str:

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tfdistkit.report.failures import Failure
+from tfdistkit.report.names import ProcessName, listed
 
 # A screen has 24 lines at least, and the report needs about ten of them itself.
 _SHOWN_LINES = 15
+_SHOWN_INCIDENTS = 4
 # A line of a log can be as long as it likes; a screen cannot.
 _SHOWN_COLUMNS = 400
 # Where the end of a log is looked for.
@@ -26,7 +28,7 @@ _SIGNAL_HINTS = {
 
 
 def describe_failure(failure: Failure) -> str:
-    """Tells one failure: rank, host, pid, exit code or signal, log, and the end of the traceback.
+    """Tells one failure: who, host, pid, exit code or signal, log, and the end of the traceback.
 
     Args:
         failure: What happened.
@@ -35,10 +37,12 @@ def describe_failure(failure: Failure) -> str:
         Several lines without a newline at the end.
     """
     lines = [
-        f"rank {failure.rank} {failure.headline} "
+        f"{failure.name} {failure.headline} "
         f"(host {failure.host}, pid {failure.pid}, exit code {failure.exit_code})"
     ]
-    if failure.signal in _SIGNAL_HINTS:
+    if failure.remark:
+        lines.append(failure.remark)
+    elif failure.signal in _SIGNAL_HINTS:
         lines.append(_SIGNAL_HINTS[failure.signal])
     if failure.log_path is not None:
         lines.append(f"log: {failure.log_path}")
@@ -50,14 +54,20 @@ def describe_failure(failure: Failure) -> str:
 
 
 def describe_run(
-    failures: Sequence[Failure], *, suspended: Sequence[int] = (), stopped: Sequence[int] = (), kept: Path | None = None
+    failures: Sequence[Failure],
+    *,
+    suspended: Sequence[ProcessName] = (),
+    stopped: Sequence[ProcessName] = (),
+    incidents: Sequence[str] = (),
+    kept: Path | None = None,
 ) -> str:
     """Tells why a run failed.
 
     Args:
         failures: The workers that failed by themselves, first cause first.
-        suspended: The ranks that were found stopped (SIGSTOP) when the run failed.
-        stopped: The ranks that had to be stopped because of the failure.
+        suspended: Those that were found stopped (SIGSTOP) when the run failed.
+        stopped: Those that had to be stopped because of the failure.
+        incidents: What went wrong before and was overcome, a sentence each.
         kept: The run folder, when the user should know of it.
 
     Returns:
@@ -69,20 +79,21 @@ def describe_run(
         if failures[0].is_consequence:
             parts.append("It reports that another worker is gone or silent, but none had failed before it.")
     if suspended:
-        parts.append(f"{_ranks(suspended)} had been suspended (SIGSTOP), so the others waited in vain.")
-    parts += [f"Later, rank {later.rank} {later.headline} too." for later in failures[1:4]]
+        parts.append(f"{listed(suspended)} had been suspended (SIGSTOP), so the others waited in vain.")
+    # A worker may have failed before the failure that ended the job.
+    parts += [f"{_when(other, failures[0])}, {other.name} {other.headline} too." for other in failures[1:4]]
     if len(failures) > 4:
-        parts.append(f"Later, {len(failures) - 4} more failed too.")
+        parts.append(f"{len(failures) - 4} more failed too.")
     if stopped:
-        parts.append(f"Stopped because of it: {_ranks(stopped)}.")
+        parts.append(f"Stopped because of it: {listed(stopped)}.")
+    parts += [f"Earlier: {incident}" for incident in incidents[-_SHOWN_INCIDENTS:]]
     if kept is not None:
         parts.append(f"All logs and events: {kept}")
     return "\n".join(parts)
 
 
-def _ranks(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
-    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
+def _when(other: Failure, first: Failure) -> str:
+    return "Later" if other.is_consequence or other.time >= first.time else "Before"
 
 
 def _last_words(failure: Failure) -> tuple[str, list[str]]:

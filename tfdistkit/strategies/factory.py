@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfdistkit.cluster.detection import detect_cluster
 from tfdistkit.cluster.spec import ClusterSpec
-from tfdistkit.errors import MissingDependencyError, OptionError, explain, nearest
+from tfdistkit.errors import MissingDependencyError, OptionError, UnsupportedError, explain, nearest
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -66,6 +66,7 @@ def strategy(name: str = "auto", **options: Any) -> tf.distribute.Strategy:
         OptionError: (a ValueError) if the name or an option is unknown or wrong.
         ClusterConfigError: (a ValueError) if TF_CONFIG is wrong.
         TooLateError: (a RuntimeError) if TensorFlow has its devices already.
+        UnsupportedError: (a RuntimeError) if the strategy makes no use of the cluster's parameter servers.
         RendezvousError: (a TimeoutError) if the other workers do not come within `timeout_s`.
         MissingDependencyError: (an ImportError) if TensorFlow or Keras 3 is not installed.
 
@@ -79,8 +80,9 @@ def strategy(name: str = "auto", **options: Any) -> tf.distribute.Strategy:
         ```
     """
     cluster = detect_cluster()
-    _require_keras_on_tensorflow()
     known = _known_name(name)
+    _check_servers(known, cluster)
+    _require_keras_on_tensorflow()
     if known == "auto":
         known = _choose(cluster)
     build = _registered.get(known) or _load(known)
@@ -132,6 +134,22 @@ def _known_name(name: str) -> str:
             f"`name` is no strategy.{nearest(wanted, names + list(_ALIASES))}",
             received=f"name={name!r}",
             expected=f"one of: {', '.join(names)}",
+        )
+    )
+
+
+def _check_servers(name: str, cluster: ClusterSpec) -> None:
+    """A strategy of our own without servers would leave them, and those who wait for them, alone."""
+    of_ours = name in _MODULES and name != "parameter_server"
+    if not of_ours or not cluster.has_servers or cluster.task.role == "evaluator":
+        return
+    counts = ", ".join(f"{len(cluster.addresses[role])} {role}" for role in ("chief", "worker", "ps"))
+    raise UnsupportedError(
+        explain(
+            f"The strategy {name!r} makes no use of parameter servers, and this cluster has some.",
+            received=f"{cluster.task.role} {cluster.task.index} in {cluster.source} with {counts}",
+            expected='the strategy "parameter_server"',
+            do='Ask for tfdistkit.strategy("parameter_server"), or start the script without `ps` (`--ps`).',
         )
     )
 

@@ -1,8 +1,10 @@
 """Watch the workers of a job, decide, act, and tell what happened."""
 
-from tfdistkit.supervise.policy import Action, Decision, Outcome, decide
+from tfdistkit.supervise.decision import Action, Decision, Outcome
+from tfdistkit.supervise.policy import decide
+from tfdistkit.supervise.result import JobResult
 from tfdistkit.supervise.status import GroupStatus, WorkerStatus
-from tfdistkit.supervise.supervisor import JobResult, run_job
+from tfdistkit.supervise.supervisor import run_job
 
 __all__ = [
     "Action",

@@ -16,9 +16,11 @@ from tfdistkit.launcher.console import Console
 from tfdistkit.launcher.planning import plan_job
 from tfdistkit.launcher.sinks import TextSink
 from tfdistkit.launcher.spec import JobSpec, temporary_run_dir
+from tfdistkit.report.names import ProcessName
 from tfdistkit.report.summary import describe_run
-from tfdistkit.supervise.policy import Outcome
-from tfdistkit.supervise.supervisor import JobResult, run_job
+from tfdistkit.supervise.decision import Outcome
+from tfdistkit.supervise.result import JobResult
+from tfdistkit.supervise.supervisor import run_job
 
 
 def launch(
@@ -32,7 +34,9 @@ def launch(
     log_dir: str | Path | None = None,
     threads_per_worker: int | None = None,
     backend: str = "local",
-) -> list[Any]:
+    ps: int = 0,
+    max_restarts: int = 0,
+) -> Any:
     """Calls a function in several worker processes on this machine, as `tfdistkit run` runs a script.
 
     The workers are fresh processes, so it works where TensorFlow is loaded already. The function and its
@@ -49,9 +53,13 @@ def launch(
         log_dir: Where the logs are kept; None for a temporary folder that is removed after a success.
         threads_per_worker: Threads for one TensorFlow operation; None shares the cores out.
         backend: `"local"`, `"horovod"` or `"mpi"`, as `--backend` of `tfdistkit run`.
+        ps: How many parameter servers. With any, a coordinator is started too, and workers and servers do not
+            come back from `tfdistkit.strategy("parameter_server")`.
+        max_restarts: How often processes may be started again after a failure, as `--max-restarts`.
 
     Returns:
-        What the function returned on each worker, in rank order.
+        What the function returned on each worker, as a list in rank order; with parameter servers, what it
+        returned on the coordinator.
 
     Raises:
         OptionError: if an argument cannot be right, or cannot be sent to the workers.
@@ -72,38 +80,54 @@ def launch(
         raise OptionError(explain("`fn` is not a function.", received=repr(fn), expected="a function to call"))
     run_dir = Path(log_dir).absolute() if log_dir is not None else temporary_run_dir(Path(tempfile.gettempdir()))
     # Checked before anything is written.
-    job = JobSpec(np, (), run_dir, dict(env or {}), threads_per_worker, timeout_s, backend=backend)
+    job = JobSpec(
+        np,
+        (),
+        run_dir,
+        dict(env or {}),
+        threads_per_worker,
+        timeout_s,
+        backend=backend,
+        ps=ps,
+        max_restarts=max_restarts,
+    )
     job = replace(job, program=write_call(run_dir, fn, args, kwargs or {}))
     remove_results(run_dir)
-    result = run_job(job, plan_job(job), Console(TextSink(sys.stdout), TextSink(sys.stderr), np))
+    processes = plan_job(job)
+    labels = [process.name.label for process in processes]
+    result = run_job(job, processes, Console(TextSink(sys.stdout), TextSink(sys.stderr), labels))
     if result.outcome is not Outcome.SUCCEEDED:
         raise _failed(result, job)
-    return _values(run_dir, np, keeps_folder=log_dir is not None)
-
-
-def _values(run_dir: Path, np: int, *, keeps_folder: bool) -> list[Any]:
-    values = [_value(run_dir, rank) for rank in range(np)]
-    if not keeps_folder:
+    values = [_value(process.name, folder) for process, folder in zip(processes, result.folders, strict=True)
+              if process.name.role in (None, "chief")]
+    if log_dir is None:
         shutil.rmtree(run_dir, ignore_errors=True)
-    return values
+    return values[0] if ps else values
 
 
-def _value(run_dir: Path, rank: int) -> Any:
+def _value(name: ProcessName, folder: Path) -> Any:
     try:
-        return read_result(run_dir, rank)
+        return read_result(folder)
     except Exception as error:  # unpickling raises whatever the objects raise
+        told = str(name)
         raise WorkerFailedError(
             explain(
-                f"Rank {rank} ended well, but its result cannot be read.",
+                f"{told[0].upper()}{told[1:]} ended well, but its result cannot be read.",
                 received=f"{type(error).__name__}: {error}",
                 expected="a function that returns, and a result that this process can unpickle",
-                do=f"Its logs are in {run_dir}.",
+                do=f"Its logs are in {folder}.",
             )
         ) from error
 
 
 def _failed(result: JobResult, job: JobSpec) -> WorkerFailedError:
-    told = describe_run(result.failures, suspended=result.suspended, stopped=result.stopped, kept=job.run_dir)
+    told = describe_run(
+        result.failures,
+        suspended=result.suspended,
+        stopped=result.stopped,
+        incidents=result.incidents,
+        kept=job.run_dir,
+    )
     if result.outcome is Outcome.TIMED_OUT:
         told = f"The workers did not end within {job.timeout_s:g} seconds (`timeout_s`).\n{told}"
     return WorkerFailedError(told, result.failures[0] if result.failures else None)

@@ -2,47 +2,9 @@
 
 from __future__ import annotations
 
-import enum
-import signal
-from dataclasses import dataclass
-
-from tfdistkit.supervise.status import GroupStatus, WorkerStatus
-
-# A worker with an unhandled exception may take this long to shut its interpreter down. TensorFlow can hang there,
-# waiting for its peers, and these can wait for the worker: then nobody would ever end.
-SHUTDOWN_S = 3.0
-
-
-class Action(enum.Enum):
-    """What the supervisor does next."""
-
-    WAIT = "wait"
-    FINISH = "finish"
-    STOP = "stop"
-
-
-class Outcome(enum.Enum):
-    """How a job came out."""
-
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    INTERRUPTED = "interrupted"
-    TIMED_OUT = "timed out"
-
-
-@dataclass(frozen=True)
-class Decision:
-    """What to do.
-
-    Args:
-        action: The next step.
-        outcome: How the job came out, when this ends it.
-        signal: For STOP: the signal that the workers get first.
-    """
-
-    action: Action
-    outcome: Outcome | None = None
-    signal: int = signal.SIGTERM
+from tfdistkit.supervise.coordinated import decide_coordinated
+from tfdistkit.supervise.decision import Action, Decision, Outcome, on_failure, on_request
+from tfdistkit.supervise.status import GroupStatus
 
 
 def decide(status: GroupStatus) -> Decision:
@@ -54,29 +16,21 @@ def decide(status: GroupStatus) -> Decision:
         status: The job at this moment.
 
     Returns:
-        FINISH when all workers ended well; STOP when one failed or was suspended for too long, when the launcher
-        was told to end, or when the time is over; otherwise WAIT.
+        FINISH when the job is done; STOP when one of those failed or was suspended for too long that the others
+        cannot do without, when the launcher was told to end, or when the time is over; RESTART instead of STOP
+        after a failure, as long as restarts are left; otherwise WAIT. See `coordinated` for parameter servers.
     """
-    if all(worker.has_ended and not worker.has_failed for worker in status.workers):
+    return _decide_together(status) if status.coordinator is None else decide_coordinated(status, status.coordinator)
+
+
+def _decide_together(status: GroupStatus) -> Decision:
+    """All are alike, and nobody can go on without the others."""
+    if all(worker.has_ended_well for worker in status.workers):
         return Decision(Action.FINISH, Outcome.SUCCEEDED)
-    if any(worker.has_failed or _hangs_in_shutdown(worker, status) for worker in status.workers):
-        return Decision(Action.STOP, Outcome.FAILED)
-    if any(_is_suspended_too_long(worker, status) for worker in status.workers):
-        return Decision(Action.STOP, Outcome.FAILED)
-    if status.signals:
-        return Decision(Action.STOP, Outcome.INTERRUPTED, status.signals[0])
-    if status.timeout_s is not None and status.elapsed_s >= status.timeout_s:
-        return Decision(Action.STOP, Outcome.TIMED_OUT)
-    return Decision(Action.WAIT)
-
-
-def _is_suspended_too_long(worker: WorkerStatus, status: GroupStatus) -> bool:
+    if any(status.is_broken(worker) for worker in status.workers):
+        return on_failure(status)
     # A single worker makes nobody wait: whoever suspended it may wake it up when they like.
-    if worker.suspended_at is None or status.patience_s is None or len(status.workers) == 1:
-        return False
-    return status.now - worker.suspended_at > status.patience_s
-
-
-def _hangs_in_shutdown(worker: WorkerStatus, status: GroupStatus) -> bool:
-    # A single worker makes nobody wait: it may take its time, as under plain Python.
-    return len(status.workers) > 1 and worker.crash is not None and status.now - worker.crash.time > SHUTDOWN_S
+    patience_s = status.patience_s if len(status.workers) > 1 else None
+    if patience_s is not None and any(status.is_suspended(worker, patience_s) for worker in status.workers):
+        return on_failure(status)
+    return on_request(status) or Decision(Action.WAIT)

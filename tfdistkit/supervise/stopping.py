@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from tfdistkit.launcher.backend import WorkerHandle
 
 # How long a worker may take to end when asked: to write a checkpoint, to close files. Together with what it takes
-# to see a failure (`policy.SHUTDOWN_S`), less than the 10 seconds in which a job with a dead worker must be over.
+# to see a failure (`status.SHUTDOWN_S`), less than the 10 seconds in which a job with a dead worker must be over.
 GRACE_S = 5.0
 # A killed process is gone in milliseconds, or it hangs in the kernel and nobody can help.
 _KILLED_S = 1.0
@@ -29,13 +29,22 @@ def stop_workers(workers: Sequence[WorkerHandle], number: int, hurry: Callable[[
         worker.send_signal(number)
         # A suspended process cannot act on a signal before it is woken up.
         worker.send_signal(signal.SIGCONT)
-    for worker in (remaining := _wait(remaining, GRACE_S, hurry)):
+    for worker in (remaining := wait_for_end(remaining, GRACE_S, hurry)):
         worker.send_signal(signal.SIGKILL)
-    _wait(remaining, _KILLED_S, lambda: False)
+    wait_for_end(remaining, _KILLED_S, lambda: False)
 
 
-def _wait(workers: Sequence[WorkerHandle], timeout_s: float, hurry: Callable[[], bool]) -> list[WorkerHandle]:
-    """Waits until all are gone; returns those that are not."""
+def wait_for_end(workers: Sequence[WorkerHandle], timeout_s: float, hurry: Callable[[], bool]) -> list[WorkerHandle]:
+    """Waits until workers are gone, with everything that they started.
+
+    Args:
+        workers: The workers.
+        timeout_s: For how long, in seconds.
+        hurry: Whether to stop waiting.
+
+    Returns:
+        Those that are still there.
+    """
     deadline = time.monotonic() + timeout_s
     remaining = list(workers)
     while remaining and time.monotonic() < deadline and not hurry():
