@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 
 from tfdistkit.errors import UnsupportedError, explain
-from tfdistkit.strategies import atomic_updates, exact_losses, keras_seams, lost_peer, row_reads, table_parts
+from tfdistkit.strategies import atomic_updates, exact_losses, keras_seams, lost_peer, table_parts, table_rows
 from tfdistkit.strategies import step as steps
 from tfdistkit.strategies.agreement import agree
 from tfdistkit.strategies.batch_parts import BatchPart
@@ -322,8 +322,9 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "scale_loss": exact_losses.scale_loss,
     "unscale_loss": exact_losses.unscale_loss,
     "next_seed": _next_seed,
-    "take": row_reads.take,
-    "adagrad_step": row_reads.adagrad_step,
+    "take": table_rows.take,
+    "adagrad_step": table_rows.adagrad_step,
+    "clip_by_global_norm": table_rows.clip_by_global_norm,
     "slot": table_parts.slot,
     "save_optimizer": table_parts.save_optimizer,
     "load_optimizer": table_parts.load_optimizer,

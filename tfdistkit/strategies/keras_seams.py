@@ -109,6 +109,11 @@ SEAMS: dict[str, Seam] = {
         ("self", "gradient", "variable", "learning_rate"),
         "no root of the whole accumulator for the rows of a sparse gradient",
     ),
+    "clip_by_global_norm": Seam(
+        "keras.src.optimizers.base_optimizer:clip_by_global_norm",
+        ("value_list", "clip_norm"),
+        "a sparse gradient stays sparse under `global_clipnorm`",
+    ),
     "slot": Seam(
         "keras.src.backend.tensorflow.optimizer:TFOptimizer.add_variable_from_reference",
         ("self", "reference_variable"),

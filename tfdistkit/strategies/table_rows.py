@@ -64,3 +64,21 @@ def adagrad_step(original: Any, optimizer: Any, gradient: Any, variable: Any, le
     change = tf.IndexedSlices(rate * gradient.values / root, gradient.indices, gradient.dense_shape)
     optimizer.assign_sub(variable, change)
     return None
+
+
+def clip_by_global_norm(original: Any, value_list: Any, clip_norm: Any) -> Any:
+    """Hook of Keras's `clip_by_global_norm`, which makes every sparse gradient a dense one of the table's size.
+
+    A dense gradient has the sum of all that a row got, and so has the sparse one that comes out here.
+    """
+    gradients = list(value_list)
+    slices = [i for i, g in enumerate(gradients) if isinstance(g, tf.IndexedSlices)]
+    if not slices or not keras_seams.is_ours(tf.distribute.get_strategy()):
+        return original(gradients, clip_norm)
+    # Keras's norm is that of the values as they are: a row that is there twice counts twice.
+    clipped = original([g.values if i in slices else g for i, g in enumerate(gradients)], clip_norm)
+    for i in slices:
+        ids, place = tf.unique(gradients[i].indices)
+        values = tf.math.unsorted_segment_sum(clipped[i], place, tf.size(ids))
+        clipped[i] = tf.IndexedSlices(values, ids, gradients[i].dense_shape)
+    return clipped
