@@ -27,6 +27,8 @@ def run(part, names):
             execute(folder.with_suffix(".py"), {**names, "__name__": part, "folder": folder})
         except (Exception, SystemExit):
             error = traceback.format_exc()
+    if "keras" in sys.modules:
+        sys.modules["keras"].backend.clear_session()  # The next part begins with names of its own.
     result = folder / f"result.{names['rank']}"
     result.write_text(json.dumps({"printed": printed.getvalue(), "error": error}))
     result.rename(f"{result}.json")

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from worker_processes import run_workers
+from rank_jobs import ENGINES
 
 pytestmark = pytest.mark.tensorflow
 
-ENGINES = ["multiworker"]
-
 START = """
-    import hashlib, pathlib, sys
-    import tfdistkit
-    strategy = tfdistkit.strategy("ENGINE")
+    import hashlib
     import keras, numpy as np, tensorflow as tf
-    from tfdistkit.callbacks import BroadcastVariables, LearningRateWarmup, MetricAverage
-    rank = tfdistkit.rank()
-    folder = pathlib.Path(__file__).parent
+    from tfdistkit.callbacks import BroadcastVariables, MetricAverage
     keras.utils.set_random_seed(0)
     x = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
     y = x[:, :1] * 2
@@ -196,22 +188,36 @@ AVERAGE = START + """
 """
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-class TestOnTwoRanks:
-    def test_a_checkpoint_of_one_rank_is_everybodys(self, tmp_path: Path, engine: str) -> None:
-        assert all("equal" in printed for printed in run_workers(RESTORE.replace("ENGINE", engine), tmp_path))
+on_two_ranks = pytest.mark.parametrize("engine", ENGINES)
 
-    def test_every_dtype_arrives_bit_for_bit(self, tmp_path: Path, engine: str) -> None:
-        assert all("bit for bit" in printed for printed in run_workers(KINDS.replace("ENGINE", engine), tmp_path))
 
-    def test_what_the_first_step_builds_follows(self, tmp_path: Path, engine: str) -> None:
-        for printed in run_workers(LATE.replace("ENGINE", engine), tmp_path):
-            assert "equal after the first batch" in printed
+@pytest.mark.part(RESTORE)
+@on_two_ranks
+def test_a_checkpoint_of_one_rank_is_everybodys(printed: list[str]) -> None:
+    assert all(text.endswith("equal\n") for text in printed)
 
-    def test_differences_are_errors_on_both(self, tmp_path: Path, engine: str) -> None:
-        assert all("refused" in printed for printed in run_workers(REFUSED.replace("ENGINE", engine), tmp_path))
 
-    def test_logs_that_differ_are_averaged(self, tmp_path: Path, engine: str) -> None:
-        first, second = run_workers(AVERAGE.replace("ENGINE", engine), tmp_path)
-        assert "averaged" in first and "averaged" in second
-        assert first.count("MetricAverage has nothing to do") == 1
+@pytest.mark.part(KINDS)
+@on_two_ranks
+def test_every_dtype_arrives_bit_for_bit(printed: list[str]) -> None:
+    assert all(text.endswith("bit for bit\n") for text in printed)
+
+
+@pytest.mark.part(LATE)
+@on_two_ranks
+def test_what_the_first_step_builds_follows(printed: list[str]) -> None:
+    assert all(text.endswith("equal after the first batch\n") for text in printed)
+
+
+@pytest.mark.part(REFUSED)
+@on_two_ranks
+def test_differences_are_errors_on_both(printed: list[str]) -> None:
+    assert [f"refused on rank {rank}\n" in text for rank, text in enumerate(printed)] == [True, True]
+
+
+@pytest.mark.part(AVERAGE)
+@on_two_ranks
+def test_logs_that_differ_are_averaged(printed: list[str]) -> None:
+    assert all(text.endswith("averaged\n") for text in printed)
+    # Once, and by one rank.
+    assert [text.count("MetricAverage has nothing to do") for text in printed] == [1, 0]

@@ -5,17 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from rank_jobs import ENGINES
 from worker_processes import run_workers
 
 pytestmark = pytest.mark.tensorflow
 
-# The name of the strategy, and how many processes have its two replicas.
-ENGINES = {"multiworker": 2, "mirrored": 1}
+# Both replicas in one process.
+MIRRORED = """
+    import tfdistkit
+    strategy, engine = tfdistkit.strategy("mirrored", devices=2), "mirrored"
+"""
 
 TRAIN = """
-    import tfdistkit
-    name = "ENGINE"
-    strategy = tfdistkit.strategy(name, **({"devices": 2} if name == "mirrored" else {}))
     import keras, numpy as np, tensorflow as tf
     from tfdistkit.callbacks import LearningRateScale, LearningRateWarmup
     x = np.random.default_rng(0).normal(size=(56, 4)).astype("float32")
@@ -56,7 +57,7 @@ TRAIN = """
         _, in_threes, again = train(strategy, optimizer, ours(), steps_per_execution=3)
         assert in_threes == history, (optimizer, in_threes, history)
         assert all((one == other).all() for one, other in zip(again, weights)), optimizer
-        if name != "mirrored":
+        if engine != "mirrored":
             both = strategy.gather(tf.constant(np.concatenate([w.reshape(-1) for w in again])[None]), axis=0).numpy()
             assert (both == both[0]).all()
     # By Horovod's formula: the rate of 1 of 2 workers, up to that of both in the last step of the warm-up.
@@ -67,7 +68,12 @@ TRAIN = """
 """
 
 
+@pytest.mark.part(TRAIN)
 @pytest.mark.parametrize("engine", ENGINES)
-def test_two_replicas_have_the_rates_of_one_process(tmp_path: Path, engine: str) -> None:
-    for printed in run_workers(TRAIN.replace("ENGINE", engine), tmp_path, world_size=ENGINES[engine]):
-        assert "same rates" in printed
+def test_two_ranks_have_the_rates_of_one_process(printed: list[str]) -> None:
+    assert printed == ["same rates\n"] * 2
+
+
+def test_two_replicas_of_a_process_have_its_rates(tmp_path: Path) -> None:
+    [printed] = run_workers(MIRRORED + TRAIN, tmp_path, world_size=1)
+    assert "same rates" in printed

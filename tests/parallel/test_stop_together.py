@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from worker_processes import run_workers
+from rank_jobs import ENGINES
 
 pytestmark = pytest.mark.tensorflow
 
-ENGINES = ["multiworker"]
-
 TRAIN = """
-    import sys
-    import tfdistkit
-    strategy = tfdistkit.strategy("ENGINE")
+    import functools
     import keras, numpy as np, tensorflow as tf
     from tfdistkit.callbacks import StopTogether
-    rank = tfdistkit.rank()
     x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
     y = x[:, :1] * 2
 
@@ -41,11 +34,16 @@ TRAIN = """
         def on_train_end(self, logs=None):
             self.ended = True
 
-    def train(*callbacks, steps_per_execution=1, epochs=3, check=lambda: None):
-        keras.utils.set_random_seed(0)
+    @functools.cache  # Traced once.
+    def compiled(steps_per_execution):
         with strategy.scope():
             model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
             model.compile("sgd", "mse", steps_per_execution=steps_per_execution)
+        return model
+
+    def train(*callbacks, steps_per_execution=1, epochs=3):
+        model = compiled(steps_per_execution)
+        model.optimizer.iterations.assign(0)
         steps = Steps()
         model.fit(x, y, batch_size=8, epochs=epochs, verbose=0, validation_data=(x[:16], y[:16]),
                   callbacks=[steps, *callbacks])
@@ -136,14 +134,22 @@ ORDER = TRAIN + """
 """
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-class TestOnTwoRanks:
-    def test_all_stop_where_one_stops(self, tmp_path: Path, engine: str) -> None:
-        for printed in run_workers(WHERE.replace("ENGINE", engine), tmp_path):
-            assert "together" in printed and "all epochs" in printed
+on_two_ranks = pytest.mark.parametrize("engine", ENGINES)
 
-    def test_keras_callbacks_on_numbers_of_one_rank(self, tmp_path: Path, engine: str) -> None:
-        assert all("together" in printed for printed in run_workers(KERAS.replace("ENGINE", engine), tmp_path))
 
-    def test_a_wrong_order_is_refused_before_training(self, tmp_path: Path, engine: str) -> None:
-        assert all("refused" in printed for printed in run_workers(ORDER.replace("ENGINE", engine), tmp_path))
+@pytest.mark.part(WHERE)
+@on_two_ranks
+def test_all_stop_where_one_stops(printed: list[str]) -> None:
+    assert all("all epochs\ntogether\n" in text for text in printed)
+
+
+@pytest.mark.part(KERAS)
+@on_two_ranks
+def test_keras_callbacks_on_numbers_of_one_rank(printed: list[str]) -> None:
+    assert all(text.endswith("together\n") for text in printed)
+
+
+@pytest.mark.part(ORDER)
+@on_two_ranks
+def test_a_wrong_order_is_refused_before_training(printed: list[str]) -> None:
+    assert all(text.endswith("refused\n") for text in printed)
