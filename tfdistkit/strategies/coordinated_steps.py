@@ -21,6 +21,8 @@ import tensorflow as tf
 from tfdistkit.strategies import atomic_updates, keras_seams
 from tfdistkit.strategies.worker_datasets import WorkerIterator
 
+# Seconds between two looks at whether a step has ended. TensorFlow has no way to wait for the first of several.
+_POLL_EVERY_S = 0.0005
 # Seconds between two looks at whether waiting still makes sense.
 _LOOK_EVERY_S = 0.5
 
@@ -42,43 +44,65 @@ class CoordinatedFunction:
         # Steps on their way, by their number.
         self._sent: dict[int, Any] = {}
         self._numbers = itertools.count()
-        self._exhausted: set[int] = set()
+        # Workers without more data of their own, and the steps that found none and have to be made up for.
+        self._dry: set[int] = set()
+        self._owed = 0
 
     def __call__(self, iterator: Any) -> Any:
-        if iterator is not self._iterator:
-            self._begin(iterator)
-        if isinstance(iterator, WorkerIterator):
-            self._send_for_own_data(iterator)
-        else:
-            self._send_batches(iterator)
-        return self._logs(wait=not isinstance(iterator, (tf.data.Iterator, WorkerIterator)))
+        try:
+            if self._strategy.unfinished is not self:
+                self._begin(iterator)
+            if isinstance(iterator, WorkerIterator):
+                self._send_for_own_data(1)
+            else:
+                self._send_batches()
+            return self._logs(wait=not isinstance(iterator, (tf.data.Iterator, WorkerIterator)))
+        except StopIteration:
+            raise
+        except BaseException:
+            self._abandon()
+            raise
+
+    def _abandon(self) -> None:
+        """After an error: TensorFlow has cancelled what was on its way, and the next run must not wait for it."""
+        self._sent.clear()
+        self._owed = 0
+        self._job.clear()
+        self._strategy.unfinished = None
 
     def _begin(self, iterator: Any) -> None:
-        """A new epoch: what an epoch that was broken off left behind does not belong to it."""
-        self.finish()
-        self._iterator = iterator
-        self._exhausted = set()
+        """A new epoch, or a new run; `fit` may go on with the iterator of the epoch before."""
+        self._strategy.finish_steps()
+        if iterator is not self._iterator:
+            self._dry = set()
+        self._iterator, self._owed = iterator, 0
         self._numbers = itertools.count()
         self._job.clear()
         self._strategy.unfinished = self
 
-    def _send_batches(self, iterator: Any) -> None:
-        batches = tuple(itertools.islice(_drawn(iterator), int(self._model.steps_per_execution)))
+    def _send_batches(self) -> None:
+        batches = tuple(itertools.islice(_drawn(self._iterator), int(self._model.steps_per_execution)))
         if not batches:
             self.finish()
             raise StopIteration
+        step = self._job.on_batches(batches[0])
         self._make_room(self._strategy.max_inflight)
-        self._sent[next(self._numbers)] = self._strategy.schedule(self._job.on_batches, batches)
+        self._sent[next(self._numbers)] = self._strategy.schedule(step, batches)
 
-    def _send_for_own_data(self, iterator: WorkerIterator) -> None:
-        # Once a worker ran dry, a step more might find no data: one at a time shows when the last one is dry.
-        self._make_room(1 if self._exhausted else self._strategy.max_inflight)
-        if self._exhausted | self._strategy.lost_workers() >= set(range(self._strategy.num_workers)):
-            self.finish()
-            raise StopIteration
+    def _send_for_own_data(self, steps: int) -> None:
+        iterator = self._iterator
         step = self._job.on_own_data(iterator.element_spec, int(self._model.steps_per_execution))
-        own_data = (iterator.remote(), iterator.worker_ids())
-        self._sent[next(self._numbers)] = self._strategy.schedule(step, own_data)
+        self._owed += steps
+        while self._owed:
+            # A worker that ran dry answers at once, and must not be asked all the time.
+            self._make_room(self._strategy.num_workers - len(self._dry) if self._dry else self._strategy.max_inflight)
+            if self._dry | self._strategy.lost_workers() >= set(range(self._strategy.num_workers)):
+                self._owed = 0
+                self.finish()
+                raise StopIteration
+            own_data = (iterator.remote(), iterator.worker_ids())
+            self._sent[next(self._numbers)] = self._strategy.schedule(step, own_data)
+            self._owed -= 1
 
     def _logs(self, wait: bool) -> Any:
         """Returns the logs of what is done; Keras needs some after the first step, to know their names."""
@@ -88,11 +112,18 @@ class CoordinatedFunction:
         self._collect_what_is_done()
         while self._job.logs is None and self._sent:
             self._make_room(0)
-        return self._job.logs if self._job.logs is not None else {}
+        self._job.returned = self._job.logs if self._job.logs is not None else {}
+        return self._job.returned
 
     def finish(self) -> None:
         """Waits for all steps, and gives the metrics of the model what they came to."""
         self._make_room(0)
+        while self._owed:
+            try:
+                self._send_for_own_data(0)
+            except StopIteration:
+                break
+            self._make_room(0)
         self._job.store()
         if self._strategy.unfinished is self:
             self._strategy.unfinished = None
@@ -102,26 +133,24 @@ class CoordinatedFunction:
         looked = time.monotonic()
         while len(self._sent) > max(0, most - 1):
             if not self._collect_what_is_done():
-                keras_seams.wait_for_remote_value(next(iter(self._sent.values())), 0.002)
+                time.sleep(_POLL_EVERY_S)
                 if time.monotonic() - looked > _LOOK_EVERY_S:
                     looked = time.monotonic()
                     self._strategy.check_workers()
 
     def _collect_what_is_done(self) -> bool:
         collected = False
-        for number in [n for n, sent in self._sent.items() if keras_seams.wait_for_remote_value(sent, 0)]:
+        for number in [n for n, sent in self._sent.items() if keras_seams.has_ended(sent)]:
             try:
-                result = self._sent[number].get()
-            except tf.errors.OpError:
-                # Its worker died after the step and before the result was here: the step is done again. An error
-                # of the step itself is raised here.
-                self._strategy.raise_errors_of_steps()
-                continue
-            del self._sent[number]
+                result = self._sent.pop(number).get()
+            except tf.errors.CancelledError:
+                self._strategy.raise_errors_of_steps()  # What another step raised, for which this one was cancelled.
+                raise
             collected = True
-            worker = self._job.take(number, result)
-            if worker is not None:
-                self._exhausted.add(worker)
+            done, worker = self._job.take(number, result)
+            self._owed += not done
+            if worker >= 0:
+                self._dry.add(worker)
         return collected
 
 
@@ -129,45 +158,71 @@ class _Job:
     """What the workers run, and what their results come to."""
 
     def __init__(self, strategy: Any, model: Any, step_function: Callable[[Any], Any]):
-        self._strategy, self._model = strategy, model
+        self._strategy, self._model, self._step_function = strategy, model, step_function
         # Results that came before those of earlier steps; the order of the sums makes the last bits.
         self._early: dict[int, Any] = {}
         self._next = 0
         self._sums: list[np.ndarray] | None = None
         self.logs: Any = None
+        # What Keras got last: for a train_step with logs of its own, it takes them for those of the epoch.
+        self.returned: Any = None
         self.logs_are_metrics = False
         self._results = tf.function(self._results_of_sums, autograph=False)
+        self._one_step: Any = None
+        self._on_batches: Any = None
         self._own_data: dict[int, Any] = {}
 
-        @tf.autograph.experimental.do_not_convert
-        def one(batch: Any) -> Any:
-            with atomic_updates.running(model.metrics_variables) as updates:
-                logs = strategy.run(step_function, args=(batch,))
-                self.logs_are_metrics = isinstance(logs, dict) and set(logs) == set(model.get_metrics_result())
-            return _packed(updates.sums()), {} if self.logs_are_metrics else logs
+    def on_batches(self, batch: Any) -> Any:
+        """Returns a step that takes batches like this one as its arguments."""
+        if self._on_batches is None:
+            one_step = self._choose_step(batch)
 
-        one_step = tf.function(one, reduce_retracing=True, autograph=False)
+            @tf.autograph.experimental.do_not_convert
+            def on_batches(*batches: Any) -> Any:
+                sums, logs = one_step(batches[0])
+                for batch in batches[1:]:
+                    more, logs = one_step(batch)
+                    sums = [a + b for a, b in zip(sums, more)]
+                return sums, logs, tf.constant(len(batches)), tf.constant(-1)
 
-        @tf.autograph.experimental.do_not_convert
-        def on_batches(*batches: Any) -> Any:
-            sums, logs = one_step(batches[0])
-            for batch in batches[1:]:
-                more, logs = one_step(batch)
-                sums = [a + b for a, b in zip(sums, more)]
-            return sums, logs, tf.constant(len(batches)), tf.constant(-1)
-
-        self._one_step = one_step
-        self.on_batches = tf.function(on_batches, autograph=False, reduce_retracing=True)
+            self._on_batches = tf.function(on_batches, autograph=False, reduce_retracing=True)
+        return self._on_batches
 
     def on_own_data(self, element_spec: Any, steps: int) -> Any:
         """Returns a step that takes its batches from the worker's own iterator."""
         if steps not in self._own_data:
+            self._choose_step(element_spec)
             self._own_data[steps] = self._make_on_own_data(element_spec, steps)
         return self._own_data[steps]
 
+    def _choose_step(self, batch: Any) -> Any:
+        """Collects the metrics, unless the logs are more than the results of the metrics.
+
+        A `train_step` of the user's own that returns other logs reads its metrics for them, and has to read
+        what all steps came to: then they are written in every step.
+        """
+        if self._one_step is None:
+            like = keras_seams.type_specs(batch)
+            collecting = self._make_step(collect=True)
+            collecting.get_concrete_function(like)
+            self._one_step = collecting if self.logs_are_metrics else self._make_step(collect=False)
+        return self._one_step
+
+    def _make_step(self, collect: bool) -> Any:
+        model = self._model
+
+        @tf.autograph.experimental.do_not_convert
+        def one(batch: Any) -> Any:
+            with atomic_updates.running(model.metrics_variables if collect else ()) as updates:
+                logs = self._strategy.run(self._step_function, args=(batch,))
+                self.logs_are_metrics = isinstance(logs, dict) and set(logs) == set(model.get_metrics_result())
+            return _packed(updates.sums()), {} if self.logs_are_metrics else logs
+
+        return tf.function(one, reduce_retracing=True, autograph=False)
+
     def _make_on_own_data(self, element_spec: Any, steps: int) -> Any:
         # An OutOfRangeError would be an error of the whole job, so nothing raises it: a worker that ran dry says so.
-        spec = self._one_step.get_concrete_function(element_spec).structured_outputs
+        spec = self._one_step.get_concrete_function(keras_seams.type_specs(element_spec)).structured_outputs
         nothing = tf.nest.map_structure(lambda t: tf.zeros(t.shape, t.dtype), spec)
 
         @tf.autograph.experimental.do_not_convert
@@ -192,28 +247,38 @@ class _Job:
         """Forgets what the steps of an epoch came to."""
         self._sums, self.logs, self._early, self._next = None, None, {}, 0
 
-    def take(self, number: int, result: Any) -> int | None:
-        """Adds the result of a step; returns the worker that has no more data, if it says so."""
+    def take(self, number: int, result: Any) -> tuple[int, int]:
+        """Adds the result of a step; returns how many batches it had, and the worker that has no more, or -1."""
         sums, logs, done, dry = result
         self._early[number] = ([value.numpy() for value in sums], logs) if int(done) else None
-        before = self._sums
+        before, newest = self._sums, None
         while self._next in self._early:
             result = self._early.pop(self._next)
             self._next += 1
             if result is not None:
-                added, logs = result
+                added, newest = result
                 self._sums = added if self._sums is None else [a + b for a, b in zip(self._sums, added)]
         if self._sums is not None and self._sums is not before:
-            self.logs = self._results([tf.constant(s) for s in self._sums]) if self.logs_are_metrics else logs
-        return None if int(dry) < 0 else int(dry)
+            self.logs = self._results([tf.constant(s) for s in self._sums]) if self.logs_are_metrics else newest
+        return int(done), int(dry)
 
     def store(self) -> None:
         """Adds what the steps came to, to the metrics of the model."""
         if self._sums is None:
             return
+        if not self.logs_are_metrics:
+            self._complete_logs()
+            return
         variables = self._model.metrics_variables
         for variable, value in zip(variables, _unpacked(self._sums, variables)):
             keras_seams.raw_variable(variable).assign_add(value)
+        self._sums = None
+
+    def _complete_logs(self) -> None:
+        """Lets the last logs, which Keras takes for those of the epoch, show the metrics after the last step."""
+        if isinstance(self.logs, dict) and isinstance(self.returned, dict):
+            results = self._model.get_metrics_result()
+            self.returned.update({name: results.get(name, value) for name, value in self.logs.items()})
         self._sums = None
 
     def _results_of_sums(self, sums: list[tf.Tensor]) -> Any:

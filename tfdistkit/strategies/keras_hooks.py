@@ -103,6 +103,8 @@ def _make_epoch_iterator(
     with agreed:
         original(iterator, given, *args, **kwargs)
     distributed = keras_seams.dataset_of(iterator)
+    if getattr(distributed, "tfdistkit_ends_every_epoch", False):
+        keras_seams.let_data_end_every_epoch(iterator)
     if getattr(distributed, "tfdistkit_is_own_part", False):
         iterator.data_adapter = _Uncounted(iterator.data_adapter)
         keras_seams.let_data_end_epoch(iterator, _Uncounted(distributed))

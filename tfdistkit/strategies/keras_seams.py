@@ -303,6 +303,15 @@ def strategy_of_iterator(epoch_iterator: Any) -> Any:
     return epoch_iterator._distribute_strategy
 
 
+def let_data_end_every_epoch(epoch_iterator: Any) -> None:
+    """Lets each epoch last as long as its data: Keras takes the number of steps of the first for that of all."""
+    own = type(epoch_iterator)
+    uncounted = property(lambda _: None, lambda _, __: None)
+    epoch_iterator.__class__ = type(f"Uncounted{own.__name__}", (own,), {"_num_batches": uncounted})
+    if epoch_iterator.steps_per_epoch is None:
+        epoch_iterator._interrupted_warning = lambda: None  # Running out of data is how such an epoch ends.
+
+
 def build_model(model: Any, batch: Any) -> None:
     """Builds a model from something with the shapes and dtypes of a batch."""
     model._symbolic_build(data_batch=batch)
@@ -349,6 +358,11 @@ def converted_python_function(fn: Any) -> Any:
 def clone_tf_function(fn: Any, python_function: Any) -> Any:
     """Returns a tf.function like `fn`, with its signature and options, that runs another Python function."""
     return fn._clone(python_function=python_function)
+
+
+def type_specs(structured: Any) -> Any:
+    """Returns what a tf.function is traced for: a type spec for each tensor of a structure."""
+    return tf.nest.map_structure(lambda v: v if isinstance(v, tf.TypeSpec) else tf.type_spec_from_value(v), structured)
 
 
 def select_replica(index: int, structured: Any) -> Any:
@@ -417,9 +431,12 @@ def use_extended(strategy: Any, extended: type) -> None:
     strategy.extended.__class__ = extended
 
 
-def wait_for_remote_value(value: Any, timeout_s: float) -> bool:
-    """Waits until a step has ended, well or not, or the time is over; returns whether it has ended."""
-    return bool(value._status_available_event.wait(timeout_s))
+def has_ended(value: Any) -> bool:
+    """Whether a step has ended, well or not, and what it returned is in this process.
+
+    TensorFlow calls it ready before; to ask for it then would wait, without end, for a worker that is stopped.
+    """
+    return bool(value._status_available_event.is_set() and (value._has_fetched_to_local or value._error is not None))
 
 
 def value_per_worker(strategy: Any, functions: list[Callable[[], Any]]) -> Any:

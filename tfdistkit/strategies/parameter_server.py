@@ -130,7 +130,7 @@ class ParameterServerStrategy(KerasStrategyMixin, tf.distribute.ParameterServerS
     def _unavailable(self, names: list[str], why: str) -> tf.errors.OpError:
         seen = "; ".join(f"{name} at {self._addresses[name]}: {self._watch.sign(name).value}" for name in names)
         text = explain(
-            f"{names[0].capitalize()} has shown no sign of life for {self._heartbeat_timeout_s:g} seconds "
+            f"{_title(names[0])} has shown no sign of life for {self._heartbeat_timeout_s:g} seconds "
             f"(`heartbeat_timeout_s`). {why}.",
             received=seen,
             do="Look at the log of that task for the first error: it was killed, stopped, or cut off the network.",
@@ -148,8 +148,8 @@ class ParameterServerStrategy(KerasStrategyMixin, tf.distribute.ParameterServerS
         if not gone:
             return None
         text = explain(
-            f"{gone[0].capitalize()} ({self._addresses[gone[0]]}) is gone, and the variables on it with it.",
-            received=message.strip().splitlines()[0],
+            f"{_title(gone[0])} ({self._addresses[gone[0]]}) is gone, and the variables on it with it.",
+            received=_telling_line(message),
             do="Look at its log for the first error; start the job again, from its last checkpoint "
             "(`tfdistkit run --max-restarts`).",
         )
@@ -213,6 +213,16 @@ def build(
         )
     keras_hooks.install()
     return ParameterServerStrategy(cluster, max_inflight_per_worker, heartbeat_timeout_s)
+
+
+def _title(name: str) -> str:
+    return name.replace("ps", "Parameter server").replace("worker", "Worker")
+
+
+def _telling_line(message: str) -> str:
+    """Returns what TensorFlow says of the connection, of a message of many lines."""
+    lines = message.strip().splitlines()
+    return next((line for line in lines if "connect" in line.lower()), lines[0]).strip().rstrip(".")[:300]
 
 
 def _task_addresses(cluster: ClusterSpec) -> dict[str, str]:

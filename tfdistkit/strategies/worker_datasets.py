@@ -28,6 +28,9 @@ class WorkerDataset(keras_seams.DataAdapter, tf.distribute.DistributedDataset):
         dataset_fn: `dataset_fn(input_context) -> tf.data.Dataset`, batched.
     """
 
+    # The workers do not take equally many steps in every epoch.
+    tfdistkit_ends_every_epoch = True
+
     def __init__(self, strategy: Any, dataset_fn: DatasetFn):
         self.strategy = strategy
         self._dataset_fn = dataset_fn
