@@ -23,8 +23,8 @@ CAST = """
                     break
                 except ConnectionRefusedError:
                     time.sleep(0.02)
-            coordinator.sendall(f"{role} {index} pid {os.getpid()}\\n".encode())
             print("serving", flush=True)
+            coordinator.sendall(f"{role} {index} pid {os.getpid()}\\n".encode())
             try:
                 coordinator.recv(1)
             except ConnectionResetError:

@@ -223,7 +223,7 @@ def test_a_later_failure_is_not_taken_for_the_cause(tmp_path: Path) -> None:
 def test_an_earlier_runs_errors_are_not_taken_for_this_ones(tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     assert run_job("-np", "2", "--log-dir", "logs", write_script(tmp_path, "1 / 0"), cwd=tmp_path).code == 1
-    assert (logs / "rank.0" / "error.json").exists()
+    assert list(logs.glob("rank.*/error.json")), "of one at least: the other one may be stopped before"
     assert run_job("-np", "2", "--log-dir", "logs", write_script(tmp_path, "print(1)"), cwd=tmp_path).code == 0
     assert not list(logs.glob("rank.*/error.json"))
     assert (logs / "rank.0" / "stdout").read_text() == "1\n"

@@ -22,9 +22,12 @@ needs_mpirun = pytest.mark.skipif(
 
 # Attempt 0: an exception. Attempt 1: a kill. Then all goes well.
 THIRD_TIME_LUCKY = """
-    import os, signal, time
+    import os, pathlib, signal, time
     attempt, rank = int(os.environ["TFDISTKIT_ATTEMPT"]), int(os.environ["TFDISTKIT_RANK"])
     print("attempt", attempt, os.environ.get("TF_CONFIG"), flush=True)
+    pathlib.Path(f"up.{attempt}.{rank}").touch()
+    while not pathlib.Path(f"up.{attempt}.{1 - rank}").exists():
+        time.sleep(0.02)
     if attempt == 0 and rank == 1:
         raise ValueError("not yet")
     if attempt == 1 and rank == 0:

@@ -59,6 +59,12 @@ def test_the_first_cause_comes_first(failures: list[Failure], ranks: list[int]) 
     assert [failure.rank for failure in first_cause_first(failures)] == ranks
 
 
+def test_what_a_coordinator_says_of_a_lost_server_is_a_consequence() -> None:
+    for message in ("Ps 0 has shown no sign of life for 20 seconds", "Ps 0 is gone, and the variables on it with it."):
+        chief = replace(RAISED, role="chief", error_type="UnavailableError", message=message, time=1.0)
+        assert first_cause_first([chief, replace(KILLED, role="ps")])[0].name == ProcessName(1, "ps")
+
+
 @pytest.mark.parametrize(
     ("failure", "words"),
     [

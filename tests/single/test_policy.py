@@ -178,6 +178,7 @@ def care(action: Action, *who: int) -> Decision:
         (cast(workers=(left(LEFT_EARLY_S - 1), running(1))), WAIT),
         (cast(workers=(left(LEFT_EARLY_S + 1), running(1))), stop(1)),
         (cast(servers=(left(LEFT_EARLY_S + 1), running(1)), restarts_left=1), stop(3)),
+        (cast(workers=(left(LEFT_EARLY_S + 1), running(1)), servers=(left(1), running(1))), stop(1, 3)),
         (cast(ended(0), workers=(left(3600), running(1))), FINISH),
         # The user and the clock.
         (cast(signals=(2,)), INTERRUPTED),

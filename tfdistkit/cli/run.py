@@ -85,7 +85,7 @@ def _run(job: JobSpec, processes: Sequence[ProcessSpec], options: RunOptions, si
         told = describe_run((), incidents=result.incidents, kept=job.run_dir)
         console.note(f"tfdistkit: the job ended well after {result.elapsed_s:.1f} s, in spite of failures.\n{told}")
     elif options.is_verbose:
-        console.note(f"tfdistkit: all workers ended well after {result.elapsed_s:.1f} s")
+        console.note(f"tfdistkit: the job ended well after {result.elapsed_s:.1f} s")
     if not keeps_folder:
         shutil.rmtree(job.run_dir, ignore_errors=True)
     return result.exit_code

@@ -26,7 +26,10 @@ _PEER_IS_GONE = (
     "HorovodInternalError",
     "NCCL remote error",
     "RendezvousError",
-    "no longer takes part",  # ours: see strategies
+    # Ours: see strategies.
+    "no longer takes part",
+    "has shown no sign of life",
+    "is gone, and the variables on it with it",
 )
 
 

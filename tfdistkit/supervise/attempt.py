@@ -29,6 +29,10 @@ _OUTPUT_DEADLINE_S = 2.0
 # How long servers and workers may take to end by themselves when the coordinator has ended.
 _LEAVE_S = 3.0
 
+# A killed process can take longer to end than another one to complain of it: how long the cause is waited for when only
+# such complaints are there.
+_CAUSE_S = 1.0
+
 # As the command `timeout` does.
 TIMED_OUT_EXIT_CODE = 124
 # Nobody failed: the job was ended because a worker was suspended, or had left.
@@ -177,29 +181,41 @@ class Attempt:
 
     def _end(self, decision: Decision) -> JobResult:
         assert decision.outcome is not None
-        # Once more: the cause may have come up while the consequence was looked at.
-        status = self._look()
-        failures = self._failures(decision.who)
-        suspended = [worker.spec.name for worker in self._workers if worker.is_suspended()]
-        if status.coordinator is not None and status.coordinator.has_ended:
+        elapsed_s = self._history.elapsed_s
+        ends_well = decision.action is Action.FINISH
+        failures = () if ends_well else self._causes(decision.who)
+        suspended = [worker.spec.name for worker in self._workers if worker.is_suspended() and not ends_well]
+        coordinator = self._look().coordinator
+        if coordinator is not None and coordinator.has_ended and decision.action is not Action.RESTART:
             wait_for_end(self._workers, _LEAVE_S, hurry=lambda: bool(self._signals))
             self._look()
         running = [place for place, seen in enumerate(self._seen) if not seen.has_ended and seen.crash is None]
         stopped = [self._workers[place].spec.name for place in running]
-        if decision.action is not Action.FINISH:
+        if not ends_well:
             self._stop(decision, [str(name) for name in stopped])
         self.leave_nothing()
         return JobResult(
             outcome=decision.outcome,
             exit_code=_exit_code(decision, failures),
             failures=failures,
-            suspended=tuple(suspended) if decision.action is not Action.FINISH else (),
+            suspended=tuple(suspended),
             stopped=tuple(stopped),
-            elapsed_s=status.elapsed_s,
+            elapsed_s=elapsed_s,
             attempt=self._history.attempt,
             incidents=tuple(self._history.incidents),
             folders=tuple(worker.spec.folder for worker in self._workers),
         )
+
+    def _causes(self, who: Sequence[int]) -> tuple[Failure, ...]:
+        """The failures that are there now; the cause may come up while the consequence is looked at."""
+        deadline = time.monotonic() + _CAUSE_S
+        while True:
+            self._look()
+            failures = self._failures(who)
+            is_clear = not failures or not failures[0].is_consequence
+            if is_clear or self._signals or time.monotonic() > deadline:
+                return failures
+            self._backend.wait(_LOOK_S)
 
     def _failures(self, who: Sequence[int]) -> tuple[Failure, ...]:
         """First cause first: those that ended the attempt, before those that the others had gone on without."""

@@ -36,7 +36,8 @@ def decide_coordinated(status: GroupStatus, coordinator: WorkerStatus) -> Decisi
     broken = _those(status, status.is_broken)
     if vital := tuple(place for place in broken if status.workers[place].role != "worker"):
         return on_failure(status, vital)
-    if left := _those(status, lambda one: one.has_ended_well and status.now - (one.ended_at or 0.0) > LEFT_EARLY_S):
+    left = _those(status, lambda one: one.has_ended_well)
+    if any(status.now - (status.workers[place].ended_at or 0.0) > LEFT_EARLY_S for place in left):
         # The script does so by itself: it would do so again.
         return Decision(Action.STOP, Outcome.FAILED, who=left)
     workers = _those(status, lambda one: one.role == "worker")
