@@ -22,7 +22,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what type checkers and editors see; at run time `__getattr__` does the same, later
-    from tfdistkit import callbacks, cluster, collectives, data, errors, strategies
+    from tfdistkit import callbacks, cluster, collectives, data, errors, layers, strategies
     from tfdistkit.cluster.detection import is_chief, local_rank, rank, world_size
     from tfdistkit.strategies.factory import register_strategy, strategy
     from tfdistkit.supervise.function import launch
@@ -43,6 +43,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "collectives": ("tfdistkit.collectives", None),
     "data": ("tfdistkit.data", None),
     "errors": ("tfdistkit.errors", None),
+    "layers": ("tfdistkit.layers", None),
     "strategies": ("tfdistkit.strategies", None),
 }
 
@@ -55,6 +56,7 @@ __all__ = [
     "errors",
     "is_chief",
     "launch",
+    "layers",
     "local_rank",
     "rank",
     "register_strategy",

@@ -32,7 +32,7 @@ def exports(tree: ast.Module) -> list[str]:
 EXPORTING = [file for file in MODULES if exports(TREES[file])]
 # What users call; the other packages are for the launcher itself.
 USED_BY_SCRIPTS = ("tfdistkit", "tfdistkit.callbacks", "tfdistkit.cluster", "tfdistkit.collectives", "tfdistkit.data",
-                   "tfdistkit.strategies")
+                   "tfdistkit.layers", "tfdistkit.strategies")
 PUBLIC = {name for file in EXPORTING if module_name(file) in USED_BY_SCRIPTS for name in exports(TREES[file])}
 
 

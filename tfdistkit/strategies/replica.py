@@ -158,7 +158,7 @@ class KerasStrategyMixin:
             The sums, the same on all replicas.
         """
         context = tf.distribute.get_replica_context()
-        return context.all_reduce(tf.distribute.ReduceOp.SUM, gradients)
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, [_with_a_row(g) for g in gradients])
 
     def distribute_for_keras(self, dataset: Any) -> Any:
         """As `experimental_distribute_dataset`, for the iterators of `fit`, `evaluate` and `predict`.
@@ -183,6 +183,18 @@ class KerasStrategyMixin:
         if axis == 0 and getattr(value, "shape", None) is not None and tf.TensorShape(value.shape).rank == 0:
             axis = None
         return super().reduce(reduce_op, value, axis)
+
+
+def _with_a_row(value: Any) -> Any:
+    """Gives IndexedSlices without rows one of zeros: TensorFlow crashes when all replicas gather nothing.
+
+    That happens to a table, or a part of one, in which nobody looked anything up in a batch.
+    """
+    if not isinstance(value, tf.IndexedSlices):
+        return value
+    missing = tf.cast(tf.equal(tf.size(value.indices), 0), tf.int32)
+    amounts = [[0, missing], *[[0, 0]] * (value.values.shape.rank - 1)]
+    return tf.IndexedSlices(tf.pad(value.values, amounts), tf.pad(value.indices, amounts[:1]), value.dense_shape)
 
 
 def _split_every_batch(dataset: Any) -> Any:
