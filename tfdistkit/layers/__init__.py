@@ -1,0 +1,5 @@
+"""Keras layers for tables that are larger than one server."""
+
+from tfdistkit.layers.sharded_embedding import ShardedEmbedding
+
+__all__ = ["ShardedEmbedding"]

@@ -1,0 +1,82 @@
+"""In how many parts a table lies, which rows each of them has, and how rows are found in them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdistkit.strategies import table_rows
+
+# A smaller table stays in one piece: a lookup in several costs a request for each.
+_WORTH_SPLITTING_BYTES = 64 * 2**20
+
+
+def number_of_servers() -> int:
+    """Returns how many parameter servers the strategy in scope has; 0 for other strategies."""
+    resolver = tf.distribute.get_strategy().cluster_resolver
+    return 0 if resolver is None else len(resolver.cluster_spec().as_dict().get("ps", []))
+
+
+def count_shards(rows: int, row_bytes: int, servers: int, shard_bytes: int) -> int:
+    """Returns in how many parts a table is kept if the user does not say.
+
+    Args:
+        rows: Rows of the table.
+        row_bytes: Bytes of a row.
+        servers: How many parameter servers there are.
+        shard_bytes: The largest part, in bytes.
+
+    Returns:
+        1 for a small table and without several servers; else a multiple of the number of servers, so that each
+        of them gets as much.
+    """
+    table_bytes = rows * row_bytes
+    if servers < 2 or table_bytes <= _WORTH_SPLITTING_BYTES:
+        return 1
+    return min(rows, servers * max(1, -(-table_bytes // (servers * shard_bytes))))
+
+
+def first_rows(rows: int, shards: int) -> list[int]:
+    """Divides rows evenly: the first parts get one more where they do not divide (TensorFlow's "div").
+
+    Args:
+        rows: Rows of the table.
+        shards: How many parts there are.
+
+    Returns:
+        The number of the first row of each part, and at the end the number of rows.
+    """
+    least, more = divmod(rows, shards)
+    return [0, *itertools.accumulate(least + (i < more) for i in range(shards))]
+
+
+def look_up(shards: Sequence[Any], ids: tf.Tensor, dtype: Any) -> tf.Tensor:
+    """Reads rows of a table in several parts, from each part only those that it has.
+
+    Args:
+        shards: The Keras variables, in the order of their rows.
+        ids: Row numbers, an integer tensor of any shape. Negative ones count from the end, as in one table.
+        dtype: Of the result. Rows are cast where they are read.
+
+    Returns:
+        A tensor of the shape `[*ids.shape, *shards[0].shape[1:]]`.
+    """
+    rows = sum(v.shape[0] for v in shards)
+    count = len(shards)
+    flat = tf.reshape(ids, [-1])
+    flat = tf.where(flat < 0, flat + rows, flat)
+    least, more = divmod(rows, count)
+    # A number beyond the table goes to the last part, which refuses it as one table would.
+    part = tf.minimum(tf.maximum(flat // (least + 1), (flat - more) // least), count - 1)
+    own = flat - tf.gather(tf.constant(first_rows(rows, count)[:-1], flat.dtype), part)
+    part = tf.cast(part, tf.int32)
+    places = tf.dynamic_partition(tf.range(tf.size(flat)), part, count)
+    wanted = tf.dynamic_partition(own, part, count)
+    found = [tf.cast(table_rows.read_rows(shard, own_ids), dtype) for shard, own_ids in zip(shards, wanted)]
+    width = shards[0].shape[1:]
+    result = tf.reshape(tf.dynamic_stitch(places, found), tf.concat([tf.shape(ids), width], 0))
+    result.set_shape([*ids.shape, *width])
+    return result
