@@ -1,9 +1,10 @@
-"""`ChiefCheckpoint` in real jobs of two workers, and against kill -9."""
+"""`ChiefCheckpoint` in real jobs of two ranks, and against kill -9."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
-import os
 import pathlib
 import random
 import signal
@@ -14,8 +15,11 @@ import time
 import keras
 import numpy as np
 import pytest
+from rank_jobs import ENGINES, Provide, start_ranks
+from job_process import write_script
 
-pytestmark = pytest.mark.tensorflow
+# The first test waits for a job with all cases, and perhaps for Horovod to be built.
+pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(1800)]
 
 TRAIN = """
 import os, pathlib, resource, sys
@@ -23,9 +27,8 @@ import keras, numpy as np
 import tfdistkit
 from tfdistkit.callbacks import ChiefCheckpoint, ChiefOnly
 
-folder, case = pathlib.Path(sys.argv[1]), sys.argv[2]
+folder, cases = pathlib.Path(sys.argv[1]), sys.argv[2:]
 strategy = tfdistkit.strategy("auto")
-keras.utils.set_random_seed(0)
 x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
 y = (x[:, :1] > 0).astype("float32")
 
@@ -41,56 +44,82 @@ class Counts(keras.layers.Layer):
         return inputs
 
 
-with strategy.scope():
-    layers = [keras.Input((4,)), keras.layers.Dense(8, activation="tanh")]
-    layers += [keras.layers.BatchNormalization(synchronized=True)]
-    layers += [Counts()] if case == "on_read" else []
-    model = keras.Sequential([*layers, keras.layers.Dense(1, activation="sigmoid")])
-    metrics = ["accuracy", keras.metrics.AUC()]
-    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.01))
-    model.compile(optimizer, "binary_crossentropy", metrics=metrics)
-if case == "full_disk" and tfdistkit.is_chief():
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-callbacks = [
-    ChiefCheckpoint(folder / "deep" / "{epoch:02d}.keras"),
-    ChiefCheckpoint(folder / "best.keras", save_best_only=True, monitor="val_accuracy", verbose=1),
-    ChiefOnly(keras.callbacks.CSVLogger(folder / "log.csv")),
-]
-if case == "plain":
-    callbacks += [ChiefCheckpoint(folder / "{epoch}-{batch}.weights.h5", save_weights_only=True, save_freq=3)]
-model.fit(x, y, batch_size=16, epochs=3, validation_data=(x, y), callbacks=callbacks)
-model.evaluate(x, y, batch_size=16)
-model.predict(x, batch_size=16)
-print("end of rank", tfdistkit.rank())
+def train(case, folder):
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        layers = [keras.Input((4,)), keras.layers.Dense(8, activation="tanh")]
+        layers += [keras.layers.BatchNormalization(synchronized=True)]
+        layers += [Counts()] if case == "on_read" else []
+        model = keras.Sequential([*layers, keras.layers.Dense(1, activation="sigmoid")])
+        metrics = ["accuracy", keras.metrics.AUC()]
+        optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.01))
+        model.compile(optimizer, "binary_crossentropy", metrics=metrics)
+    if case == "full_disk" and tfdistkit.is_chief():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+    callbacks = [
+        ChiefCheckpoint(folder / "deep" / "{epoch:02d}.keras"),
+        ChiefCheckpoint(folder / "best.keras", save_best_only=True, monitor="val_accuracy", verbose=1),
+        ChiefOnly(keras.callbacks.CSVLogger(folder / "log.csv")),
+    ]
+    if case == "plain":
+        callbacks += [ChiefCheckpoint(folder / "{epoch}-{batch}.weights.h5", save_weights_only=True, save_freq=3)]
+    model.fit(x, y, batch_size=16, epochs=3, validation_data=(x, y), callbacks=callbacks)
+    model.evaluate(x, y, batch_size=16)
+    model.predict(x, batch_size=16)
+    print(f"end of rank {tfdistkit.rank()}")
+
+
+for case in cases:
+    (folder / case).mkdir(exist_ok=True)
+    train(case, folder / case)
 """
 
-# Loads a checkpoint where there is no tfdistkit.
+# Loads checkpoints where there is no tfdistkit.
 LOAD = """
 import json, sys
 sys.modules["tfdistkit"] = None
 import keras
-model = keras.models.load_model(sys.argv[1])
-variables = [*model.weights, *model.optimizer.variables]
+models = [keras.models.load_model(path) for path in sys.argv[1:]]
+variables = [v for model in models for v in (*model.weights, *model.optimizer.variables)]
 print(json.dumps([keras.ops.convert_to_numpy(v).tolist() for v in variables]))
 """
 
 
-def run(workers: int, folder: pathlib.Path, case: str = "plain") -> subprocess.CompletedProcess[str]:
-    folder.mkdir(parents=True)
-    script = folder.with_suffix(".py")
-    script.write_text(TRAIN)
-    scratch = folder.with_suffix(".tmp")
-    scratch.mkdir()
-    command = [sys.executable, "-m", "tfdistkit", "run", "-np", str(workers), "--timeout", "120"]
-    environment = {**os.environ, "TMPDIR": str(scratch), "CUDA_VISIBLE_DEVICES": "-1"}
-    return subprocess.run(
-        [*command, str(script), str(folder), case],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """A job that has ended; what it wrote is in `folder/<case>`, and what it left in `scratch`."""
+
+    folder: pathlib.Path
+    scratch: pathlib.Path
+    code: int
+    stdout: str
+    output: str
+
+
+def run(provide: Provide, engine: str, ranks: int, folder: pathlib.Path, *cases: str) -> Ended:
+    (folder / "files").mkdir(parents=True)
+    script = write_script(folder, TRAIN)
+    words = ["--timeout", "240", script, str(folder / "files"), *cases]
+    with start_ranks(provide, engine, words, folder, ranks) as running:
+        ended = running.end(300)
+        assert running.left() == []
+    return Ended(folder / "files", folder, ended.code, ended.stdout, ended.stdout + ended.stderr)
+
+
+@pytest.fixture(scope="module")
+def one(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """One process."""
+    ended = run(request.getfixturevalue, "multiworker", 1, tmp_path_factory.mktemp("one"), "plain")
+    assert ended.code == 0, ended.output
+    return ended
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def two(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """Two ranks, and all cases; the last ends the job."""
+    folder = tmp_path_factory.mktemp("two")
+    return run(request.getfixturevalue, request.param, 2, folder, "plain", "on_read", "full_disk")
 
 
 def files(folder: pathlib.Path) -> list[str]:
@@ -101,42 +130,33 @@ def checkpoints_in(folder: pathlib.Path) -> list[str]:
     return [name for name in files(folder) if name.endswith((".keras", ".h5"))]
 
 
-def load_without_us(path: pathlib.Path) -> list[np.ndarray]:
-    command = [sys.executable, "-c", LOAD, str(path)]
+@functools.cache
+def load_without_us(folder: pathlib.Path) -> list[np.ndarray]:
+    command = [sys.executable, "-c", LOAD, str(folder / "deep" / "03.keras"), str(folder / "best.keras")]
     loaded = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     return [np.asarray(value) for value in json.loads(loaded.stdout)]
 
 
-def test_chief_alone_writes_what_one_process_writes(tmp_path: pathlib.Path) -> None:
-    two, one = run(2, tmp_path / "two"), run(1, tmp_path / "one")
-    assert two.returncode == 0, two.stdout + two.stderr
-    assert one.returncode == 0, one.stdout + one.stderr
-    assert files(tmp_path / "two") == files(tmp_path / "one")
-    assert "deep/03.keras" in files(tmp_path / "two") and "2-2.weights.h5" in files(tmp_path / "two")
-    assert checkpoints_in(tmp_path / "two.tmp") == []
-    for name in ("deep/03.keras", "best.keras"):
-        saved = [load_without_us(tmp_path / job / name) for job in ("two", "one")]
-        for a, b in zip(*saved, strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-    assert_one_voice(two.stdout)
+def test_chief_alone_writes_what_one_process_writes(one: Ended, two: Ended) -> None:
+    assert files(two.folder / "plain") == files(one.folder / "plain")
+    assert {"deep/03.keras", "2-2.weights.h5", "log.csv"} <= set(files(two.folder / "plain"))
+    assert [name for name in checkpoints_in(two.scratch) if not name.startswith("files/")] == []
+    for a, b in zip(*(load_without_us(job.folder / "plain") for job in (two, one)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-def assert_one_voice(output: str) -> None:
+def test_the_job_has_one_voice(two: Ended) -> None:
     """One progress bar for the job, in `fit`, `evaluate` and `predict`, and one line for a save."""
-    lines = output.replace("\r", "\n").splitlines()
-    assert sum("Epoch 1/3" in line for line in lines) == 1
+    lines = two.stdout.replace("\r", "\n").splitlines()
+    assert sum("Epoch 1/3" in line for line in lines) == 3  # one for each case
     assert any("ms/step" in line or "s/step" in line for line in lines if line.startswith("[0]"))
     assert any("saving model to" in line for line in lines if line.startswith("[0]"))
-    assert [line for line in lines if line.startswith("[1]") and line != "[1] end of rank 1"] == []
-    assert "[1] end of rank 1" in lines
+    assert [line for line in lines if line.startswith("[1]")] == ["[1] end of rank 1"] * 2
 
 
-def test_state_that_lives_on_all_ranks_is_saved_with_all_of_them(tmp_path: pathlib.Path) -> None:
-    job = run(2, tmp_path / "two", "on_read")
-    assert job.returncode == 0, job.stdout + job.stderr
-    assert checkpoints_in(tmp_path / "two.tmp") == []
+def test_state_that_lives_on_all_ranks_is_saved_with_all_of_them(two: Ended) -> None:
     with keras.utils.custom_object_scope({"Counts": Counts}):
-        model = keras.models.load_model(tmp_path / "two" / "deep" / "02.keras")
+        model = keras.models.load_model(two.folder / "on_read" / "deep" / "02.keras")
     rows = next(variable for variable in model.weights if variable.name == "rows")
     assert float(keras.ops.convert_to_numpy(rows)) == 128.0  # two epochs of 64 rows, half of them on each rank
 
@@ -149,12 +169,10 @@ class Counts(keras.layers.Layer):
         return inputs
 
 
-def test_chief_that_cannot_write_ends_the_job_and_says_why(tmp_path: pathlib.Path) -> None:
-    job = run(2, tmp_path / "two", "full_disk")
-    output = job.stdout + job.stderr
-    assert job.returncode not in (0, 124), output  # 124: the launcher's time was up
-    assert "ChiefCheckpoint could not write the checkpoint" in output, output
-    assert checkpoints_in(tmp_path / "two") == []
+def test_chief_that_cannot_write_ends_the_job_and_says_why(two: Ended) -> None:
+    assert two.code not in (0, 124), two.output  # 124: the launcher's time was up
+    assert "ChiefCheckpoint could not write the checkpoint" in two.output, two.output
+    assert checkpoints_in(two.folder / "full_disk") == []
 
 
 SAVE_FOR_EVER = """
