@@ -89,25 +89,23 @@ def ours_by_loop(strategy: Any, name: str) -> Run:
         model = compiled(keras_model(name))
         model.optimizer.build(model.trainable_variables)
 
-    def replica_step(x: Any, y: Any) -> Any:
+    def replica_step(batch: Any) -> Any:
+        x, y = batch
         with tf.GradientTape() as tape:
             loss = model.loss(y, model(x, training=True))
         model.optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
         return loss
 
     @tf.function
-    def step(x: Any, y: Any) -> Any:
-        return strategy.run(replica_step, args=(x, y))
+    def step(batch: Any) -> Any:
+        return strategy.run(replica_step, args=(batch,))
 
-    x, y = rows(name, strategy.num_replicas_in_sync)
-    data = strategy.experimental_distribute_dataset(
-        tf.data.Dataset.from_tensor_slices((x, y)).batch(len(y)).cache().repeat()
-    )
-    iterator = iter(data)
+    data = tf.data.Dataset.from_tensors(rows(name, strategy.num_replicas_in_sync)).repeat()
+    iterator = iter(strategy.distribute_batches(data))
 
     def run(steps: int) -> None:
         for _ in range(steps):
-            loss = step(*next(iterator))
+            loss = step(next(iterator))
         loss.numpy()
 
     return run

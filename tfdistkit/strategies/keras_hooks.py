@@ -125,7 +125,7 @@ class _ForKeras:
         self._strategy = strategy
 
     def experimental_distribute_dataset(self, dataset: Any) -> Any:
-        return self._strategy.distribute_for_keras(dataset)
+        return self._strategy.distribute_batches(dataset)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._strategy, name)
