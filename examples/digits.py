@@ -18,7 +18,7 @@ import tensorflow as tf
 import tfdistkit
 
 FLAGS = flags.FLAGS
-flags.DEFINE_string("strategy", "auto", "How to train: auto, one_device, mirrored, multiworker.")
+flags.DEFINE_string("strategy", "auto", "How to train: auto, one_device, mirrored, multiworker, horovod.")
 flags.DEFINE_integer("epochs", 10, "How often to see the training data.", lower_bound=1)
 flags.DEFINE_integer("batch_size", 64, "Rows of a step, over all workers.", lower_bound=1)
 flags.DEFINE_integer("seed", 0, "Seed of weights and order. The same on every worker.")

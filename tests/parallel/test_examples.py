@@ -12,19 +12,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rank_jobs import ENGINES, engine_options
 
 pytestmark = pytest.mark.tensorflow
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 PLAIN = [sys.executable]
 TWO_WORKERS = [sys.executable, "-m", "tfdistkit", "run", "-np", "2", "--timeout", "150"]
+FLAGS = {"digits.py": ["--epochs=3", "--seed=1"], "char_lm.py": ["--epochs=2", "--sequences=600", "--batch_size=50"]}
 
 
-def start(*command: object, timeout_s: float = 180) -> str:
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
+def start(*command: object, timeout_s: float = 180, **variables: str) -> str:
     run = subprocess.run(
         [str(word) for word in command],
-        env=environment,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1", **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -35,24 +36,30 @@ def start(*command: object, timeout_s: float = 180) -> str:
     return run.stdout
 
 
-def train(how: list[str], example: str, folder: pathlib.Path, *flags: str) -> dict[str, Any]:
+def train(how: list[str], example: str, folder: pathlib.Path, **variables: str) -> dict[str, Any]:
     folder.mkdir()
     files = [f"--history_file={folder / 'history.json'}", f"--checkpoint={folder / 'model.keras'}"]
-    start(*how, EXAMPLES / example, *files, *flags)
+    start(*how, EXAMPLES / example, *files, *FLAGS[example], **variables)
     assert sorted(path.name for path in folder.iterdir()) == ["history.json", "model.keras"]
     history: dict[str, Any] = json.loads((folder / "history.json").read_text())
     return history
 
 
-@pytest.mark.parametrize(
-    ("example", "flags"),
-    [("digits.py", ["--epochs=3", "--seed=1"]), ("char_lm.py", ["--epochs=2", "--sequences=600", "--batch_size=50"])],
-)
-def test_two_workers_train_as_one_process(tmp_path: pathlib.Path, example: str, flags: list[str]) -> None:
-    one = train(PLAIN, example, tmp_path / "one", *flags)
-    two = train(TWO_WORKERS, example, tmp_path / "two", *flags)
-    np.testing.assert_allclose(two["loss"], one["loss"], rtol=1e-5)
-    assert one["loss"][-1] < one["loss"][0]
+@pytest.fixture(scope="module", params=FLAGS)
+def of_one_process(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What an example says under `python`."""
+    history = train(PLAIN, request.param, tmp_path_factory.mktemp("one") / "files")
+    assert history["loss"][-1] < history["loss"][0]
+    return {"example": request.param, **history}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_two_workers_train_as_one_process(
+    tmp_path: pathlib.Path, of_one_process: dict[str, Any], engine: str, request: pytest.FixtureRequest
+) -> None:
+    options, variables = engine_options(request.getfixturevalue, engine)
+    two = train([*TWO_WORKERS, *options], of_one_process["example"], tmp_path / "two", **variables)
+    np.testing.assert_allclose(two["loss"], of_one_process["loss"], rtol=1e-5)
 
 
 def test_demo_trains_and_compares() -> None:
