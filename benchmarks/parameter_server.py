@@ -1,0 +1,187 @@
+"""`parameter_server`: steps per second with 1 and 2 workers of one thread and one server, against one process.
+
+An MLP of 1M parameters and an embedding-heavy model (a table of 1M x 16), with `steps_per_execution` 1 and 10; a
+compute-bound model whose step takes 20 ms or more, for the gain of the second worker (goal: 1.7). Where tf_keras is
+installed, legacy Keras with TensorFlow's own strategy runs the same models. Also told: bytes on the loopback
+device per step against the rows that a step touches, and the memory of a worker beside a table of 1 GB.
+Run: python benchmarks/parameter_server.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+_THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "4", "OMP_NUM_THREADS": "1"}
+_ROWS = 256
+# Model -> steps in a measurement.
+_MODELS = {"MLP 1M": 60, "embedding": 200, "compute-bound": 40}
+_TABLE = (1_000_000, 16)
+_LOOKUPS = 4
+
+
+def build(keras: Any, name: str, table: tuple[int, int]) -> tuple[Any, tuple[int, ...], str]:
+    """Returns a model, the shape of a row of its input, and the dtype of it."""
+    layers = keras.layers
+    if name == "embedding":
+        lookup = layers.Embedding(*table, embeddings_initializer="zeros")
+        model = keras.Sequential([keras.Input((_LOOKUPS,), dtype="int32"), lookup, layers.Flatten(), layers.Dense(1)])
+        return model, (_LOOKUPS,), "int32"
+    if name == "MLP 1M":
+        hidden = [layers.Dense(1000, activation="relu"), layers.Dense(500, activation="relu")]
+        return keras.Sequential([keras.Input((512,)), *hidden, layers.Dense(1)]), (512,), "float32"
+    hidden = [layers.Conv2D(16, 3, padding="same", activation="relu") for _ in range(3)]
+    last = [layers.GlobalAveragePooling2D(), layers.Dense(1)]
+    return keras.Sequential([keras.Input((16, 16, 3)), *hidden, *last]), (16, 16, 3), "float32"
+
+
+def loopback_bytes() -> int:
+    import psutil
+
+    sent: int = psutil.net_io_counters(pernic=True)["lo"].bytes_sent
+    return sent
+
+
+def worker_memory() -> int:
+    """Returns the resident bytes of the largest process that runs this file as a worker of the job."""
+    import psutil
+
+    sizes = [0]
+    for process in psutil.process_iter(["environ", "memory_info"]):
+        variables = process.info["environ"] or {}
+        same_job = variables.get("TFDISTKIT_JOB_ID") == os.environ["TFDISTKIT_JOB_ID"]
+        if same_job and '"type": "worker"' in variables.get("TF_CONFIG", "") and "TFDISTKIT_TASK_DIR" in variables:
+            sizes.append(process.info["memory_info"].rss)
+    return max(sizes)
+
+
+def legacy_strategy() -> Any:
+    """TensorFlow's own strategy under legacy Keras; serves in workers and servers."""
+    import tensorflow as tf
+
+    task = json.loads(os.environ["TF_CONFIG"])["task"]["type"]
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    if task == "chief":
+        return tf.distribute.ParameterServerStrategy(resolver)
+    server = tf.distribute.Server(resolver.cluster_spec(), job_name=resolver.task_type, task_index=resolver.task_id,
+                                  protocol="grpc")  # fmt: skip
+    server.join()
+
+
+def repeated(rows: Any, _: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.data.Dataset.from_tensors(rows).repeat()
+
+
+def measure(args: argparse.Namespace) -> None:
+    """The training script: writes what it measured."""
+    import tfdistkit
+
+    legacy = args.how == "legacy"
+    strategy = None
+    if legacy:
+        strategy = legacy_strategy()
+    elif args.how != "plain":
+        strategy = tfdistkit.strategy("parameter_server" if args.how == "ours" else "one_device")
+    import numpy as np
+    import tensorflow as tf
+
+    if legacy:
+        import tf_keras as keras
+    else:
+        import keras
+    found: dict[str, Any] = {}
+    names = [args.only] if args.only else list(_MODELS)
+    for name in names:
+        table = (args.table_rows, _TABLE[1])
+        with strategy.scope():
+            model, shape, dtype = build(keras, name, table)
+            model.compile(keras.optimizers.SGD(0.01), "mse", steps_per_execution=args.spe)
+        draw = np.random.default_rng(0)
+        x = draw.integers(0, table[0], (_ROWS, *shape)) if dtype == "int32" else draw.normal(size=(_ROWS, *shape))
+        rows = (tf.constant(x.astype(dtype)), tf.zeros((_ROWS, 1)))
+        steps = _MODELS[name]
+        data: Any = tf.data.Dataset.from_tensors(rows).repeat()
+        if legacy:
+            data = keras.utils.experimental.DatasetCreator(functools.partial(repeated, rows))
+        model.fit(data, steps_per_epoch=2 * args.spe, verbose=0)
+        before, start = loopback_bytes(), time.perf_counter()
+        model.fit(data, steps_per_epoch=steps, verbose=0)
+        seconds = time.perf_counter() - start
+        found[name] = {"rate": steps / seconds, "bytes": (loopback_bytes() - before) / steps}
+        if args.only:
+            found["worker_bytes"] = worker_memory()
+    Path(args.out).write_text(json.dumps(found))
+
+
+def run(how: str, workers: int, spe: int, *more: str) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "out.json")
+        start = [sys.executable, "-m", "tfdistkit", "run", "-np", str(max(1, workers))]
+        command = [*start, *(["--ps", "1"] if workers else []), __file__, "--how", how, "--spe", str(spe)]
+        done = subprocess.run([*command, "--out", str(out), *more], env={**os.environ, **_THREADS},
+                              capture_output=True, timeout=600)  # fmt: skip
+        if done.returncode:
+            raise SystemExit(done.stdout.decode()[-2000:] + done.stderr.decode()[-2000:])
+        found: dict[str, Any] = json.loads(out.read_text())
+        return found
+
+
+def has_legacy() -> bool:
+    import importlib.util
+
+    return importlib.util.find_spec("tf_keras") is not None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--how", help=argparse.SUPPRESS)
+    parser.add_argument("--spe", type=int, default=1, help=argparse.SUPPRESS)
+    parser.add_argument("--out", help=argparse.SUPPRESS)
+    parser.add_argument("--only", help=argparse.SUPPRESS)
+    parser.add_argument("--table-rows", type=int, default=_TABLE[0], help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.how:
+        measure(args)
+        return
+    kinds = {"one process": ("one_device", 0), "ours, 1 worker": ("ours", 1), "ours, 2 workers": ("ours", 2)}
+    if has_legacy():
+        kinds |= {"legacy, 1 worker": ("legacy", 1), "legacy, 2 workers": ("legacy", 2)}
+    rates: dict[tuple[str, int, str], list[float]] = {}
+    moved: list[float] = []
+    for _ in range(args.rounds):
+        for spe in (1, 10):
+            for kind, (how, workers) in kinds.items():
+                found = run(how, workers, spe)
+                for name in _MODELS:
+                    rates.setdefault((kind, spe, name), []).append(found[name]["rate"])
+                if kind == "ours, 1 worker" and spe == 1:
+                    moved.append(found["embedding"]["bytes"])
+    for spe in (1, 10):
+        print(f"{f'steps per second, spe={spe}':<26}" + "".join(f"{name:>16}" for name in _MODELS))
+        for kind in kinds:
+            print(f"{kind:<26}" + "".join(f"{statistics.median(rates[kind, spe, n]):>16.1f}" for n in _MODELS))
+        print(f"{'2 workers over 1':<26}", end="")
+        for name in _MODELS:
+            pairs = zip(rates["ours, 1 worker", spe, name], rates["ours, 2 workers", spe, name])
+            print(f"{statistics.median(two / one for one, two in pairs):>16.2f}", end="")
+        print()
+    touched = _ROWS * _LOOKUPS * _TABLE[1] * 4
+    print(f"embedding: {statistics.median(moved):,.0f} bytes moved per step; the rows of a step hold {touched:,}")
+    large = run("ours", 1, 1, "--only", "embedding", "--table-rows", str(16 * _TABLE[0]))
+    print(f"memory of a worker beside a table of 1.02 GB: {large['worker_bytes'] / 1e9:.2f} GB")
+
+
+if __name__ == "__main__":
+    main()
