@@ -12,19 +12,30 @@ def own_rank() -> int:
     return tfdistkit.rank()
 
 
-def _stock_mirrored() -> tf.distribute.Strategy:
+def logical_cpus(number: int) -> list[str]:
+    """Splits the CPU, before TensorFlow takes it, and returns the names of the parts."""
     cpu = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * number)
+    return [f"CPU:{i}" for i in range(number)]
+
+
+def _stock_mirrored() -> tf.distribute.Strategy:
+    return tf.distribute.MirroredStrategy(logical_cpus(2))
+
+
+def _stock_central_storage() -> tf.distribute.Strategy:
+    return tf.distribute.experimental.CentralStorageStrategy(logical_cpus(2), "CPU:0")
 
 
 ENGINES = {
     "one": tf.distribute.get_strategy,
     "mirrored": lambda: tfdistkit.strategy("mirrored", devices=2),
+    "central_storage": lambda: tfdistkit.strategy("central_storage", devices=2),
     "multiworker": lambda: tfdistkit.strategy("multiworker", timeout_s=60),
     "horovod": lambda: tfdistkit.strategy("horovod", timeout_s=60),
     "horovod_mpi": lambda: tfdistkit.strategy("horovod", timeout_s=60),
     "stock_mirrored": _stock_mirrored,
+    "stock_central_storage": _stock_central_storage,
     "stock_multiworker": lambda: tf.distribute.MultiWorkerMirroredStrategy(),
 }
 

@@ -158,7 +158,34 @@ def k9(strategy: Any) -> Any:
     return [np.asarray(mask).tolist() for mask in strategy.experimental_local_results(masks)]
 
 
-ROWS = {row.__name__: row for row in (m1, m2, m3, m5, m6, m7, m8, m9, k3, k4, k8, k9)}
+def c1(strategy: Any) -> Any:
+    """Layers with a state of their own that the replicas write: what `fit` says, by layer."""
+    x, y = make_data("numbers", 64)
+    seen = {}
+    for name, options in (("BatchNormalization", {}), ("Dropout", {"rate": 0.5})):
+        model = _compiled(strategy, lambda: models.mlp(getattr(keras.layers, name)(**options)))  # noqa: B023
+        try:
+            losses = model.fit(x, y, batch_size=32, epochs=2, verbose=0).history["loss"]
+            seen[name] = "trained" if np.isfinite(losses).all() else str(losses)
+        except Exception as error:
+            seen[name] = f"{type(error).__name__}: {error}"[:1000]
+    return seen
+
+
+def c2(strategy: Any) -> Any:
+    """Loss and accuracy of one Dense layer: what `evaluate` says, and what they are."""
+    x, y = make_data("binary", 100)
+    one_layer = lambda: models.chain((10,), keras.layers.Dense(1, activation="sigmoid"))  # noqa: E731
+    model = _compiled(strategy, one_layer, loss="binary_crossentropy", metrics=["accuracy"])
+    model.fit(x, y, batch_size=20, verbose=0)
+    found = model.evaluate(x, y, batch_size=20, verbose=0, return_dict=True)
+    kernel, bias = (keras.ops.convert_to_numpy(w).astype("float64") for w in model.weights)
+    p = 1.0 / (1.0 + np.exp(-(x @ kernel + bias)))
+    loss = -np.mean(y * np.log(p) + (1.0 - y) * np.log(1.0 - p))
+    return {"evaluate": found, "true": {"loss": float(loss), "accuracy": float(np.mean((p > 0.5) == y))}}
+
+
+ROWS = {row.__name__: row for row in (m1, m2, m3, m5, m6, m7, m8, m9, k3, k4, k8, k9, c1, c2)}
 
 
 def main(engine: str, folder: str, names: list[str]) -> None:

@@ -15,6 +15,7 @@ from parity.comparing import differences, rank_differences
 # A new strategy that trains synchronously is one more word here, and one row in making.py.
 ENGINES = (
     "mirrored",
+    "central_storage",
     "multiworker",
     pytest.param("horovod", marks=pytest.mark.horovod),
     pytest.param("horovod_mpi", marks=pytest.mark.horovod),

@@ -19,16 +19,18 @@ from parity.comparing import differences
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(1800)]
 
-ENGINES = ("mirrored", "multiworker")
+ENGINES = ("mirrored", "central_storage", "multiworker")
 
 # What the stock strategy runs; a row that poisons TensorFlow's collectives comes last.
 _STOCK_CASES = ["clipnorm", "rows_103_sgd", "accumulation", "ema_overwrite", "strings", "gan", "own_train_step"]
 _STOCK = {
     "mirrored": ("k4", "k8", "k9", "m9"),
+    "central_storage": ("c1", "c2"),
     "multiworker": ("m1", "m3", "m6", "m7", "m8", "m5", "m2"),
 }
 _OURS = {
     "mirrored": ("k3", "k4", "k9", "m9", "k8"),
+    "central_storage": ("c1", "c2", "k3", "k4", "k9", "m9", "k8"),
     "multiworker": ("m1", "m2", "m3", "m5", "m6", "m7", "m8", "k3", "k4", "k9", "m9", "k8"),
 }
 
@@ -200,6 +202,23 @@ def test_k7_a_loss_logged_by_an_own_train_step(runs: Any) -> None:
     seen = _stock_case(runs, "own_train_step")
     assert_broken(seen.error is None and _worst(runs, "own_train_step", seen) > 0.1, "K7", seen.values)
     _assert_exact(runs, "own_train_step")
+
+
+def test_c1_layers_with_a_state_cannot_be_trained_under_central_storage(runs: Any) -> None:
+    seen = _stock_row(runs, "central_storage", "c1")[0]["value"]
+    refused = "You must specify an aggregation method to update a AggregatingVariable"
+    assert_broken(all(refused in seen[layer] for layer in ("BatchNormalization", "Dropout")), "C1", seen)
+    assert _our_row(runs, "central_storage", "c1") == [{"BatchNormalization": "trained", "Dropout": "trained"}]
+
+
+def test_c2_metrics_are_wrong_under_central_storage(runs: Any) -> None:
+    def off(seen: Any) -> list[float]:
+        return [abs(seen["evaluate"][name] - seen["true"][name]) for name in ("loss", "accuracy")]
+
+    seen = _stock_row(runs, "central_storage", "c2")[0]["value"]
+    assert_broken(max(off(seen)) > 0.01, "C2", seen)
+    (seen,) = _our_row(runs, "central_storage", "c2")
+    assert max(off(seen)) < 1e-6
 
 
 def test_k8_fewer_rows_than_replicas(runs: Any) -> None:

@@ -44,6 +44,9 @@ def test_names_and_aliases_make_strategies_of_tf_distribute() -> None:
         for name in ("mirrored", "dp", "DP"):
             made = tfdistkit.strategy(name, devices=2)
             print(name, isinstance(made, tf.distribute.MirroredStrategy), made.num_replicas_in_sync)
+        for name in ("central_storage", "central", "Central-Storage"):
+            made = tfdistkit.strategy(name, devices=2)
+            print(name, made.num_replicas_in_sync, made.extended.parameter_devices)
         for name in ("one_device", "off", "auto"):
             made = tfdistkit.strategy(name)
             print(name, isinstance(made, tf.distribute.OneDeviceStrategy), made.num_replicas_in_sync)
@@ -53,7 +56,9 @@ def test_names_and_aliases_make_strategies_of_tf_distribute() -> None:
         """
     )
     assert out.split("\n")[:-1] == [
-        "mirrored True 2", "dp True 2", "DP True 2", "one_device True 1", "off True 1", "auto True 1",
+        "mirrored True 2", "dp True 2", "DP True 2",
+        "central_storage 2 ('CPU:0',)", "central 2 ('CPU:0',)", "Central-Storage 2 ('CPU:0',)",
+        "one_device True 1", "off True 1", "auto True 1",
         "multiworker True 1", "ddp True 1", "multi_worker_mirrored True 1", "multi-worker True 1",
     ]  # fmt: skip
 
@@ -92,8 +97,13 @@ def test_devices_by_name_and_by_number() -> None:
         error(lambda: tfdistkit.strategy("mirrored", devices=["nonsense"]))
         error(lambda: tfdistkit.strategy("mirrored", devices=2.5))
         error(lambda: tfdistkit.strategy("one_device", devices=2))
+        error(lambda: tfdistkit.strategy("central_storage", parameter_device="GPU:7"))
+        error(lambda: tfdistkit.strategy("central_storage", parameter_device=3))
         print(tfdistkit.strategy("one_device", devices="cpu:1").extended.worker_devices)
         print(tfdistkit.strategy("mirrored", devices=["cpu:0", "/device:CPU:1"]).num_replicas_in_sync)
+        print(tfdistkit.strategy("central_storage", devices="CPU:1").extended.parameter_devices)
+        stored = tfdistkit.strategy("central_storage", devices="CPU:1", parameter_device="cpu:0").extended
+        print(stored.parameter_devices)
         """
     )
     lines = [line for line in out.splitlines() if not line.startswith(("For several", "names such"))]
@@ -104,8 +114,10 @@ def test_devices_by_name_and_by_number() -> None:
     assert "no device name" in lines[4]
     assert "neither names nor a number" in lines[5]
     assert "several devices" in lines[6]
-    assert "CPU:1" in lines[7]
-    assert lines[8] == "2"
+    assert "`parameter_device` names GPU:7, which is not here" in lines[7]
+    assert "`parameter_device` holds no device names" in lines[8] and "parameter_device=3" in lines[8]
+    assert "CPU:1" in lines[9]
+    assert lines[10:] == ["2", "('CPU:1',)", "('CPU:0',)"]
 
 
 def test_a_number_of_devices_without_gpus_says_that_it_takes_logical_cpus() -> None:
@@ -133,7 +145,7 @@ def test_a_strategy_asked_for_too_late_says_what_to_move_where(call: str) -> Non
     assert "Move the line `strategy = tfdistkit.strategy(...)` to the top of the script" in out
 
 
-@pytest.mark.parametrize("name", ["mirrored", "one_device"])
+@pytest.mark.parametrize("name", ["mirrored", "one_device", "central_storage"])
 def test_a_strategy_of_one_process_refuses_to_be_one_of_several(name: str) -> None:
     out = printed(f'error(lambda: tfdistkit.strategy("{name}"))', TF_CONFIG=TWO_WORKERS)
     assert out.startswith("UnsupportedError: ")

@@ -46,7 +46,25 @@ def resolve_devices(devices: Devices) -> list[str]:
         if len(gpus) >= devices:
             return [f"GPU:{i}" for i in range(devices)]
         return _logical_cpus(devices, len(gpus))
-    return _checked_names(list(devices))
+    return _checked_names(list(devices), "devices", devices)
+
+
+def resolve_parameter_device(name: str | None, compute_devices: list[str]) -> str:
+    """Turns the `parameter_device` of a strategy into a device name.
+
+    Args:
+        name: One name, or None for TensorFlow's default: the only device where one computes, else the CPU.
+        compute_devices: The devices that compute.
+
+    Returns:
+        A device name such as `CPU:0`.
+
+    Raises:
+        OptionError: if it is no name, or the device is not there.
+    """
+    if name is None:
+        return compute_devices[0] if len(compute_devices) == 1 else "CPU:0"
+    return _checked_names([name], "parameter_device", name)[0]
 
 
 def _logical_cpus(number: int, gpus: int) -> list[str]:
@@ -61,9 +79,10 @@ def _logical_cpus(number: int, gpus: int) -> list[str]:
     return [f"CPU:{i}" for i in range(number)]
 
 
-def _checked_names(names: list[str]) -> list[str]:
+def _checked_names(names: list[str], option: str, given: object) -> list[str]:
+    received = f"{option}={given!r}"
     if not names or not all(isinstance(name, str) for name in names):
-        raise OptionError(explain("`devices` holds no device names.", received=f"devices={names!r}",
+        raise OptionError(explain(f"`{option}` holds no device names.", received=received,
                                   expected="names such as 'GPU:0'"))
     try:
         specs = [tf.DeviceSpec.from_string(n if n.startswith("/") else f"/device:{n.upper()}") for n in names]
@@ -71,14 +90,14 @@ def _checked_names(names: list[str]) -> list[str]:
         specs = []
     short = [f"{s.device_type}:{s.device_index}" for s in specs if s.device_type and s.device_index is not None]
     if len(short) != len(names):
-        raise OptionError(explain("`devices` holds something that is no device name.",
-                                  received=f"devices={names!r}", expected="names such as 'GPU:0' or 'CPU:0'"))
+        raise OptionError(explain(f"`{option}` holds something that is no device name.", received=received,
+                                  expected="names such as 'GPU:0' or 'CPU:0'"))
     if len(set(short)) != len(short):
-        raise OptionError(explain("`devices` names a device twice.", received=f"devices={names!r}"))
+        raise OptionError(explain(f"`{option}` names a device twice.", received=received))
     there = [f"{kind}:{i}" for kind in ("CPU", "GPU") for i in range(_number_of(kind))]
     missing = [name for name in short if name not in there]
     if missing:
-        raise OptionError(explain(f"`devices` names {missing[0]}, which is not here.", received=f"devices={names!r}",
+        raise OptionError(explain(f"`{option}` names {missing[0]}, which is not here.", received=received,
                                   expected=f"devices out of: {', '.join(there)}"))
     return short
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "one_device": "tfdistkit.strategies.one_device",
     "mirrored": "tfdistkit.strategies.mirrored",
+    "central_storage": "tfdistkit.strategies.central_storage",
     "multiworker": "tfdistkit.strategies.multiworker",
     "horovod": "tfdistkit.strategies.horovod",
     "parameter_server": "tfdistkit.strategies.parameter_server",
@@ -28,6 +29,7 @@ _MODULES = {
 _ALIASES = {
     "off": "one_device",
     "dp": "mirrored",
+    "central": "central_storage",
     "ddp": "multiworker",
     "multi_worker": "multiworker",
     "ps": "parameter_server",
@@ -50,7 +52,8 @@ def strategy(name: str = "auto", **options: Any) -> tf.distribute.Strategy:
     The batch size of the script stays the global one: N workers compute what one computes on it.
 
     Args:
-        name: `"auto"`, `"one_device"`, `"mirrored"` (the devices of this process), `"multiworker"`
+        name: `"auto"`, `"one_device"`, `"mirrored"` (the devices of this process), `"central_storage"`
+            (the same, with each variable on one device only), `"multiworker"`
             (several processes, started by `tfdistkit run` or by anything that sets TF_CONFIG), `"horovod"`
             (several processes that talk through Horovod), or a
             registered name. `"auto"` takes `multiworker` when there are other workers (`horovod` when

@@ -15,7 +15,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdistkit.errors import UnsupportedError, explain
 from tfdistkit.strategies import atomic_updates, exact_losses, keras_seams, lost_peer, table_parts, table_rows
 from tfdistkit.strategies import step as steps
 from tfdistkit.strategies.agreement import agree
@@ -43,15 +42,8 @@ def _make_function(original: Any, model: Any, step_function: Any) -> Any:
         return strategy.coordinated_function(model, step_function)
     if not keras_seams.is_ours(strategy) or strategy.num_replicas_in_sync == 1:
         return original(model, step_function)
-    if model.jit_compile is True and "CPU" in strategy.extended.worker_devices[0].upper():
-        raise UnsupportedError(
-            explain(
-                "`jit_compile=True` cannot work with several replicas on CPUs: XLA has no collectives there.",
-                received=f"{strategy.num_replicas_in_sync} replicas on {strategy.extended.worker_devices[0]}",
-                expected="`jit_compile='auto'` or `jit_compile=False`",
-                do="Remove `jit_compile=True` from `model.compile(...)`.",
-            )
-        )
+    if model.jit_compile is True:
+        strategy.check_jit_compile()
 
     @functools.wraps(step_function)
     def keras_step(data: Any) -> Any:
@@ -236,7 +228,7 @@ def _name_lost_peer(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any
         raise clear from error
 
 
-def _apply(original: Any, optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
+def _apply(original: Any, optimizer: Any, grads: Any, trainable_variables: Any = None) -> None:
     """Sums gradients over the replicas before anything looks at them.
 
     Keras sums them last, so that clipping, accumulation and the test for finiteness see the gradients of
@@ -249,13 +241,14 @@ def _apply(original: Any, optimizer: Any, grads: Any, trainable_variables: Any =
     if trainable_variables is not None:
         trainable_variables = list(trainable_variables)
     present = [i for i, g in enumerate(grads) if g is not None]
-    if present:
-        parts = step.without_empty([grads[i] for i in present])
-        summed = tf.distribute.get_strategy().sum_gradients(parts)
+
+    def apply(summed: list[Any]) -> None:
         for i, gradient in zip(present, summed):
             grads[i] = gradient
-    with step.reduced_gradients():
-        return original(optimizer, grads, trainable_variables)
+        with step.reduced_gradients():
+            original(optimizer, grads, trainable_variables)
+
+    tf.distribute.get_strategy().apply_summed(step.without_empty([grads[i] for i in present]), apply)
 
 
 def _all_reduce_sum_gradients(original: Any, optimizer: Any, grads_and_vars: Any) -> Any:
@@ -263,6 +256,13 @@ def _all_reduce_sum_gradients(original: Any, optimizer: Any, grads_and_vars: Any
     if step is not None and step.gradients_are_reduced:
         return list(grads_and_vars)
     return original(optimizer, grads_and_vars)
+
+
+def _optimizer_variable(original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Tells a strategy of ours that the variables that are created here are an optimizer's."""
+    strategy: Any = tf.distribute.get_strategy()
+    with strategy.optimizer_variables() if keras_seams.is_ours(strategy) else contextlib.nullcontext():
+        return original(optimizer, *args, **kwargs)
 
 
 def _next_seed(original: Any, generator: Any, ordered: bool = True) -> Any:
@@ -319,6 +319,8 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "apply": _apply,
     "apply_scaled": _apply,
     "sum_gradients": _all_reduce_sum_gradients,
+    "optimizer": _optimizer_variable,
+    "optimizer_variable": _optimizer_variable,
     "reduce_values": exact_losses.reduce_values,
     "apply_mask": exact_losses.apply_mask,
     "scale_loss": exact_losses.scale_loss,

@@ -27,13 +27,20 @@ from tensorflow.python.distribute.collective_all_reduce_strategy import (
 from tensorflow.python.distribute.coordinator import values as coordinator_values
 from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
 from tensorflow.python.distribute.parameter_server_strategy_v2 import ParameterServerStrategyV2Extended
+from tensorflow.python.distribute.values import MirroredVariable
 from tensorflow.python.eager import context as tf_context
 from tensorflow.python.trackable import base as trackable_base
 
 from tfdistkit.errors import UnsupportedError, explain
 from tfdistkit.strategies import step as steps
 
-__all__ = ["CollectiveAllReduceExtended", "DataAdapter", "MirroredExtended", "ParameterServerStrategyV2Extended"]
+__all__ = [
+    "CollectiveAllReduceExtended",
+    "DataAdapter",
+    "MirroredExtended",
+    "MirroredVariable",
+    "ParameterServerStrategyV2Extended",
+]
 
 
 class Seam(NamedTuple):
@@ -94,6 +101,12 @@ SEAMS: dict[str, Seam] = {
         "keras.src.optimizers.loss_scale_optimizer:LossScaleOptimizer.apply",
         ("self", "grads", "trainable_variables"),
         "gradients are summed before the test for finiteness",
+    ),
+    "optimizer": Seam(
+        "keras.src.optimizers.base_optimizer:BaseOptimizer.__init__", ("self",), "central_storage: whose variables"
+    ),
+    "optimizer_variable": Seam(
+        "keras.src.optimizers.base_optimizer:BaseOptimizer.add_variable", ("self",), "central_storage: whose variables"
     ),
     "reduce_values": Seam(f"{_LOSS}:reduce_values", ("values", "sample_weight", "reduction"), "losses weigh by rows"),
     "apply_mask": Seam(f"{_LOSS}:apply_mask", ("sample_weight", "mask", "dtype", "reduction"), "losses weigh by rows"),
@@ -159,9 +172,21 @@ SEAMS: dict[str, Seam] = {
     "mirrored_sum": Seam(
         f"{_MIRRORED}._replica_ctx_all_reduce", ("self", "reduce_op", "value", "options"), "sums without merge_call"
     ),
+    "mirrored_variable": Seam(
+        f"{_MIRRORED}._create_variable", ("self", "next_creator"), "central_storage: a variable on one device"
+    ),
+    "mirrored_update": Seam(
+        f"{_MIRRORED}._replica_ctx_update",
+        ("self", "var", "fn", "args", "kwargs", "group"),
+        "central_storage: one update",
+    ),
     "mwms_replica_id": Seam(f"{_MWMS}._get_replica_id_in_sync_group", ("self", "replica_id"), "rows of a replica"),
     "variable_update": Seam(f"{_VALUES}._update_replica", ("self", "update_fn", "value"), "layer state"),
+    "variable_of_replica": Seam(f"{_VALUES}._get_replica", ("self", "replica_id"), "central_storage: one copy"),
     # TensorFlow: what is called.
+    "variable_update_all": Seam(
+        f"{_VALUES}._update_cross_replica", ("self", "update_fn", "value"), "central_storage: one update"
+    ),
     "variable_local": Seam(f"{_VALUES}._get_on_device_or_primary", ("self",), "layer state"),
     "select_replica": Seam(
         "tensorflow.python.distribute.distribute_utils:select_replica", ("replica_id", "structured"), "replicas"

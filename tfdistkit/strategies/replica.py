@@ -8,7 +8,9 @@ in a graph. A process with one device needs no thread at all: its replica runs i
 
 from __future__ import annotations
 
+import contextlib
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -159,6 +161,34 @@ class KerasStrategyMixin:
         """
         context = tf.distribute.get_replica_context()
         return context.all_reduce(tf.distribute.ReduceOp.SUM, [_with_a_row(g) for g in gradients])
+
+    def apply_summed(self, gradients: list[Any], apply: Callable[[list[Any]], None]) -> None:
+        """Sums the gradients of the replicas and applies them; called in each replica.
+
+        Args:
+            gradients: This replica's part of each gradient; none where nothing has a gradient.
+            apply: Updates the variables; called with the sums.
+        """
+        apply(self.sum_gradients(gradients) if gradients else [])
+
+    def optimizer_variables(self) -> contextlib.AbstractContextManager[None]:
+        """Within it, an optimizer creates variables of its own."""
+        return contextlib.nullcontext()
+
+    def check_jit_compile(self) -> None:
+        """Raises:
+        UnsupportedError: if XLA cannot compile the steps of several replicas here.
+        """
+        device = self.extended.worker_devices[0]
+        if "CPU" in device.upper():
+            raise UnsupportedError(
+                explain(
+                    "`jit_compile=True` cannot work with several replicas on CPUs: XLA has no collectives there.",
+                    received=f"{self.num_replicas_in_sync} replicas on {device}",
+                    expected="`jit_compile='auto'` or `jit_compile=False`",
+                    do="Remove `jit_compile=True` from `model.compile(...)`.",
+                )
+            )
 
     def distribute_batches(self, dataset: Any) -> Any:
         """As `experimental_distribute_dataset`, for loops that hand each element to `strategy.run` as it is.

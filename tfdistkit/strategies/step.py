@@ -45,6 +45,7 @@ class ReplicaStep:
         self.static_rows = static_rows
         self.in_keras_step = False
         self.gradients_are_reduced = False
+        self.updates_alone = False
         self.layer_state: list[Any] = []
         self._sum_rows = sum_rows
         self._total: tf.Tensor | None = None
@@ -58,6 +59,10 @@ class ReplicaStep:
             with contextlib.nullcontext() if self._graph is None else self._graph.as_default():
                 self._total = self._sum_rows()
         return self._total
+
+    def is_in_inner_graph(self) -> bool:
+        """Whether a branch, a loop or a tf.function inside of the step is being traced."""
+        return (None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()) is not self._graph
 
     def share(self) -> tf.Tensor | float:
         """This replica's part of a mean over the global batch: the shares of all replicas sum to 1."""
@@ -103,6 +108,15 @@ class ReplicaStep:
             yield
         finally:
             self.gradients_are_reduced = False
+
+    @contextlib.contextmanager
+    def updating_alone(self) -> Iterator[None]:
+        """Within it, this replica updates variables for all, and the others do not come along."""
+        self.updates_alone = True
+        try:
+            yield
+        finally:
+            self.updates_alone = False
 
 
 def current() -> ReplicaStep | None:

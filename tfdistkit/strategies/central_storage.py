@@ -1,0 +1,254 @@
+"""`central_storage`: each variable once, on one device; all devices compute.
+
+Replicas that share a variable must not read it while one of them writes. In one process all of them are traced
+into one graph, and TensorFlow runs what touches one variable in the order in which it was traced. So it is
+enough to trace in the right order: all replicas as far as their gradients; then one update, by replica 0, on
+the device of the variables; then the rest. The replicas meet twice for that (`meet`), and nothing of it is left
+in the graph: no barrier, no collective. The update's own branches (gradient accumulation, overwriting by
+moving averages, loss scaling) are traced by one replica alone, where nobody has to be met.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfdistkit.cluster.spec import ClusterSpec
+from tfdistkit.errors import UnsupportedError, explain
+from tfdistkit.strategies import keras_hooks, keras_seams
+from tfdistkit.strategies import step as steps
+from tfdistkit.strategies.devices import Devices, resolve_devices, resolve_parameter_device
+from tfdistkit.strategies.replica import KerasStrategyMixin, ReplicaMixin, require_single_process
+
+_LOCAL = threading.local()
+
+# Collectives of several strategies in one process must not meet; those of `mirrored` begin at 0. A strategy takes
+# one number for each group of devices.
+_KEY_BASES = itertools.count(1 << 16, 1 << 8)
+
+
+class CentralVariable(keras_seams.MirroredVariable):
+    """A variable of which all replicas use one and the same copy."""
+
+    def _get_replica(self, replica_id: int) -> Any:
+        return self.values[0]
+
+    @property
+    def handle(self) -> Any:
+        """The one that there is, in and outside of replicas."""
+        return self.values[0].handle
+
+    def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
+        if _one_replica_writes():
+            return update_fn(self.values[0], value, **kwargs)
+
+        def merge(strategy: Any, value: Any) -> None:
+            self._update_cross_replica(update_fn, _aggregated(strategy, value, self.aggregation), **kwargs)
+
+        meet(merge, value)
+        return self
+
+
+class _Place:
+    """Where a variable is created, as TensorFlow's `colocate_with` tells it."""
+
+    def __init__(self, device: str):
+        self._devices = (device,)
+
+
+class CentralStorageExtended(ReplicaMixin, keras_seams.MirroredExtended):
+    """What runs the replicas, one thread each, and keeps the variables.
+
+    Only what replicas must have for themselves is mirrored: metrics, the state of layers and of random
+    generators.
+    """
+
+    def __init__(self, container: tf.distribute.Strategy, devices: list[str], parameter_device: str):
+        super().__init__(container, devices=devices)
+        self._parameter_device = parameter_device
+
+    @property
+    def parameter_devices(self) -> tuple[str, ...]:
+        """The device of the variables."""
+        return (self._parameter_device,)
+
+    def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
+        if not _is_central(kwargs):
+            return super()._create_variable(next_creator, **kwargs)
+        kwargs["colocate_with"] = _Place(self._parameter_device)
+        variable = super()._create_variable(next_creator, **kwargs)
+        variable.__class__ = CentralVariable
+        return variable
+
+    def _use_merge_call(self) -> bool:
+        # Whoever updates alone has nobody to meet, in eager steps either.
+        return not _updates_alone() and super()._use_merge_call()
+
+    def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        if not _updates_alone():
+            return super()._replica_ctx_all_reduce(reduce_op, value, options)
+        if reduce_op == tf.distribute.ReduceOp.MEAN:
+            return value  # The others would do the same with the same numbers.
+        return tf.nest.map_structure(lambda v: tf.math.scalar_mul(self._num_replicas_in_sync, v), value)
+
+    def _replica_ctx_update(self, var: Any, fn: Any, args: Any, kwargs: Any, group: bool) -> Any:
+        if not isinstance(var, CentralVariable) or _one_replica_writes():
+            return super()._replica_ctx_update(var, fn, args, kwargs, group)
+
+        def merge(strategy: Any, args: Any, kwargs: Any) -> None:
+            strategy.extended.update(var, fn, args=args, kwargs=kwargs)
+
+        return meet(merge, args, kwargs or {})
+
+
+class CentralStorageStrategy(KerasStrategyMixin, tf.distribute.Strategy):
+    """What `tf.distribute.experimental.CentralStorageStrategy` is for, exact under Keras 3.
+
+    It is no subclass of that one, which has another way to run replicas, and whose
+    `experimental_distribute_dataset` fails for all `options`.
+    """
+
+    def __init__(self, devices: list[str], parameter_device: str):
+        self._collective_key_base = next(_KEY_BASES)  # TensorFlow asks for it here.
+        super().__init__(CentralStorageExtended(self, devices, parameter_device))
+
+    @contextlib.contextmanager
+    def optimizer_variables(self) -> Iterator[None]:
+        """Within it, this thread creates variables of an optimizer: one replica alone reads and writes them."""
+        before = getattr(_LOCAL, "creates_for_optimizer", False)
+        _LOCAL.creates_for_optimizer = True
+        try:
+            yield
+        finally:
+            _LOCAL.creates_for_optimizer = before
+
+    def apply_summed(self, gradients: list[Any], apply: Callable[[list[Any]], None]) -> None:
+        """Sums the gradients on the device of the variables, where replica 0 applies them for all."""
+        step = steps.current()
+        assert step is not None  # Only then are gradients summed.
+        summed = meet(_sum_on_parameter_device, gradients)
+        if step.replica_id == 0:
+            with tf.device(self.extended.parameter_devices[0]), step.updating_alone():
+                apply(summed)
+        meet(_nothing)
+
+    def check_jit_compile(self) -> None:
+        """Raises:
+        UnsupportedError: always. XLA compiles for one device.
+        """
+        raise UnsupportedError(
+            explain(
+                "`jit_compile=True` cannot work with several replicas that share their variables: XLA compiles for "
+                "one device.",
+                received=f"{self.num_replicas_in_sync} replicas under 'central_storage'",
+                expected="`jit_compile='auto'` or `jit_compile=False`",
+                do="Remove `jit_compile=True` from `model.compile(...)`.",
+            )
+        )
+
+
+def meet(merge: Callable[..., Any], *args: Any) -> Any:
+    """Lets the replicas wait for each other while they are traced (in eager steps: while they run).
+
+    Args:
+        merge: Called once when all have come: with the strategy, and the replicas' `args` as per-replica values.
+        args: What this replica hands over.
+
+    Returns:
+        What `merge` returned, the same for all replicas.
+
+    Raises:
+        UnsupportedError: in a branch or a loop, which each replica traces by itself.
+    """
+    step = steps.current()
+    if step is not None and step.is_in_inner_graph():
+        raise UnsupportedError(
+            explain(
+                "A step updates a variable in a branch, in a loop or in a tf.function inside of it, where the replicas "
+                "of 'central_storage' cannot wait for each other.",
+                received="optimizer.apply(...) or variable.assign(...) in such a place",
+                expected="every update in the step itself",
+                do='Move the update out of it, or ask for the strategy "mirrored", which can do this.',
+            )
+        )
+    return tf.distribute.get_replica_context().merge_call(merge, args=args)
+
+
+def _nothing(strategy: Any) -> None:
+    """What happens where replicas only wait for each other."""
+
+
+def _sum_on_parameter_device(strategy: Any, gradients: list[Any]) -> list[Any]:
+    with tf.device(strategy.extended.parameter_devices[0]):
+        return [_sum(strategy.experimental_local_results(gradient)) for gradient in gradients]
+
+
+def _sum(parts: tuple[Any, ...]) -> Any:
+    if isinstance(parts[0], tf.IndexedSlices):  # Rows in the order of one process.
+        values, indices = (tf.concat([getattr(p, name) for p in parts], 0) for name in ("values", "indices"))
+        return tf.IndexedSlices(values, indices, parts[0].dense_shape)
+    return tf.add_n(parts)
+
+
+def _aggregated(strategy: Any, value: Any, aggregation: tf.VariableAggregation) -> Any:
+    """What is written of the replicas' values: as the variable says; replica 0's if it says nothing."""
+    if isinstance(value, tf.distribute.DistributedValues):
+        for op in tf.distribute.ReduceOp:
+            if op.value == aggregation.name:
+                return strategy.reduce(op, value, axis=None)
+    return strategy.experimental_local_results(value)[0]
+
+
+def _is_central(created_with: dict[str, Any]) -> bool:
+    """Whether a variable is one that all replicas share: trainable, or an optimizer's."""
+    if created_with.get("synchronization") == tf.VariableSynchronization.ON_READ:
+        return False
+    beside = created_with.get("colocate_with")
+    if beside is not None:
+        return isinstance(beside, CentralVariable)
+    if getattr(_LOCAL, "creates_for_optimizer", False):
+        return True
+    dtype = created_with.get("dtype")
+    return created_with.get("trainable") is not False and (dtype is None or tf.as_dtype(dtype).is_floating)
+
+
+def _updates_alone() -> bool:
+    step = steps.current()
+    return step is not None and step.updates_alone
+
+
+def _one_replica_writes() -> bool:
+    """Whether this replica is the only one that comes here: one applies the gradients, or there is but one."""
+    return steps.current() is None or _updates_alone()
+
+
+def build(
+    cluster: ClusterSpec, *, devices: Devices = None, parameter_device: str | None = None
+) -> CentralStorageStrategy:
+    """Makes the strategy `central_storage`.
+
+    Args:
+        cluster: Which process this is; it must be the only one.
+        devices: The devices that compute. Names (`["GPU:0", "GPU:1"]`), or a number: that many GPUs, or on a
+            machine with fewer that many logical CPU devices. None takes all GPUs, or the CPU where there are none.
+        parameter_device: The device that keeps trainable variables and the optimizer's state, by name. None takes
+            the only device where one computes, else the CPU.
+
+    Returns:
+        A `tf.distribute.Strategy` with one replica for each of `devices`.
+
+    Raises:
+        OptionError: if `devices` or `parameter_device` is not what this machine has.
+        TooLateError: if logical devices are needed and TensorFlow has its devices already.
+        UnsupportedError: if this process is one of several workers.
+    """
+    require_single_process("central_storage", cluster)
+    names = resolve_devices(devices)
+    home = resolve_parameter_device(parameter_device, names)
+    keras_hooks.install()
+    return CentralStorageStrategy(names, home)
