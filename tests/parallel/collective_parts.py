@@ -253,37 +253,3 @@ TRACED_AT_OTHER_TIMES = """
         rows = 2 + 2 * step * rank  # Rank 1 traces in each step, rank 0 in the first.
         print(float(strategy.run(total, args=(tf.ones([rows, 1]),))))
 """
-
-PROCESS_SETS = """
-    import tensorflow as tf
-    from tfdistkit import collectives as c
-
-    ends, all_of_them = c.ProcessSet([2, 0]), c.ProcessSet(range(3))
-    assert (ends.ranks, ends.size, ends.included) == ((0, 2), 2, rank != 1)
-
-    def work(x):
-        results = []
-        if ends.included:
-            results += [c.all_gather(x, process_set=ends), c.all_reduce(x, "average", ends), c.broadcast(x, 1, ends)]
-            results += [c.all_to_all(tf.repeat(x, 2, 0), process_set=ends)]
-        return [*results, c.all_reduce(x), c.all_gather(x, process_set=all_of_them)]
-
-    x = tf.constant([[1.0 + rank]])
-    graph = tf.function(work)
-    for function in (work, graph, graph, graph, graph, work, work, work):
-        *in_set, total, everybody = [t.numpy().ravel().tolist() for t in function(x)]
-        assert total == [6.0] and everybody == [1.0, 2.0, 3.0]
-        assert in_set == ([[1.0, 3.0], [2.0], [3.0], [1.0, 3.0]] if ends.included else [])
-    if ends.included:
-        assert c.broadcast_object(rank, 1, ends) == 2
-        c.barrier(process_set=ends)
-    for wrong in ([], [0, 0], [3], ["0"], [-1, 1]):
-        try:
-            c.ProcessSet(wrong)
-        except ValueError as error:
-            assert "0 to 2" in str(error)
-        else:
-            raise AssertionError(wrong)
-    c.barrier()
-    print("sets work")
-"""

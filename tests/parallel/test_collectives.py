@@ -106,10 +106,3 @@ def test_tensorflow_finds_mismatches_itself(printed: list[str]) -> None:
 @on_two_ranks
 def test_a_barrier_gives_up(printed: list[str]) -> None:
     assert printed == ["gave up\n", "stayed away\n"]
-
-
-@pytest.mark.horovod
-@pytest.mark.part(parts.PROCESS_SETS, variables={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"})
-@pytest.mark.parametrize(("engine", "world_size"), [("horovod", 3)])
-def test_process_sets(printed: list[str]) -> None:
-    assert printed == ["sets work\n"] * 3

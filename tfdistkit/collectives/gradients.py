@@ -55,11 +55,18 @@ def _sum_bits(flat: tf.Tensor, process_set: Any) -> tf.Tensor:
     return tf.cast(tf.bitcast(gathered, tf.bfloat16), tf.float32)[: tf.size(flat)]
 
 
-def adasum(gradients: list[Any]) -> list[Any]:
-    """Combines gradients by Adasum (https://arxiv.org/abs/2006.02924): those that agree are averaged, others summed."""
-    return transport.awaited(
-        [hvd.allreduce(g, op=hvd.Adasum, name=transport.next_name("adasum"), ignore_name_scope=True) for g in gradients]
+def adasum(gradients: list[Any], dtype: tf.DType | None = None) -> list[Any]:
+    """Combines gradients by Adasum (https://arxiv.org/abs/2006.02924): those that agree are averaged, others summed.
+
+    Args:
+        gradients: Dense tensors.
+        dtype: What they travel as. Default: as they are.
+    """
+    sent = [transport.opaque(g if dtype is None else _cast(g, dtype)) for g in gradients]
+    combined = transport.awaited(
+        [hvd.allreduce(g, op=hvd.Adasum, name=transport.next_name("adasum"), ignore_name_scope=True) for g in sent]
     )
+    return [_cast(c, g.dtype) for c, g in zip(combined, gradients)]
 
 
 def scale(gradients: list[Any], factor: float) -> list[Any]:

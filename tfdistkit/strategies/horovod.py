@@ -8,21 +8,28 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdistkit import env
 from tfdistkit.cluster.meeting_checks import version_difference
 from tfdistkit.cluster.spec import ClusterSpec
 from tfdistkit.collectives import gradients as on_the_way
 from tfdistkit.collectives import horovod_transport as transport
 from tfdistkit.collectives.horovod_transport import hvd
-from tfdistkit.errors import ClusterConfigError, OptionError, TooLateError, UnsupportedError, explain, nearest
+from tfdistkit.errors import ClusterConfigError, OptionError, TooLateError, UnsupportedError, explain
 from tfdistkit.strategies import keras_hooks, keras_seams
 from tfdistkit.strategies.devices import take_gpu_of_local_rank
+from tfdistkit.strategies.horovod_switches import (
+    COMPRESSIONS,
+    OPS,
+    require_flag,
+    require_one_of,
+    require_ranks,
+    set_switches,
+)
 from tfdistkit.strategies.replica import KerasStrategyMixin, ReplicaMixin
 from tfdistkit.strategies.shuffling import AgreedShuffling
 from tfdistkit.strategies.versions import facts
 
-_OPS = ("average", "sum", "adasum")
-_COMPRESSIONS = ("none", "fp16", "bf16")
+# Those that Horovod was initialised with, by their ranks.
+_process_sets: dict[tuple[int, ...], Any] = {}
 
 
 class HorovodTransport:
@@ -101,7 +108,7 @@ class HorovodStrategy(KerasStrategyMixin, AgreedShuffling, tf.distribute.MultiWo
         if self.op != "average":  # Each rank's part of the average comes in; both want the whole of it.
             gradients = on_the_way.scale(gradients, replicas)
         if self.op == "adasum":
-            return on_the_way.adasum(gradients)
+            return on_the_way.adasum(gradients, tf.float16 if self.compression == "fp16" else None)
         if self.compression == "fp16":
             return on_the_way.sum_as_float16(gradients, self.process_set)
         if self.compression == "bf16":
@@ -150,17 +157,22 @@ def build(
         TooLateError: if Horovod was initialised already and options for its start are given.
         UnsupportedError: if this rank is in no process set, or `adasum` cannot work here.
     """
-    _require_one_of("op", op, _OPS)
-    _require_one_of("compression", compression, _COMPRESSIONS)
-    _configure(
-        HOROVOD_FUSION_THRESHOLD=fusion_threshold_bytes,
-        HOROVOD_CYCLE_TIME=cycle_time_ms,
-        HOROVOD_HIERARCHICAL_ALLREDUCE=hierarchical,
-        HOROVOD_TIMELINE=timeline,
-        HOROVOD_AUTOTUNE=autotune,
-        HOROVOD_GLOO_TIMEOUT_SECONDS=None if timeout_s is None else max(1, round(timeout_s)),
+    require_one_of("op", op, OPS)
+    require_one_of("compression", compression, COMPRESSIONS)
+    require_flag("sparse_as_dense", sparse_as_dense)
+    _require_a_combination(op, compression)
+    lists = None if process_set is None else require_ranks(process_set, cluster.world_size)
+    set_switches(
+        is_initialized=hvd.is_initialized(),
+        is_chief=cluster.is_chief,
+        fusion_threshold_bytes=fusion_threshold_bytes,
+        cycle_time_ms=cycle_time_ms,
+        hierarchical=hierarchical,
+        timeline=timeline,
+        autotune=autotune,
+        timeout_s=timeout_s,
     )
-    chosen = _join(process_set, cluster.world_size)
+    chosen = _join(lists, cluster.world_size)
     keras_hooks.install()
     _require_all_ranks(cluster)
     if op == "adasum":
@@ -173,48 +185,43 @@ def build(
     return strategy
 
 
-def _require_one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
+def _require_a_combination(op: str, compression: str) -> None:
+    if op == "adasum" and compression == "bf16":
         raise OptionError(
             explain(
-                f"`{name}` is unknown.{nearest(str(value), list(allowed))}",
-                received=f"{name}={value!r}",
-                expected=f"one of: {', '.join(allowed)}",
+                '`compression="bf16"` does not go with `op="adasum"`: Horovod combines no bfloat16.',
+                received=f"op={op!r}, compression={compression!r}",
+                expected='`compression="none"` or `"fp16"` there',
             )
         )
 
 
-def _configure(**switches: Any) -> None:
-    """Sets Horovod's own switches, which it reads when it is initialised."""
-    given = {name: value for name, value in switches.items() if value is not None}
-    if given and hvd.is_initialized():
+def _join(lists: list[list[int]] | None, world_size: int) -> Any:
+    """Initialises Horovod and returns the process set of this rank."""
+    is_first = not hvd.is_initialized()
+    if lists is None or lists == [list(range(world_size))]:
+        if is_first:
+            hvd.init()
+        return hvd.global_process_set
+    if is_first:
+        _process_sets.update({tuple(ranks): hvd.ProcessSet(ranks) for ranks in lists})
+        hvd.init(process_sets=list(_process_sets.values()))
+        atexit.register(_end_together)
+    elif any(tuple(ranks) not in _process_sets for ranks in lists):
         raise TooLateError(
             explain(
-                "Horovod was initialised before its options were known.",
-                received=", ".join(given),
-                do="Remove `hvd.init()`: `tfdistkit.strategy` makes it.",
+                "Horovod was initialised before its process sets were known.",
+                received=f"process_set={lists!r}",
+                do="Give `process_set` to the first `tfdistkit.strategy` of the process, and remove `hvd.init()`.",
             )
         )
-    for name, value in given.items():
-        env.put(name, str(int(value) if isinstance(value, bool) else value))
-
-
-def _join(ranks: list[int] | list[list[int]] | None, world_size: int) -> Any:
-    """Initialises Horovod and returns the process set of this rank."""
-    if ranks is None or sorted(ranks, key=str) == sorted(range(world_size), key=str):
-        hvd.init()
-        return hvd.global_process_set
-    lists = ranks if ranks and isinstance(ranks[0], (list, tuple)) else [ranks]
-    sets = [hvd.ProcessSet(sorted(one)) for one in lists]
-    hvd.init(process_sets=sets)
-    for one in sets:
-        if one.included():
-            atexit.register(_end_together)
-            return one
+    for ranks in lists:
+        if hvd.rank() in ranks:
+            return _process_sets[tuple(ranks)]
     raise UnsupportedError(
         explain(
             f"Rank {hvd.rank()} is in no process set.",
-            received=f"process_set={ranks!r}",
+            received=f"process_set={lists!r}",
             expected="lists of ranks with this one in one of them",
             do="Ask for the strategy only on the ranks that train, or give every rank a set.",
         )
