@@ -85,7 +85,11 @@ def test_every_optimizer(name: str) -> None:
     plain, ours = pair(3, embeddings_regularizer="l2", embeddings_constraint="non_neg")
     make = getattr(keras.optimizers, name)
     before = np.concatenate([v.numpy() for v in ours.weights])
-    expected, came = steps(plain, make(0.1)), steps(ours, make(0.1))
+    try:
+        expected = steps(plain, make(0.1))
+    except AttributeError as error:  # The Muon of Keras 3.10 takes no variable of TensorFlow's.
+        pytest.skip(f"{name} of Keras {keras.__version__} cannot train Keras's own Embedding: {error}")
+    came = steps(ours, make(0.1))
     assert np.isfinite(came).all() and not np.allclose(came, before)
     if name in OPTIMIZERS:
         np.testing.assert_allclose(came, expected, rtol=1e-6, atol=1e-7)
@@ -141,6 +145,23 @@ def test_files_fit_any_number_of_parts(tmp_path: Path, monkeypatch: pytest.Monke
     model.fit(x, y, verbose=0)
     loaded.fit(x, y, verbose=0)
     np.testing.assert_allclose(state(model)[0], state(loaded)[0], rtol=1e-6)
+
+
+def test_state_that_has_no_rows_fits_the_same_parts_only() -> None:
+    optimizers = [keras.optimizers.Adafactor(rate) for rate in (0.1, 0.2, 0.3)]
+    for optimizer, shards in zip(optimizers, (4, 4, 3)):
+        steps(pair(shards)[1], optimizer)
+    store: dict[str, Any] = {}
+    optimizers[0].save_own_variables(store)
+    # With 4 parts the file has as many arrays as the optimizer for 3 parts has variables.
+    assert len(store) == len(optimizers[2].variables)
+    before = [v.numpy() for v in optimizers[2].variables]
+    with pytest.warns(UserWarning, match="Skipping variable loading .* other parts"):
+        optimizers[2].load_own_variables(store)
+    optimizers[1].load_own_variables(store)
+    for loaded, expected in ((optimizers[1], (v.numpy() for v in optimizers[0].variables)), (optimizers[2], before)):
+        for one, other in zip(loaded.variables, expected, strict=True):
+            np.testing.assert_array_equal(one.numpy(), other)
 
 
 def test_tables_are_taken_and_given_whole() -> None:
