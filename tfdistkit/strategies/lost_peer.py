@@ -18,6 +18,8 @@ _GONE = (
 # ... and when it lives, but takes part in another collective, or in none.
 _TIMED_OUT = ("Collective has timed out",)
 
+# How TensorFlow begins an error of an operation that runs by itself.
+_NODE = re.compile(r"^\{\{[^}]*\}\} ?")
 _TASK = re.compile(r"/job:(chief|worker)(?:/replica:\d+)?/task:(\d+)")
 
 
@@ -65,10 +67,13 @@ def _who(message: str) -> str:
         if (role, index) != (cluster.task.role, cluster.task.index) and index < len(addresses):
             rank = cluster.workers.index(addresses[index])
             return f"Rank {rank} ({addresses[index]})"
+    if cluster.world_size == 2 and not cluster.has_addresses:
+        return f"Rank {1 - cluster.rank}"  # Horovod says nothing of whom it waited for; here it can be nobody else.
     if "Heartbeat" in message and not cluster.is_chief:
         return f"Rank 0 ({cluster.workers[0]})"
     return "Another worker"
 
 
 def _first_line(message: str) -> str:
-    return (message.partition("aborted by: ")[2] or message).strip().splitlines()[0].rstrip(".")
+    said = message.partition("aborted by: ")[2] or message
+    return _NODE.sub("", said.strip().splitlines()[0]).rstrip(".")
