@@ -31,8 +31,10 @@ def engine_options(provide: Provide, engine: str) -> tuple[list[str], dict[str, 
 
     Args:
         provide: Returns the folder that a fixture of this name makes (Horovod), or skips the test.
-        engine: One of `ENGINES`, or a strategy of one process.
+        engine: One of `ENGINES`, a strategy of one process, or `parameter_server`.
     """
+    if engine == "parameter_server":
+        return ["--ps", "1"], {}
     if engine not in _BACKENDS:
         return [], {}
     backend, fixture = _BACKENDS[engine]

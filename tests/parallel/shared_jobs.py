@@ -36,6 +36,11 @@ class Sort:
     setup: str
     variables: tuple[tuple[str, str], ...]
 
+    @property
+    def reporting(self) -> int:
+        """How many processes run the parts: all ranks, or the coordinator of a parameter-server job alone."""
+        return 1 if self.engine == "parameter_server" else self.world_size
+
 
 @dataclass
 class Part:
@@ -128,10 +133,10 @@ class SharedJobs:
             except subprocess.TimeoutExpired:
                 said = f"it was still running after {DEADLINE_S} s\n{running.stdout}"
         for name, part in zip(names, parts):
-            files = [folder / name / f"result.{rank}.json" for rank in range(sort.world_size)]
+            files = [folder / name / f"result.{rank}.json" for rank in range(sort.reporting)]
             part.results = [json.loads(file.read_text()) if file.exists() else None for file in files]
         if not said.startswith("exit code 0, left: []") and all(part.went_well for part in parts):
-            parts[-1].results = [None] * sort.world_size  # It is not well if it ends like this.
+            parts[-1].results = [None] * sort.reporting  # It is not well if it ends like this.
         return said
 
 

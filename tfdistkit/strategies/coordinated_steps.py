@@ -60,19 +60,20 @@ class CoordinatedFunction:
         except StopIteration:
             raise
         except BaseException:
-            self._abandon()
+            self._strategy.abandon_steps()
             raise
 
-    def _abandon(self) -> None:
-        """After an error: TensorFlow has cancelled what was on its way, and the next run must not wait for it."""
+    def forget(self) -> None:
+        """Forgets what is on its way; the next call begins anew."""
         self._sent.clear()
         self._owed = 0
         self._job.clear()
-        self._strategy.unfinished = None
 
     def _begin(self, iterator: Any) -> None:
         """A new epoch, or a new run; `fit` may go on with the iterator of the epoch before."""
-        self._strategy.finish_steps()
+        if self._strategy.unfinished is not None:
+            # A callback evaluates in the middle of an epoch. Keras has reset the metrics for it already.
+            self._strategy.unfinished.finish(store=False)
         if iterator is not self._iterator:
             self._dry = set()
         self._iterator, self._owed = iterator, 0
@@ -85,7 +86,7 @@ class CoordinatedFunction:
         if not batches:
             self.finish()
             raise StopIteration
-        step = self._job.on_batches(batches[0])
+        step = self._job.on_batches(batches)
         self._make_room(self._strategy.max_inflight)
         self._sent[next(self._numbers)] = self._strategy.schedule(step, batches)
 
@@ -115,8 +116,12 @@ class CoordinatedFunction:
         self._job.returned = self._job.logs if self._job.logs is not None else {}
         return self._job.returned
 
-    def finish(self) -> None:
-        """Waits for all steps, and gives the metrics of the model what they came to."""
+    def finish(self, store: bool = True) -> None:
+        """Waits for all steps, and gives the metrics of the model what they came to.
+
+        Args:
+            store: Whether it does the latter.
+        """
         self._make_room(0)
         while self._owed:
             try:
@@ -124,7 +129,8 @@ class CoordinatedFunction:
             except StopIteration:
                 break
             self._make_room(0)
-        self._job.store()
+        if store:
+            self._job.store()
         if self._strategy.unfinished is self:
             self._strategy.unfinished = None
 
@@ -169,13 +175,14 @@ class _Job:
         self.logs_are_metrics = False
         self._results = tf.function(self._results_of_sums, autograph=False)
         self._one_step: Any = None
-        self._on_batches: Any = None
+        # By how many they take: TensorFlow fails to generalize a function over the number of its arguments.
+        self._on_batches: dict[int, Any] = {}
         self._own_data: dict[int, Any] = {}
 
-    def on_batches(self, batch: Any) -> Any:
-        """Returns a step that takes batches like this one as its arguments."""
-        if self._on_batches is None:
-            one_step = self._choose_step(batch)
+    def on_batches(self, batches: tuple[Any, ...]) -> Any:
+        """Returns a step that takes batches like these, as many of them, as its arguments."""
+        if len(batches) not in self._on_batches:
+            one_step = self._choose_step(batches[0])
 
             @tf.autograph.experimental.do_not_convert
             def on_batches(*batches: Any) -> Any:
@@ -185,8 +192,8 @@ class _Job:
                     sums = [a + b for a, b in zip(sums, more)]
                 return sums, logs, tf.constant(len(batches)), tf.constant(-1)
 
-            self._on_batches = tf.function(on_batches, autograph=False, reduce_retracing=True)
-        return self._on_batches
+            self._on_batches[len(batches)] = tf.function(on_batches, autograph=False, reduce_retracing=True)
+        return self._on_batches[len(batches)]
 
     def on_own_data(self, element_spec: Any, steps: int) -> Any:
         """Returns a step that takes its batches from the worker's own iterator."""

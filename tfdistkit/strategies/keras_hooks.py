@@ -219,8 +219,12 @@ def _name_lost_peer(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any
     """Raises what TensorFlow raises when another worker is gone, in words that name it."""
     try:
         return original(model, *args, **kwargs)
-    except tf.errors.OpError as error:
+    except BaseException as error:
         strategy: Any = model.distribute_strategy
+        if hasattr(strategy, "abandon_steps"):
+            strategy.abandon_steps()
+        if not isinstance(error, tf.errors.OpError):
+            raise
         explained = getattr(strategy, "explained_error", lost_peer.explained)
         clear = explained(error) if keras_seams.is_ours(strategy) else None
         if clear is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import tensorflow as tf
@@ -16,7 +17,7 @@ from tfdistkit.strategies.coordinated_steps import CoordinatedFunction
 from tfdistkit.strategies.devices import require_not_started
 from tfdistkit.strategies.replica import KerasStrategyMixin, ReplicaMixin
 from tfdistkit.strategies.serving import serve
-from tfdistkit.strategies.worker_datasets import WorkerDataset
+from tfdistkit.strategies.worker_datasets import WorkerDataset, made_by_worker
 
 # As for `multiworker`: long enough for a scheduler that starts hosts one after the other.
 _TIMEOUT_S = 300.0
@@ -24,6 +25,8 @@ _TIMEOUT_S = 300.0
 _HEARTBEAT_TIMEOUT_S = 20.0
 # Enough that a worker never waits for the coordinator, few enough that a lost worker holds little.
 _INFLIGHT_PER_WORKER = 4
+# Seconds between two looks at whether the steps of a run that failed have ended.
+_IDLE_POLL_EVERY_S = 0.005
 
 
 class ParameterServerExtended(ReplicaMixin, keras_seams.ParameterServerStrategyV2Extended):
@@ -72,7 +75,7 @@ class ParameterServerStrategy(KerasStrategyMixin, tf.distribute.ParameterServerS
             A `tf.distribute.DistributedDataset`.
         """
         if tf.inside_function():  # ClusterCoordinator.create_per_worker_dataset, in a loop of the user's own.
-            return super().distribute_datasets_from_function(dataset_fn, options)
+            return super().distribute_datasets_from_function(made_by_worker(dataset_fn), options)
         return WorkerDataset(self, dataset_fn)
 
     def coordinated_function(self, model: Any, step_function: Any) -> CoordinatedFunction:
@@ -92,6 +95,24 @@ class ParameterServerStrategy(KerasStrategyMixin, tf.distribute.ParameterServerS
         """Waits for the steps that are on their way."""
         if self.unfinished is not None:
             self.unfinished.finish()
+
+    def abandon_steps(self) -> None:
+        """After an error in `fit` or `evaluate`: waits for what is on its way, so that the next finds nothing of it."""
+        function, self.unfinished = self.unfinished, None
+        if function is not None:
+            function.forget()
+        while not self._is_idle():
+            try:
+                self._check_life()
+            except tf.errors.UnavailableError:
+                return
+            time.sleep(_IDLE_POLL_EVERY_S)
+
+    def _is_idle(self) -> bool:
+        try:
+            return bool(self.coordinator.done())
+        except Exception:  # TensorFlow cancels all steps when it raises the error of one; ours raised the first.
+            return False
 
     def schedule(self, step: Any, args: tuple) -> Any:
         """Hands a step to the next worker that is free; returns its `RemoteValue`."""
@@ -114,6 +135,9 @@ class ParameterServerStrategy(KerasStrategyMixin, tf.distribute.ParameterServerS
                 a step is silent.
         """
         self.raise_errors_of_steps()
+        self._check_life()
+
+    def _check_life(self) -> None:
         servers = [name for name in self._addresses if name.startswith("ps")]
         workers = [name for name in self._addresses if name.startswith("worker")]
         limit = self._heartbeat_timeout_s

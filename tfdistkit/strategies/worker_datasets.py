@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdistkit.errors import UnsupportedError, explain
 from tfdistkit.strategies import keras_seams
 
 DatasetFn = Callable[[tf.distribute.InputContext], tf.data.Dataset]
@@ -26,6 +27,9 @@ class WorkerDataset(keras_seams.DataAdapter, tf.distribute.DistributedDataset):
     Args:
         strategy: The strategy.
         dataset_fn: `dataset_fn(input_context) -> tf.data.Dataset`, batched.
+
+    Raises:
+        UnsupportedError: if `dataset_fn` uses a dataset that was made outside of it.
     """
 
     # The workers do not take equally many steps in every epoch.
@@ -33,7 +37,7 @@ class WorkerDataset(keras_seams.DataAdapter, tf.distribute.DistributedDataset):
 
     def __init__(self, strategy: Any, dataset_fn: DatasetFn):
         self.strategy = strategy
-        self._dataset_fn = dataset_fn
+        self._dataset_fn = made_by_worker(dataset_fn)
         self.tfdistkit_element_spec = self.element_spec
 
     def part(self, index: int, parts: int) -> tf.data.Dataset:
@@ -114,3 +118,31 @@ class WorkerIterator:
         if self._local is None:
             self._local = iter(self._dataset.part(0, 1))
         return next(self._local)
+
+
+def made_by_worker(dataset_fn: DatasetFn) -> DatasetFn:
+    """Returns `dataset_fn` with an error in place of what no worker could run.
+
+    Args:
+        dataset_fn: `dataset_fn(input_context) -> tf.data.Dataset`, called while a function is traced.
+
+    Returns:
+        A function that raises UnsupportedError if `dataset_fn` uses a dataset that was made outside of it: it
+        lives in the coordinator, and TensorFlow would fail to send it, in this call and in all after it.
+    """
+
+    def checked(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        dataset = dataset_fn(context)
+        graph = tf.compat.v1.get_default_graph()
+        if any(tensor.dtype == tf.variant for tensor in getattr(graph, "external_captures", [])):
+            raise UnsupportedError(
+                explain(
+                    "`dataset_fn` uses a dataset or an iterator that was made outside of it, in the coordinator.",
+                    received=f"dataset_fn={getattr(dataset_fn, '__name__', dataset_fn)}",
+                    expected="a function that makes the whole dataset, for it runs on the workers",
+                    do="Make the dataset inside of it; or give the dataset itself to `fit`, and the coordinator reads.",
+                )
+            )
+        return dataset
+
+    return checked

@@ -1,0 +1,145 @@
+"""Keras's callbacks and ours under `parameter_server`: they work, or say that they have nothing to do."""
+
+from __future__ import annotations
+
+import pytest
+from coordinator_setup import ROWS, SETUP, STEPS, told
+
+pytestmark = [pytest.mark.tensorflow, pytest.mark.parametrize("engine", ["parameter_server"])]
+
+FILES = """
+    import importlib.util, os
+    model = make(optimizer=lambda: keras.optimizers.Adam(0.05))
+    def path(name):
+        return str(folder / name)
+    class Weights(keras.callbacks.Callback):
+        "What the model was at the end of each epoch."
+        def on_train_begin(self, logs=None):
+            self.at_end = []
+        def on_epoch_end(self, epoch, logs=None):
+            self.at_end.append([w.copy() for w in self.model.get_weights()])
+    weights, has_board = Weights(), importlib.util.find_spec("tensorboard") is not None
+    seen = train(model, x, y, batch_size=BATCH, validation_data=(x[:30], y[:30]), callbacks=[
+        weights,
+        keras.callbacks.ModelCheckpoint(path("epoch{epoch}.weights.h5"), save_weights_only=True),
+        tfdistkit.callbacks.ChiefCheckpoint(path("ours{epoch}.weights.h5"), save_weights_only=True),
+        tfdistkit.callbacks.ChiefCheckpoint(path("best.keras"), save_best_only=True),
+        keras.callbacks.CSVLogger(path("log.csv")),
+        tfdistkit.callbacks.ChiefOnly(keras.callbacks.CSVLogger(path("chief.csv"))),
+        *(keras.callbacks.TensorBoard(path("board")) for _ in range(has_board)),
+        keras.callbacks.BackupAndRestore(path("backup")),
+        keras.callbacks.TerminateOnNaN(),
+    ])
+    def equal(file, epoch):
+        model.load_weights(path(file))
+        return all((a == b).all() for a, b in zip(model.get_weights(), weights.at_end[epoch]))
+    same = [equal(f"{kind}{epoch + 1}.weights.h5", epoch) for kind in ("epoch", "ours") for epoch in range(3)]
+    rows = [line.split(",") for line in open(path("log.csv")).read().splitlines()]
+    board = [name for _, _, names in os.walk(path("board")) for name in names]
+    tell(seen=seen, files=sorted(os.listdir(folder)), same=same, logged=rows, board=len(board) == 2 * has_board,
+         chief=open(path("chief.csv")).read() == open(path("log.csv")).read())
+"""
+
+
+@pytest.mark.part(FILES, setup=SETUP)
+def test_callbacks_that_write_files(printed: list[str]) -> None:
+    found = told(printed)
+    assert found["seen"]["once"] == [ROWS] * 3 and found["seen"]["val_once"] == [30] * 3
+    written = {f"{kind}{epoch}.weights.h5" for kind in ("epoch", "ours") for epoch in (1, 2, 3)}
+    assert written | {"best.keras", "log.csv", "chief.csv"} <= set(found["files"])
+    assert found["same"] == [True] * 6 and found["board"] and found["chief"]
+    names, *rows = found["logged"]
+    assert [float(row[names.index("seen")]) for row in rows] == [ROWS] * 3
+    assert [float(row[names.index("loss")]) for row in rows] == found["seen"]["loss"]
+
+
+STEERING = """
+    def worse(epoch, logs):
+        "A number for others to monitor, which gets worse after the second epoch."
+        logs["watched"] = [3.0, 2.0, 2.5, 2.6, 2.7, 2.8][epoch]
+    watch = keras.callbacks.LambdaCallback(on_epoch_end=worse)
+    early = keras.callbacks.EarlyStopping("watched", mode="min", patience=2, restore_best_weights=True)
+    model = make()
+    stopped = train(model, x, y, batch_size=BATCH, epochs=6, callbacks=[watch, early])
+    plateau = keras.callbacks.ReduceLROnPlateau("watched", mode="min", factor=0.1, patience=2)
+    reduced = train(make(), x, y, batch_size=BATCH, epochs=6, callbacks=[watch, plateau])
+    scheduled = train(make(), x, y, batch_size=BATCH, callbacks=[
+        keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 / (1 + epoch))])
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.stop_training = batch == 4
+    halted = train(make(), x, y, batch_size=BATCH, callbacks=[Stop()])
+    def nan(y, p):
+        return crossentropy(y, p) * float("nan")
+    with strategy.scope():
+        broken = sequential()
+        broken.compile("sgd", nan)
+    terminated = train(broken, x, y, batch_size=BATCH, callbacks=[keras.callbacks.TerminateOnNaN()])
+    ema = make(optimizer=lambda: keras.optimizers.SGD(0.05, use_ema=True))
+    swapped = train(ema, x, y, batch_size=BATCH, callbacks=[keras.callbacks.SwapEMAWeights(swap_on_epoch=True)])
+    tell(stopped=stopped, reduced=reduced, scheduled=scheduled, halted=halted, terminated=terminated, swapped=swapped)
+"""
+
+
+@pytest.mark.part(STEERING, setup=SETUP)
+def test_callbacks_that_steer(printed: list[str]) -> None:
+    found = told(printed)
+    assert len(found["stopped"]["loss"]) == 4 and found["stopped"]["steps"] == 4 * STEPS
+    assert found["reduced"]["learning_rate"] == pytest.approx([0.05] * 4 + [0.005] * 2, rel=1e-5)
+    assert found["scheduled"]["learning_rate"] == pytest.approx([0.1, 0.05, 0.1 / 3], rel=1e-5)
+    # Keras has the logs of steps that have ended: what was on its way is finished, and counted.
+    assert found["halted"]["steps"] == 5 and found["halted"]["seen"] == [40] and len(found["halted"]["loss"]) == 1
+    assert 1 <= found["terminated"]["steps"] < 3 * STEPS
+    assert found["swapped"]["once"] == [ROWS] * 3
+
+
+OURS = """
+    from tfdistkit.callbacks import BroadcastVariables, LearningRateScale, LearningRateWarmup, MetricAverage
+    from tfdistkit.callbacks import StopTogether
+    import logging
+    lines = []
+    class Keep(logging.Handler):
+        def emit(self, record):
+            lines.append(record.getMessage())
+    logging.getLogger("tfdistkit").addHandler(Keep())
+    seen = train(make(), x, y, batch_size=BATCH, callbacks=[
+        BroadcastVariables(), MetricAverage(), LearningRateWarmup(warmup_epochs=2), StopTogether()])
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.stop_training = True
+    stopped = train(make(), x, y, batch_size=BATCH, callbacks=[StopTogether(Stop())])
+    scaled = train(make(), x, y, batch_size=BATCH, callbacks=[LearningRateScale(lambda epoch: 1 / (1 + epoch))])
+    tell(seen=seen, stopped=stopped, scaled=scaled, lines=lines)
+"""
+
+
+@pytest.mark.part(OURS, setup=SETUP)
+def test_callbacks_of_ours_for_several_ranks(printed: list[str]) -> None:
+    found = told(printed)
+    assert found["seen"]["once"] == [ROWS] * 3 and found["seen"]["steps"] == 3 * STEPS
+    assert found["stopped"]["steps"] == STEPS
+    said = "\n".join(found["lines"])
+    for name in ("BroadcastVariables", "MetricAverage", "LearningRateWarmup"):
+        assert f"{name} has nothing to do" in said
+    assert "StopTogether has nobody to stop with" in said
+    assert found["scaled"]["learning_rate"] == pytest.approx([0.05, 0.025, 0.05 / 3], rel=1e-5)
+
+
+IN_THE_MIDDLE = """
+    found = []
+    class Evaluate(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 5:
+                found.append(self.model.evaluate(x, y, batch_size=BATCH, verbose=0, return_dict=True))
+    seen = train(plain(), x, y, batch_size=BATCH, callbacks=[Evaluate()])
+    tell(evaluated=found, **seen)
+"""
+
+
+@pytest.mark.part(IN_THE_MIDDLE, setup=SETUP)
+def test_an_evaluation_in_the_middle_of_an_epoch(printed: list[str]) -> None:
+    found = told(printed)
+    assert [one["once"] for one in found["evaluated"]] == [ROWS] * 3 == [one["seen"] for one in found["evaluated"]]
+    assert found["steps"] == 3 * STEPS and found["used"] == [3] * ROWS
+    # As in Keras, the metrics of the epoch are those since, and those of the evaluation.
+    assert found["seen"] == [ROWS + ROWS - 6 * 8] * 3
