@@ -141,6 +141,7 @@ ERRORS = """
         "a shape": lambda: make().fit(x[:, :3], y, verbose=0),
         "data of workers": lambda: plain().fit(strategy.distribute_datasets_from_function(broken_workers), verbose=0),
         "a dataset from outside": lambda: strategy.distribute_datasets_from_function(lambda context: outside),
+        "a changed dataset": lambda: strategy.distribute_datasets_from_function(lambda context: outside.repeat()),
         "a callback": lambda: plain().fit(x, y, verbose=0, callbacks=[keras.callbacks.LambdaCallback(
             on_train_batch_end=lambda batch, logs: 1 / 0)]),
     }
@@ -164,9 +165,10 @@ def test_errors_are_raised_as_themselves_and_the_next_fit_works(printed: list[st
         "a step of several": ("InvalidArgumentError", "row 40 is not for us"),
         "tf.data": ("InvalidArgumentError", "a hole"),
         "a generator": ("KeyError", "no such file"),
-        "a shape": ("ValueError", "shape=(None, 3)"),
+        "a shape": ("ValueError", "expected axis -1 of input shape to have value 4"),
         "data of workers": ("InvalidArgumentError", "a hole in the data"),
         "a dataset from outside": ("UnsupportedError", "`dataset_fn` uses a dataset"),
+        "a changed dataset": ("UnsupportedError", "`dataset_fn` uses a dataset"),
         "a callback": ("ZeroDivisionError", "division by zero"),
     }
     found = told(printed)

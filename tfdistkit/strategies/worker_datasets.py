@@ -133,8 +133,10 @@ def made_by_worker(dataset_fn: DatasetFn) -> DatasetFn:
 
     def checked(context: tf.distribute.InputContext) -> tf.data.Dataset:
         dataset = dataset_fn(context)
-        graph = tf.compat.v1.get_default_graph()
-        if any(tensor.dtype == tf.variant for tensor in getattr(graph, "external_captures", [])):
+        captured = getattr(tf.compat.v1.get_default_graph(), "external_captures", [])
+        returned = tf.nest.flatten(dataset, expand_composites=True)
+        from_outside = tf.inside_function() and not all(map(tf.is_symbolic_tensor, returned))
+        if from_outside or any(tensor.dtype == tf.variant for tensor in captured):
             raise UnsupportedError(
                 explain(
                     "`dataset_fn` uses a dataset or an iterator that was made outside of it, in the coordinator.",
