@@ -12,7 +12,7 @@ from horovod_environment import Unavailable, provide_horovod
 from tfdistkit import env
 
 # What launchers tell a process of its cluster.
-_CLUSTER = ("TFDISTKIT_", "HOROVOD_", "OMPI_", "PMIX_", "PMI_", "MPI_", "SLURM_")
+_CLUSTER = ("TFDISTKIT_", "HOROVOD_", "OMPI_", "PMIX_", "PMI_", "MPI_", "SLURM_", "SLURMD_", "PE_HOSTFILE")
 # Set where Horovod must be tested: then what would be skipped fails.
 _REQUIRED = "TFDISTKIT_REQUIRE_HOROVOD"
 # The first of these tests builds Horovod, which takes minutes.

@@ -32,6 +32,12 @@ ATTEMPT = "TFDISTKIT_ATTEMPT"
 JOB_ID = "TFDISTKIT_JOB_ID"
 # "0": do not compare this process's own address with the addresses of this machine (address translation).
 CHECK_ADDRESS = "TFDISTKIT_CHECK_ADDRESS"
+# Which reader of the cluster counts, where several find one (`tfdistkit env` shows them); "single": none of them.
+CLUSTER = "TFDISTKIT_CLUSTER"
+# In a SLURM step: how many of its last tasks are parameter servers; the first task of all is then the coordinator.
+PS = "TFDISTKIT_PS"
+# In a SLURM step: the port of the first task on each host, instead of one made of the job's and the step's number.
+PORT = "TFDISTKIT_PORT"
 # "1": compare every collective of user code between the ranks before it runs; "0": none (default: the first ones).
 CHECK_COLLECTIVES = "TFDISTKIT_CHECK_COLLECTIVES"
 # The folder for what takes long to make and can be made again (built wheels).

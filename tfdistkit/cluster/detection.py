@@ -2,15 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from tfdistkit import env
-from tfdistkit.cluster.horovod import read_horovod
-from tfdistkit.cluster.mpi import read_mpi, read_slurm_mpi
+from tfdistkit.cluster import horovod, mpi, slurm
+from tfdistkit.cluster.agreement import require_agreement
 from tfdistkit.cluster.spec import ClusterSpec
 from tfdistkit.cluster.tf_config import from_tf_config
-from tfdistkit.errors import ClusterConfigError, explain
+from tfdistkit.errors import ClusterConfigError, explain, nearest
+
+# What `TFDISTKIT_CLUSTER` calls a process that belongs to no cluster, whatever its variables say.
+_SINGLE = "single"
+
+
+@dataclass(frozen=True)
+class Reader:
+    """One way to tell a process of its cluster.
+
+    Args:
+        name: What `TFDISTKIT_CLUSTER` calls it.
+        variables: What it looks at.
+        read: Returns the cluster, or None when the variables are not set.
+        explains: Names of later readers whose finding comes from this one's launcher, and says nothing.
+    """
+
+    name: str
+    variables: tuple[str, ...]
+    read: Callable[[], ClusterSpec | None]
+    explains: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one reader found.
+
+    Args:
+        reader: The reader's name.
+        variables: Those of its variables that are set.
+        cluster: The cluster; None when there is none, or the variables are wrong.
+        error: What is wrong with the variables, if anything is.
+    """
+
+    reader: str
+    variables: Mapping[str, str]
+    cluster: ClusterSpec | None = None
+    error: ClusterConfigError | None = None
 
 
 def _read_tf_config() -> ClusterSpec | None:
@@ -18,17 +55,13 @@ def _read_tf_config() -> ClusterSpec | None:
     return None if text is None else _with_local_rank(from_tf_config(text))
 
 
-def _read_single_process() -> ClusterSpec:
-    return ClusterSpec()
-
-
 # In this order; the first that finds something wins. A new scheduler is one reader and one row.
-_READERS: tuple[Callable[[], ClusterSpec | None], ...] = (
-    _read_tf_config,
-    read_horovod,
-    read_mpi,
-    read_slurm_mpi,
-    _read_single_process,
+_READERS = (
+    Reader("tf_config", (env.TF_CONFIG, env.LOCAL_RANK, env.LOCAL_WORLD_SIZE), _read_tf_config),
+    Reader("horovod", horovod.VARIABLES, horovod.read_horovod),
+    # On the other hosts of an allocation, mpirun starts its own daemons with srun: their step is not the job's.
+    Reader("mpi", mpi.VARIABLES, mpi.read_mpi, explains=("slurm",)),
+    Reader("slurm", slurm.VARIABLES, slurm.read_slurm),
 )
 
 
@@ -37,8 +70,10 @@ def detect_cluster() -> ClusterSpec:
 
     TF_CONFIG is read if it is set; the launcher's `TFDISTKIT_LOCAL_RANK` and `TFDISTKIT_LOCAL_WORLD_SIZE` win
     over what its address list suggests. Without it, the variables of Horovod (`horovodrun`) and of MPI
-    (`mpirun`, `srun --mpi=pmix`) tell the rank, though no addresses; without these it is a single process.
-    Nothing is cached, and neither the network nor TensorFlow is touched.
+    (`mpirun`) tell the rank, though no addresses, and those of a SLURM step (`srun`) tell both; without these it is a
+    single process. Where several of them are there, they must agree on rank and size, unless all but the first are
+    about one process. `TFDISTKIT_CLUSTER` names the one that counts. Nothing is cached, and neither the network nor
+    TensorFlow is touched.
 
     Returns:
         The cluster and this process's place in it.
@@ -46,7 +81,70 @@ def detect_cluster() -> ClusterSpec:
     Raises:
         ClusterConfigError: if the description is wrong; the message names the mistake.
     """
-    return next(spec for reader in _READERS if (spec := reader()) is not None)
+    only = env.text(env.CLUSTER)
+    if only is not None:
+        return _read_only(only)
+    for place, reader in enumerate(_READERS):
+        cluster = reader.read()
+        if cluster is not None:
+            _check_others(reader, cluster, _READERS[place + 1 :])
+            return cluster
+    return ClusterSpec()
+
+
+def look_around() -> tuple[Finding, ...]:
+    """Asks every reader, for those who want to know why the cluster is what it is.
+
+    Returns:
+        One finding for each reader, in the order in which they are asked; none of them is preferred here.
+    """
+    return tuple(_finding(reader) for reader in _READERS)
+
+
+def _finding(reader: Reader) -> Finding:
+    values = {name: value for name in reader.variables if (value := env.text(name)) is not None}
+    try:
+        return Finding(reader.name, values, reader.read())
+    except ClusterConfigError as error:
+        return Finding(reader.name, values, error=error)
+
+
+def _read_only(name: str) -> ClusterSpec:
+    if name == _SINGLE:
+        return ClusterSpec()
+    names = [reader.name for reader in _READERS]
+    if name not in names:
+        raise ClusterConfigError(
+            explain(
+                f"`{env.CLUSTER}` names nothing that a cluster can be read from.{nearest(name, names)}",
+                received=f"{env.CLUSTER}={name}",
+                expected=f"one of: {', '.join(names)}, {_SINGLE}",
+            )
+        )
+    reader = _READERS[names.index(name)]
+    cluster = reader.read()
+    if cluster is None:
+        raise ClusterConfigError(
+            explain(
+                f"`{env.CLUSTER}` says where the cluster is to be read from, but nothing is there.",
+                received=f"{env.CLUSTER}={name}",
+                expected=f"some of the variables {', '.join(reader.variables)}",
+                do=f"Unset {env.CLUSTER}, or start the script with what sets them.",
+            )
+        )
+    return cluster
+
+
+def _check_others(reader: Reader, cluster: ClusterSpec, others: tuple[Reader, ...]) -> None:
+    """What else is described must be the same job. Mistakes in it are nobody's business: it is not used."""
+    own, explained = _finding(reader), set(reader.explains)
+    for other in others:
+        found = _finding(other)
+        if found.cluster is None:
+            continue
+        if other.name not in explained:
+            require_agreement(cluster, own.variables, found.cluster, found.variables, names=(reader.name, other.name))
+        explained |= set(other.explains)
 
 
 def rank() -> int:

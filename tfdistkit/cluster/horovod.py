@@ -16,6 +16,8 @@ NAMES = CountVariables(
     local_rank="HOROVOD_LOCAL_RANK",
     local_size="HOROVOD_LOCAL_SIZE",
 )
+# What is looked at.
+VARIABLES = (NAMES.rank, NAMES.size, NAMES.local_rank, NAMES.local_size)
 
 
 def read_horovod() -> ClusterSpec | None:
