@@ -30,7 +30,9 @@ TRAIN = f"""
             if getattr(function, "graph", None) is not None:
                 yield from graphs(function.graph)
 
-    def train(strategy, sharded, make_optimizer=keras.optimizers.SGD, rows={ROWS}, **options):
+    models = []
+
+    def train(strategy, sharded, make_optimizer=keras.optimizers.SGD, rows={ROWS}, shards=3, **options):
         "Trains, and looks at what the optimizer got and at the graph around it."
         kinds, seen = {{}}, []
 
@@ -50,13 +52,14 @@ TRAIN = f"""
             ids = keras.Input((7,), dtype="int64")
             if sharded:
                 import tfdistkit.layers
-                table = tfdistkit.layers.ShardedEmbedding(rows, 8, shards=3, mask_zero=True)
+                table = tfdistkit.layers.ShardedEmbedding(rows, 8, shards=shards, mask_zero=True)
             else:
                 table = layers.Embedding(rows, 8, mask_zero=True)
             found = table(ids)
             outputs = layers.Dense(1)(layers.GlobalAveragePooling1D()(found))
             model = keras.Model(ids, outputs)
             model.compile(Watched(0.5, **options), "mse", jit_compile=False)
+        models.append(model)
         random = np.random.RandomState(1)
         x = random.randint(0, rows, (23, 7)) // random.randint(1, 400, (23, 1))
         data = tf.data.Dataset.from_tensor_slices((x, x.sum(1) / 1e4)).batch(8)
@@ -97,7 +100,21 @@ SERVERS = """
     import pathlib, tfdistkit
     strategy = tfdistkit.strategy("parameter_server", timeout_s=200, heartbeat_timeout_s=60)
 """ + TRAIN + """
-    results = {"stock": train(strategy, False), "sharded": train(strategy, True)}
+    from tfdistkit.layers import partition
+    partition._WORTH_SPLITTING_BYTES = 0  # So that this small table gets a part for each server.
+    results = {"stock": train(strategy, False), "sharded": train(strategy, True, shards=None)}
+    # From two servers to none and one variable, and back to the servers in five parts.
+    trained = models[-1]
+    expected = np.concatenate([v.numpy() for v in trained.layers[1].weights])
+    trained.save_weights("sharded.weights.h5")
+    train(None, False)
+    models[-1].load_weights("sharded.weights.h5")
+    loaded = [models[-1].layers[1].get_weights()[0]]
+    models[-1].save_weights("plain.weights.h5")
+    train(strategy, True, shards=5)
+    models[-1].load_weights("plain.weights.h5")
+    loaded.append(np.concatenate([v.numpy() for v in models[-1].layers[1].weights]))
+    results["restored"] = [bool((one == expected).all()) for one in loaded]
     pathlib.Path("result.json").write_text(json.dumps(results))
 """
 
@@ -165,10 +182,11 @@ def test_rows_on_parameter_servers(tmp_path: Path, alone: dict[str, Any]) -> Non
         assert running.left() == []
     assert ended.code == 0, f"{ended.stdout}\n{ended.stderr}"
     results = json.loads(next(tmp_path.rglob("result.json")).read_text())
+    assert results.pop("restored") == [True, True]
     for layer, result in results.items():
         assert result["dense"] == [], layer
         assert {kind for shape, kind in result["kinds"].items() if shape.endswith("x8")} == {"IndexedSlices"}
         # Two workers take their batches at the same time, each from what the other has not changed yet.
         np.testing.assert_allclose(result["table"], alone["plain"]["stock"]["table"], atol=0.01)
     servers = [device.split("/")[3] for device in results["sharded"]["placed"]]
-    assert sorted(set(servers)) == ["task:0", "task:1"] and servers[0] != servers[1] != servers[2]
+    assert sorted(servers) == ["task:0", "task:1"]

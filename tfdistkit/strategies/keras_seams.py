@@ -427,6 +427,11 @@ def first_replica_id(strategy: Any) -> int:
     return int(strategy.extended._get_replica_id_in_sync_group(0))
 
 
+def number_of_servers(strategy: Any) -> int:
+    """Returns how many parameter servers a strategy has (the public `cluster_resolver` of such a strategy is None)."""
+    return int(getattr(strategy.extended, "_num_ps", 0))
+
+
 def tensorflow_has_started() -> bool:
     """Whether TensorFlow has taken its devices, after which neither they nor collectives can be set up."""
     return tf_context.context()._context_handle is not None
