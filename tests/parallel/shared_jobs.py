@@ -83,8 +83,12 @@ class SharedJobs:
             mark = item.get_closest_marker("part")
             if mark is not None and hasattr(item, "callspec"):
                 params = item.callspec.params
-                of_sort = self._parts.setdefault(_sort(mark, params["engine"], params.get("world_size", 2)), {})
-                of_sort.setdefault(mark.args[0], Part(mark.args[0], mark.kwargs.get("ends_job", False)))
+                self.add(mark, params["engine"], params.get("world_size", 2))
+
+    def add(self, mark: pytest.Mark, engine: str, world_size: int) -> None:
+        """Adds a part, unless it is there; see `part`."""
+        of_sort = self._parts.setdefault(_sort(mark, engine, world_size), {})
+        of_sort.setdefault(mark.args[0], Part(mark.args[0], mark.kwargs.get("ends_job", False)))
 
     def part(self, mark: pytest.Mark, engine: str, world_size: int) -> Part:
         """Returns the part of a test, after it was run.
@@ -94,6 +98,7 @@ class SharedJobs:
             engine: What carries the collectives.
             world_size: How many ranks.
         """
+        self.add(mark, engine, world_size)
         sort = _sort(mark, engine, world_size)
         parts = self._parts[sort]
         if not parts[mark.args[0]].results:

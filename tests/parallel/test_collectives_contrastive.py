@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import json
+from typing import Any
 
 import numpy as np
 import pytest
-from rank_jobs import RunRanks, runner
+from shared_jobs import STRATEGY, SharedJobs
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]
+pytestmark = pytest.mark.tensorflow
 
 # The recipe of docs/collectives.md: each replica's own rows against everybody's, by a loss of Keras.
 TRAIN = """
-    import sys, tfdistkit
-    engine = sys.argv[1]
-    strategy = tfdistkit.strategy(engine, devices=2) if engine == "mirrored" else tfdistkit.strategy(engine)
+    import json
     import keras, numpy as np, tensorflow as tf
     from tfdistkit import collectives
-    SETTINGS
 
     class Contrastive(keras.Model):
         def __init__(self):
@@ -32,8 +30,8 @@ TRAIN = """
             pair, index = data
             with tf.GradientTape() as tape:
                 left, right = self(pair, training=True)
-                everybodys = collectives.all_gather(right)
-                indices = collectives.all_gather(index)
+                everybodys = GATHER(right)
+                indices = GATHER(index)
                 own = tf.argmax(index[:, None] == indices[None], axis=1)
                 LOSS
             gradients = tape.gradient(loss, self.trainable_variables)
@@ -50,8 +48,7 @@ TRAIN = """
     data = tf.data.Dataset.from_tensor_slices(((x, noisy), np.arange(ROWS, dtype="int32"))).batch(16)
     history = model.fit(data, epochs=4, verbose=0)
     weights = [w.numpy() for w in model.trainable_variables]
-    if tfdistkit.is_chief():
-        np.savez("result.npz", *weights, loss=history.history["contrastive"])
+    print(json.dumps([w.tolist() for w in [*weights, np.asarray(history.history["contrastive"])]]))
 """
 
 
@@ -75,82 +72,85 @@ UNEVEN = 39  # Batches of 16, 16, 7: on two replicas the last are 4 and 3.
 EVEN = 48
 
 
-@pytest.fixture
-def run_ranks(request: pytest.FixtureRequest) -> RunRanks:
-    return runner(request)
-
-
-def train(
-    run_ranks: RunRanks,
-    engine: str,
-    folder: Path,
-    world_size: int,
-    rows: int = UNEVEN,
-    settings: str = "",
-    compiled: str = "{}",
-    loss: str = OF_KERAS,
-) -> list[np.ndarray]:
-    code = TRAIN.replace("SETTINGS", settings).replace("COMPILE", compiled).replace("ROWS", str(rows))
-    code = code.replace("LOSS", loss.strip())
-    run_ranks(engine, code, folder, world_size)
-    with np.load(folder / "result.npz") as result:
-        return [result[name] for name in sorted(result.files)]
-
-
-@pytest.fixture(scope="module")
-def of_one_process(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> dict[int, list[np.ndarray]]:
-    run, folder = runner(request), tmp_path_factory.mktemp
-    results = {rows: train(run, "one_device", folder("one"), 1, rows) for rows in (UNEVEN, EVEN)}
-    for *_, loss in results.values():
-        assert loss[-1] < 0.5 * loss[0], "it did not learn anything, so it shows nothing"
-    return results
-
-
+# What all jobs of several ranks have; and one process with one or two replicas.
+SETUPS = {
+    "mirrored": "import tfdistkit\nstrategy = tfdistkit.strategy('mirrored', devices=2)",
+    "one_device": "import tfdistkit\nstrategy = tfdistkit.strategy('one_device')",
+}
 IN_LOOP, EAGER = "{'steps_per_execution': 3}", "{'run_eagerly': True}"
 
 
+def part(
+    engine: str, rows: int = UNEVEN, compiled: str = "{}", loss: str = OF_KERAS, gather: str = "collectives.all_gather"
+) -> pytest.MarkDecorator:
+    code = TRAIN.replace("COMPILE", compiled).replace("ROWS", str(rows)).replace("GATHER", gather)
+    return pytest.mark.part(code.replace("LOSS", loss.strip()), setup=SETUPS.get(engine, STRATEGY))
+
+
+def results(text: str) -> list[np.ndarray]:
+    """The weights, and the loss of each epoch."""
+    return [np.asarray(values) for values in json.loads(text.splitlines()[-1])]
+
+
+@pytest.fixture
+def of_one_process(shared_jobs: SharedJobs, rows: int) -> list[np.ndarray]:
+    for needed in (UNEVEN, EVEN):
+        shared_jobs.add(part("one_device", needed).mark, "one_device", 1)
+    [text] = shared_jobs.part(part("one_device", rows).mark, "one_device", 1).printed()
+    *weights, loss = results(text)
+    assert loss[-1] < 0.5 * loss[0], "it did not learn anything, so it shows nothing"
+    return [*weights, loss]
+
+
+@pytest.fixture
+def rows() -> int:
+    return UNEVEN
+
+
+def assert_equal(printed: list[str], expected: list[np.ndarray], is_in_loop: bool = False) -> None:
+    # With several steps in one execution Keras tells the loss of the last of them alone.
+    compared = slice(-1 if is_in_loop else None)
+    for text in printed:
+        for got, wanted in zip(results(text)[compared], expected[compared], strict=True):
+            assert np.abs(got - wanted).max() <= 1e-6 * np.abs(wanted).max()
+
+
+def case(engine: str, compiled: str, rows: int) -> Any:
+    marks = [part(engine, rows, compiled), *([pytest.mark.horovod] if engine.startswith("horovod") else [])]
+    return pytest.param(engine, 1 if engine == "mirrored" else 2, compiled, rows, marks=marks)
+
+
 @pytest.mark.parametrize(
-    ("engine", "compiled", "rows"),
+    ("engine", "world_size", "compiled", "rows"),
     [
-        ("multiworker", "{}", UNEVEN),
+        case("multiworker", "{}", UNEVEN),
         # TensorFlow's collectives in a loop have to have one shape in all iterations.
-        ("multiworker", IN_LOOP, EVEN),
-        ("multiworker", EAGER, UNEVEN),
-        ("mirrored", "{}", UNEVEN),
-        ("mirrored", IN_LOOP, EVEN),
-        ("mirrored", EAGER, UNEVEN),
-        pytest.param("horovod", "{}", UNEVEN, marks=pytest.mark.horovod),
-        pytest.param("horovod", IN_LOOP, UNEVEN, marks=pytest.mark.horovod),
+        case("multiworker", IN_LOOP, EVEN),
+        case("multiworker", EAGER, UNEVEN),
+        case("mirrored", "{}", UNEVEN),
+        case("mirrored", IN_LOOP, EVEN),
+        case("mirrored", EAGER, UNEVEN),
+        case("horovod", "{}", UNEVEN),
+        case("horovod", IN_LOOP, UNEVEN),
+        case("horovod_mpi", IN_LOOP, UNEVEN),
     ],
 )
-def test_contrastive_training_is_exact(
-    run_ranks: RunRanks,
-    engine: str,
-    compiled: str,
-    rows: int,
-    tmp_path: Path,
-    of_one_process: dict[int, list[np.ndarray]],
-) -> None:
-    result = train(run_ranks, engine, tmp_path, 1 if engine == "mirrored" else 2, rows, compiled=compiled)
-    for got, expected in zip(result, of_one_process[rows], strict=True):
-        # With several steps in one execution Keras tells the loss of the last of them alone.
-        if expected is not of_one_process[rows][-1] or compiled != IN_LOOP:
-            assert np.abs(got - expected).max() <= 1e-6 * np.abs(expected).max()
+def test_contrastive_training_is_exact(printed: list[str], compiled: str, of_one_process: list[np.ndarray]) -> None:
+    assert_equal(printed, of_one_process, compiled == IN_LOOP)
 
 
-@pytest.mark.parametrize("loss", [OF_ONES_OWN, OF_EVERYTHING], ids=["own rows", "all rows"])
-def test_other_ways_to_weigh_are_exact_too(
-    run_ranks: RunRanks, loss: str, tmp_path: Path, of_one_process: dict[int, list[np.ndarray]]
-) -> None:
-    result = train(run_ranks, "multiworker", tmp_path, 2, loss=loss)
-    for got, expected in zip(result, of_one_process[UNEVEN], strict=True):
-        assert np.abs(got - expected).max() <= 1e-6 * np.abs(expected).max()
+OTHER_LOSSES = {"own rows": OF_ONES_OWN, "all rows": OF_EVERYTHING}
 
 
-def test_without_the_gather_it_would_be_another_loss(
-    run_ranks: RunRanks, tmp_path: Path, of_one_process: dict[int, list[np.ndarray]]
-) -> None:
-    result = train(run_ranks, "multiworker", tmp_path, 2, settings="collectives.all_gather = lambda tensor: tensor")
-    assert np.abs(result[-1] - of_one_process[UNEVEN][-1]).max() > 1e-2
+@pytest.mark.parametrize(
+    "engine",
+    [pytest.param("multiworker", id=name, marks=part("multiworker", loss=loss)) for name, loss in OTHER_LOSSES.items()],
+)
+def test_other_ways_to_weigh_are_exact_too(printed: list[str], of_one_process: list[np.ndarray]) -> None:
+    assert_equal(printed, of_one_process)
+
+
+@part("multiworker", gather="tf.identity")
+@pytest.mark.parametrize("engine", ["multiworker"])
+def test_without_the_gather_it_would_be_another_loss(printed: list[str], of_one_process: list[np.ndarray]) -> None:
+    assert np.abs(results(printed[0])[-1] - of_one_process[-1]).max() > 1e-2
