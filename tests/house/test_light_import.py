@@ -15,6 +15,7 @@ LIGHT = {
     "dir": "import tfdistkit; dir(tfdistkit); tfdistkit.__all__; tfdistkit.__version__",
     "rank": "import tfdistkit; tfdistkit.rank(), tfdistkit.world_size(), tfdistkit.local_rank(), tfdistkit.is_chief()",
     "cluster": "import tfdistkit; tfdistkit.cluster.meet, tfdistkit.errors.OptionError",
+    "env": "from tfdistkit.cli.main import main; main(['env', '--json'])",
     "help": "from tfdistkit.cli.main import main; main(['--help'])",
 }
 

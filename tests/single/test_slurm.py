@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 from slurm_steps import BATCH, JOB, SALLOC, STEP, put, step
 
 import tfdistkit
 from tfdistkit import env
-from tfdistkit.cluster import ClusterSpec, detect_cluster, split_address
+from tfdistkit.cluster import ClusterSpec, check_own_address, detect_cluster, split_address
 from tfdistkit.cluster.slurm_ports import first_port
 from tfdistkit.errors import ClusterConfigError
 
@@ -214,3 +216,15 @@ def test_ports_stay_below_those_of_outgoing_connections() -> None:
     found = [first_port(job, number, 1) for job in (1, 4711, 67_108_863, 2**32) for number in (0, 9, 0xFFFFFFFA)]
     assert all(10_000 <= port <= 32_768 - 1024 for port in found)
     assert len(set(found)) == len(found)
+
+
+def test_what_can_be_done_about_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(env.KUBERNETES, raising=False)
+    put(monkeypatch, step(["n1.invalid", "n2.invalid"], "n[1-2].invalid", "1(x2)")[0])
+    with pytest.raises(ClusterConfigError, match="(?s)does not resolve.*SLURM's nodes must be in the DNS"):
+        check_own_address(detect_cluster())
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        put(monkeypatch, step(["127.0.0.1", "n2"], "127.0.0.1,n2", "1(x2)", TFDISTKIT_PORT=port)[0])
+        with pytest.raises(ClusterConfigError, match=f"(?s)Port {port} .*set TFDISTKIT_PORT to another first port"):
+            check_own_address(detect_cluster())

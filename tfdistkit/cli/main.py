@@ -13,6 +13,7 @@ from tfdistkit.errors import nearest
 # Name -> (module with `main(arguments) -> exit code`, what it does). A new command is one file and one row.
 COMMANDS = {
     "run": ("tfdistkit.cli.run", "start a script in several worker processes"),
+    "env": ("tfdistkit.cli.env", "show which cluster this process belongs to, and why"),
     "horovod": ("tfdistkit.cli.horovod", "build, install and check Horovod"),
 }
 

@@ -6,7 +6,7 @@ import errno
 import socket
 
 from tfdistkit import env
-from tfdistkit.cluster import ports
+from tfdistkit.cluster import ports, slurm
 from tfdistkit.cluster.addresses import split_address
 from tfdistkit.cluster.spec import ClusterSpec
 from tfdistkit.errors import ClusterConfigError, explain
@@ -37,10 +37,10 @@ def check_own_address(spec: ClusterSpec) -> None:
 
 def _check_host(spec: ClusterSpec, host: str) -> None:
     this_machine = f"this machine is {socket.gethostname()}"
-    do = (
-        f"Start this task on the machine of its address, or correct the address or the index in {spec.source}. "
-        f"If others do reach this machine there (address translation), set {env.CHECK_ADDRESS}=0."
-    )
+    mend = f"Start this task on the machine of its address, or correct the address or the index in {spec.source}."
+    if spec.source == slurm.SOURCE:
+        mend = "The names of SLURM's nodes must be in the DNS or in /etc/hosts of all of them; or write a TF_CONFIG."
+    do = f"{mend} If others do reach this machine there (address translation), set {env.CHECK_ADDRESS}=0."
     try:
         # Port 0: whether the host is here is one question, whether the port is free another.
         for held in ports.bind(host, 0):
@@ -74,12 +74,15 @@ def taken_port_error(spec: ClusterSpec, port: int) -> ClusterConfigError:
     Returns:
         An error to raise.
     """
+    choose = f"choose another port in {spec.source}"
+    if spec.source == slurm.SOURCE:
+        choose = f"set {env.PORT} to another first port in all tasks"
     return ClusterConfigError(
         explain(
             f"Port {port} of this task is taken on this host{ports.holder(port)}.",
             received=_place(spec),
             expected="a port that nobody listens on",
-            do=f"End the process that holds it (an earlier run?), or choose another port in {spec.source}.",
+            do=f"End the process that holds it (an earlier run?), or {choose}.",
         )
     )
 

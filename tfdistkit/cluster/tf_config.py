@@ -85,6 +85,14 @@ def _parse(text: str) -> dict[str, Any]:
 
 def _read_cluster(content: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     cluster = content.get("cluster")
+    if cluster is None and "sparseCluster" in content:
+        # https://github.com/kubeflow/trainer, TFJob, `enableDynamicWorker`: TensorFlow itself does not read it either.
+        raise _error(
+            "TF_CONFIG tells each worker of itself and of the parameter servers only (`sparseCluster`).",
+            _shown(json.dumps(content)),
+            "all processes under `cluster`",
+            "In the TFJob set `enableDynamicWorker: false`.",
+        )
     if not isinstance(cluster, dict) or not any(cluster.values()):
         raise _error(
             "TF_CONFIG has no `cluster`, or an empty one.",

@@ -15,6 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdistkit import env
 from tfdistkit.cluster.spec import ClusterSpec
 from tfdistkit.errors import UnsupportedError, explain
 from tfdistkit.strategies import batch_parts, keras_seams, step
@@ -270,6 +271,7 @@ def require_single_process(name: str, cluster: ClusterSpec) -> None:
                 f"The strategy {name!r} trains in one process, but this is one of several: each would train alone.",
                 received=f"worker {cluster.rank} of {cluster.world_size} in {cluster.source}",
                 expected='the strategy "multiworker", or one process',
-                do=f'Ask for tfdistkit.strategy("multiworker"), or start one process and unset {cluster.source}.',
+                do='Ask for tfdistkit.strategy("multiworker"), or start one process; where several shall train alone, '
+                f"set {env.CLUSTER}=single.",
             )
         )

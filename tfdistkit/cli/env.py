@@ -1,0 +1,186 @@
+"""`tfdistkit env`: which cluster this process belongs to, and what that was read from."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from tfdistkit import env
+from tfdistkit.cluster import sge, slurm
+from tfdistkit.cluster.detection import Finding, detect_cluster, look_around
+from tfdistkit.cluster.hosts import HostSlots
+from tfdistkit.cluster.spec import ClusterSpec
+from tfdistkit.errors import ClusterConfigError
+
+_DESCRIPTION = """\
+Shows what a script would find here: which launchers' variables there are, which of them count, and the place of this
+process among all. Start it as the script is started: `srun -N2 tfdistkit env`, `mpirun -np 2 tfdistkit env`."""
+
+_EPILOG = """\
+exit codes:
+  0 the variables tell a cluster, or a single process; 2 they are wrong, or contradict each other"""
+
+_USAGE_EXIT_CODE = 2
+# A cluster with more processes is listed in --json only.
+_MOST_ROWS = 32
+# A value that is longer is shortened, except in --json.
+_LONGEST_VALUE = 100
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(_USAGE_EXIT_CODE, f"{self.prog}: {message}\nSee `tfdistkit env --help`.\n")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command.
+
+    Args:
+        arguments: What follows `tfdistkit env`.
+
+    Returns:
+        The exit code, see `tfdistkit env --help`.
+    """
+    options = _make_parser().parse_args(list(arguments))
+    findings = look_around()
+    cluster, error = None, None
+    try:
+        cluster = detect_cluster()
+    except ClusterConfigError as wrong:
+        error = wrong
+    if options.json:
+        print(json.dumps(_as_json(findings, cluster, error), indent=2))
+    else:
+        print("\n".join([*_finding_rows(findings), *_cluster_rows(cluster)]))
+    if error is not None:
+        # Flushed first: what was found stands before what is wrong with it, also in a file that takes both.
+        sys.stdout.flush()
+        print(f"tfdistkit env: {error}", file=sys.stderr)
+        return _USAGE_EXIT_CODE
+    return 0
+
+
+def _make_parser() -> _Parser:
+    parser = _Parser(
+        prog="tfdistkit env",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--json", action="store_true", help="all of it, for programs")
+    return parser
+
+
+def _finding_rows(findings: Sequence[Finding]) -> list[str]:
+    rows = ["found, in the order in which it counts:"]
+    for finding in findings:
+        rows.append(f"  {finding.reader:<11} {_summary(finding)}")
+        rows += [f"    {name}={_short(value)}" for name, value in finding.variables.items()]
+    rows += [f"  {name:<11} {text}" for name, text in _notes().items()]
+    only = env.text(env.CLUSTER)
+    return rows if only is None else [*rows, f"  {env.CLUSTER}={only}: nothing else counts"]
+
+
+def _summary(finding: Finding) -> str:
+    if finding.error is not None:
+        return f"wrong: {str(finding.error).splitlines()[0]}"
+    return "-" if finding.cluster is None else _place(finding.cluster)
+
+
+def _place(cluster: ClusterSpec) -> str:
+    if cluster.has_servers or not cluster.is_training:
+        return f"{cluster.task.role} {cluster.task.index}, world size {cluster.world_size}"
+    return f"rank {cluster.rank} of {cluster.world_size}"
+
+
+def _notes() -> dict[str, str]:
+    """What is no cluster, but what one could be started on."""
+    notes = {}
+    job = slurm.in_job_without_step()
+    if job is not None:
+        notes["SLURM job"] = f"{job}, outside of its steps: one process. `srun` starts several."
+    try:
+        hosts = sge.read_pe_hostfile()
+    except ClusterConfigError as error:
+        notes["SGE job"] = f"wrong: {error}"
+    else:
+        if hosts is not None:
+            notes["SGE job"] = f"{_slots(hosts)}: this is one process on them"
+    return notes
+
+
+def _slots(hosts: Sequence[HostSlots]) -> str:
+    return ", ".join(f"{one.host}:{one.slots}" for one in hosts)
+
+
+def _cluster_rows(cluster: ClusterSpec | None) -> list[str]:
+    if cluster is None:
+        return []
+    rank = str(cluster.rank) if cluster.is_training else f"none, as a {cluster.task.role} does not train"
+    rows = [
+        "",
+        f"cluster from  {cluster.source}",
+        f"task          {cluster.task.role} {cluster.task.index}",
+        f"rank          {rank}",
+        f"world size    {cluster.world_size}",
+        f"local rank    {cluster.local_rank} of {cluster.local_world_size} on this host",
+        f"chief         {'yes' if cluster.is_chief else 'no'}",
+    ]
+    return rows + _address_rows(cluster)
+
+
+def _address_rows(cluster: ClusterSpec) -> list[str]:
+    if not cluster.has_addresses:
+        return ["addresses     not told: enough for the strategy 'horovod', too little for 'multiworker'"]
+    tasks = [(role, index) for role, listed in cluster.addresses.items() for index in range(len(listed))]
+    rows = []
+    for role, index in tasks[:_MOST_ROWS]:
+        own = "   this process" if (role, index) == (cluster.task.role, cluster.task.index) else ""
+        rows.append(f"  {f'{role} {index}':<11} {cluster.addresses[role][index] or 'not told'}{own}")
+    more = len(tasks) - len(rows)
+    return (["addresses"] if rows else []) + rows + ([f"  and {more} more: see --json"] if more else [])
+
+
+def _short(value: str) -> str:
+    return value if len(value) <= _LONGEST_VALUE else value[:_LONGEST_VALUE] + "..."
+
+
+def _as_json(
+    findings: Sequence[Finding], cluster: ClusterSpec | None, error: ClusterConfigError | None
+) -> Mapping[str, Any]:
+    return {
+        "readers": [
+            {
+                "name": finding.reader,
+                "variables": dict(finding.variables),
+                "cluster": _cluster_as_json(finding.cluster),
+                "error": None if finding.error is None else str(finding.error),
+            }
+            for finding in findings
+        ],
+        "notes": _notes(),
+        "choice": env.text(env.CLUSTER),
+        "cluster": _cluster_as_json(cluster),
+        "error": None if error is None else str(error),
+    }
+
+
+def _cluster_as_json(cluster: ClusterSpec | None) -> Mapping[str, Any] | None:
+    if cluster is None:
+        return None
+    return {
+        "source": cluster.source,
+        "task": {"type": cluster.task.role, "index": cluster.task.index},
+        "rank": cluster.rank if cluster.is_training else None,
+        "world_size": cluster.world_size,
+        "local_rank": cluster.local_rank,
+        "local_world_size": cluster.local_world_size,
+        "is_chief": cluster.is_chief,
+        "addresses": {role: list(listed) for role, listed in cluster.addresses.items()}
+        if cluster.has_addresses
+        else None,
+    }
