@@ -54,7 +54,7 @@ def strategy(name: str = "auto", **options: Any) -> tf.distribute.Strategy:
     Args:
         name: `"auto"`, `"one_device"`, `"mirrored"` (the devices of this process), `"central_storage"`
             (the same, with each variable on one device only), `"multiworker"`
-            (several processes, started by `tfdistkit run` or by anything that sets TF_CONFIG), `"horovod"`
+            (several processes, started by `tfdistkit run`, `srun` or anything that sets TF_CONFIG), `"horovod"`
             (several processes that talk through Horovod), or a
             registered name. `"auto"` takes `multiworker` when there are other workers (`horovod` when
             `horovodrun`, `mpirun` or `tfdistkit run --backend horovod` started them), else `mirrored` when
