@@ -39,7 +39,8 @@ def test_no_job() -> None:
     assert read_pe_hostfile() is None
 
 
-@pytest.mark.parametrize("text", ["", "\n\n", "node1\n", "node1 many all.q\n", "node1 0 all.q\n", "a 1\nnode1 -1 q\n"])
+@pytest.mark.parametrize("text", ["", "\n\n", "node1\n", "node1 many all.q\n", "node1 0 all.q\n", "a 1\nnode1 -1 q\n",
+                                  "node1 " + "9" * 5000])  # fmt: skip
 def test_no_host_list(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str) -> None:
     (tmp_path / "hosts").write_text(text)
     with pytest.raises(ClusterConfigError, match="no host list of Grid Engine. Received: (line [12]: 'node1|no lines)"):

@@ -45,7 +45,7 @@ def test_as_many_hosts_as_slurm_allows() -> None:
     "text",
     ["", ",", "n1,", ",n1", "n1,,n2", "n[1-2", "n1-2]", "n[]", "n[1-]", "n[-2]", "n[3-1]", "n[1-2-3]", "n[a-b]",
      "n[1,]", "n[[1-2]]", "n 1", "n[1 - 2]", "n[1-2] ", "n[1-99999999999999999999]", "n[1-65537]",
-     "n[1-1000]x[1-1000]", "n[1-40000],m[1-40000]"],
+     "n[1-1000]x[1-1000]", "n[1-40000],m[1-40000]", f"n[{'9' * 5000}]"],
 )  # fmt: skip
 def test_no_hosts(text: str) -> None:
     with pytest.raises(ClusterConfigError, match="`SLURM_STEP_NODELIST` is no list of hosts.*Received: SLURM_STEP_NOD"):
@@ -69,7 +69,7 @@ def test_counts(text: str, counts: list[int]) -> None:
     assert expand_counts(text, "X") == tuple(counts)
 
 
-@pytest.mark.parametrize("text", ["", "2,", "x", "2(x", "2(x0)", "2(3)", "-1", "2x3", "1(x99999999999)"])
+@pytest.mark.parametrize("text", ["", "2,", "x", "2(x", "2(x0)", "2(3)", "-1", "2x3", "1(x99999999999)", "9" * 5000])
 def test_no_counts(text: str) -> None:
     with pytest.raises(ClusterConfigError, match="`SLURM_STEP_TASKS_PER_NODE` does not tell the number of tasks"):
         expand_counts(text, "SLURM_STEP_TASKS_PER_NODE")

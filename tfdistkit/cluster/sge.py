@@ -6,6 +6,7 @@ line each: host, slots, queue, processors (sge_pe(5)). So this is no cluster yet
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from tfdistkit import env
@@ -13,6 +14,7 @@ from tfdistkit.cluster.hosts import HostSlots
 from tfdistkit.errors import ClusterConfigError, explain
 
 VARIABLE = "PE_HOSTFILE"
+_SLOTS = re.compile(r"[1-9][0-9]{0,8}")
 
 
 def read_pe_hostfile() -> tuple[HostSlots, ...] | None:
@@ -45,7 +47,7 @@ def read_pe_hostfile() -> tuple[HostSlots, ...] | None:
         words = line.split()
         if not words:
             continue
-        if len(words) < 2 or not words[1].isascii() or not words[1].isdigit() or int(words[1]) < 1:
+        if len(words) < 2 or not _SLOTS.fullmatch(words[1]):
             raise _error(path, f"line {number}: {line[:200]!r}")
         slots[words[0]] = slots.get(words[0], 0) + int(words[1])
     if not slots:

@@ -11,8 +11,9 @@ from tfdistkit.errors import ClusterConfigError, explain
 # One host, or several in short. Single characters, not runs of them: a run in a run takes exponential time to fail.
 _HOSTS = re.compile(r"(?:[^\[\],\s]|\[[0-9,-]+\])+")
 _PIECE = re.compile(r"[^\[\]]+|\[[0-9,-]+\]")
-_RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
-_COUNT = re.compile(r"([0-9]+)(?:\(x([0-9]+)\))?")
+# No more digits than fit: Python refuses to read a number of thousands.
+_RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
+_COUNT = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
 
 # SLURM itself takes no more nodes than this (MAX_SLURM_NODES): what is longer is a mistake, and would fill the memory.
 _LONGEST = 65_536
