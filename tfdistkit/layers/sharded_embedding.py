@@ -102,6 +102,8 @@ class ShardedEmbedding(keras.layers.Layer):
         self.mask_zero = mask_zero
         self.supports_masking = mask_zero
         self.autocast = False
+        # XLA compiles nothing whose shape depends on data, as the rows that each part is asked for do.
+        self.supports_jit = (self.shards or 1) == 1
         self._parts: list[Any] = []
         if weights is not None:
             self.build()
@@ -134,7 +136,6 @@ class ShardedEmbedding(keras.layers.Layer):
             )
             table_parts.mark(variable, table_parts.TablePart(table, i, count, first_rows[i]))
             self._parts.append(variable)
-        # XLA compiles nothing whose shape depends on data, as the rows of each part do.
         self.supports_jit = count == 1
         self.built = True
 
