@@ -9,7 +9,11 @@ import json
 import os
 import pathlib
 import sys
+import time
 import traceback
+
+# Longer than ranks take for what they do not do together, such as noticing that one is gone.
+WAIT_S = 30.0
 
 
 def execute(path, names):
@@ -35,6 +39,16 @@ def run(part, names):
     return error is None
 
 
+def wait_for_others(part, engine):
+    """Waits a while until all ranks came to the end of a part: one that has not must not see this one leave."""
+    ranks = 1 if engine == "parameter_server" else int(os.environ["TFDISTKIT_LOCAL_WORLD_SIZE"])
+    deadline = time.monotonic() + WAIT_S
+    while not all((pathlib.Path.cwd() / part / f"result.{rank}.json").exists() for rank in range(ranks)):
+        if time.monotonic() > deadline:
+            return
+        time.sleep(0.05)
+
+
 def main():
     words = sys.argv[1:]
     ends_job = words[0] == "--ends-job"
@@ -45,6 +59,7 @@ def main():
         if not run(part, names):
             os._exit(1)  # Nobody who waits for this rank at its end shall wait.
     if ends_job:
+        wait_for_others(parts[-1], names["engine"])
         os._exit(0)  # After the last part TensorFlow and Horovod would wait for each other.
 
 

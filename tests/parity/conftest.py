@@ -26,15 +26,15 @@ class Engines:
     Args:
         folder: Where they write.
         names: The cases that are asked for.
-        next_engine: What starts when the reference has ended, while the tests still look at another engine.
+        alone: The engines of one process that the tests ask for. Each keeps one core busy, so two run at a time.
         provide: Returns the folder that a fixture of this name makes (Horovod), or skips the test.
     """
 
-    def __init__(self, folder: Path, names: list[str], next_engine: str | None, provide: Callable[[str], Path]):
+    def __init__(self, folder: Path, names: list[str], alone: list[str], provide: Callable[[str], Path]):
         self._provide = provide
         self.folder = folder
         self.names = names
-        self.next_engine = next_engine
+        self._alone = alone
         self._jobs: dict[str, engines.Job] = {}
         self._ended: dict[str, Exception | None] = {}
         self._rows: dict[str, dict[str, list[dict[str, Any]]]] = {}
@@ -42,6 +42,8 @@ class Engines:
     def start(self, engine: str, names: list[str] | None = None) -> None:
         """Starts an engine, unless it was started."""
         if engine not in self._jobs:
+            if engine in self._alone:
+                self._alone.remove(engine)
             needed = _NEEDED.get(engine)
             path = str(self._provide(needed)) if needed else ""
             self._jobs[engine] = engines.start_cases(engine, self.folder / engine, names or self.names, path)
@@ -54,8 +56,13 @@ class Engines:
             self._ended[engine] = None
         except engines.EngineError as error:
             self._ended[engine] = error
-        if engine == "one" and self.next_engine:
-            self.start(self.next_engine)  # on the core that the reference leaves
+        if engine not in engines.PROCESSES:
+            self.start_next()  # on the core that this one leaves
+
+    def start_next(self) -> None:
+        """Starts the next engine of one process, if there is one left."""
+        if self._alone:
+            self.start(self._alone[0])
 
     def records(self, engine: str, case: str) -> list[Recorded]:
         """Returns what each rank of an engine wrote of a case."""
@@ -94,19 +101,20 @@ def _case_names(session: pytest.Session) -> list[str]:
     return [name for name in CASES if name in chosen]
 
 
-def _second_engine(session: pytest.Session) -> str | None:
-    """The second of the engines of the chosen tests, if they are several."""
+def _engines_alone(session: pytest.Session) -> list[str]:
+    """The engines of one process that the chosen tests ask for, without the reference."""
     params = [item.callspec.params for item in session.items if hasattr(item, "callspec")]
-    chosen = list(dict.fromkeys(p["engine"] for p in params if "engine" in p and "case" in p))
-    return chosen[1] if len(chosen) > 1 else None
+    chosen = dict.fromkeys(p["engine"] for p in params if "engine" in p and "case" in p)
+    return [engine for engine in chosen if engine not in engines.PROCESSES and engine != "one"]
 
 
 @pytest.fixture(scope="session")
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
     """All engines of this session; the reference starts at once."""
-    names, second = _case_names(request.session), _second_engine(request.session)
-    running = Engines(tmp_path_factory.mktemp("parity"), names, second, request.getfixturevalue)
+    names, alone = _case_names(request.session), _engines_alone(request.session)
+    running = Engines(tmp_path_factory.mktemp("parity"), names, alone, request.getfixturevalue)
     running.start("one")
+    running.start_next()
     yield running
     running.kill()
 
