@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 
 # Every row carries its number, once for the layer that counts what was trained on, and once for the metrics.
-SETUP = """
+# It needs a `strategy`, and `N` rows in batches of `BATCH`.
+COUNTING = """
     import functools, json
-    import tfdistkit
-    strategy = tfdistkit.strategy(engine, timeout_s=200, heartbeat_timeout_s=60)
     import keras, numpy as np, tensorflow as tf
 
-    N, BATCH = 90, 8
     features = np.random.default_rng(0).normal(size=(N, 4)).astype("float32")
     labels = (features[:, 0] + 0.3 * features[:, 1] > 0).astype("float32")
     x = np.concatenate([features, np.arange(N)[:, None]], 1).astype("float32")
@@ -85,6 +83,12 @@ SETUP = """
 """
 
 ROWS, STEPS = 90, 12
+
+SETUP = """
+    import tfdistkit
+    strategy = tfdistkit.strategy(engine, timeout_s=200, heartbeat_timeout_s=60)
+    N, BATCH = 90, 8
+""" + COUNTING
 
 
 def told(printed: list[str]) -> dict:

@@ -220,6 +220,11 @@ SEAMS: dict[str, Seam] = {
     "worker_iterators": Seam(
         "tensorflow.python.distribute.coordinator.values:PerWorkerDistributedIterator", (), "the same"
     ),
+    "function_counts": Seam(
+        "tensorflow.python.eager.polymorphic_function.atomic_function:RUNTIME_FUNCTION_REFS",
+        (),
+        "parameter_server: a coordinator that ends says nothing of functions on workers that are gone",
+    ),
     "global_seed": Seam("tensorflow.python.eager.context:global_seed", (), "shuffling seeds"),
 }
 
@@ -488,6 +493,15 @@ def _remote_values(strategy: Any, functions: list[Callable[[], Any]]) -> list[An
         value._type_spec = getattr(outputs, "_type_spec", None) or tf.TensorSpec(outputs.shape, outputs.dtype)
         values.append(value)
     return values
+
+
+def leave_functions() -> None:
+    """Lets this process end without removing its functions from every worker, which are gone or end with it.
+
+    TensorFlow does as much when Python has unloaded its modules; before that, it reports each that it cannot reach.
+    """
+    owner, name, _ = resolve("function_counts")
+    setattr(owner, name, None)
 
 
 def global_seed() -> int | None:

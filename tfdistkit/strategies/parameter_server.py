@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import time
 from typing import Any
 
@@ -16,7 +17,7 @@ from tfdistkit.strategies import atomic_updates, keras_hooks, keras_seams
 from tfdistkit.strategies.coordinated_steps import CoordinatedFunction
 from tfdistkit.strategies.devices import require_not_started
 from tfdistkit.strategies.replica import KerasStrategyMixin, ReplicaMixin
-from tfdistkit.strategies.serving import serve
+from tfdistkit.strategies.serving import dismiss, serve
 from tfdistkit.strategies.worker_datasets import WorkerDataset, made_by_worker
 
 # As for `multiworker`: long enough for a scheduler that starts hosts one after the other.
@@ -63,6 +64,13 @@ class ParameterServerStrategy(KerasStrategyMixin, tf.distribute.ParameterServerS
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._addresses = _task_addresses(cluster)
         self._watch = Watch(self._addresses)
+        atexit.register(self._end_the_others)
+
+    def _end_the_others(self) -> None:
+        """When this process ends: they have nobody to serve any more."""
+        keras_seams.leave_functions()
+        alive = [name.split() for name in self._addresses if self._watch.sign(name) is Sign.ALIVE]
+        dismiss(f"/job:{role}/replica:0/task:{index}" for role, index in alive)
 
     def distribute_datasets_from_function(self, dataset_fn: Any, options: Any = None) -> Any:
         """Makes one input pipeline on each worker; `fit`, `evaluate` and `predict` take it.

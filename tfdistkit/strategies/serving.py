@@ -1,9 +1,15 @@
-"""What a worker or a parameter server does: it serves the coordinator, and ends with it."""
+"""What a worker or a parameter server does: it serves the coordinator, and ends with it.
+
+A coordinator that ends well ends the others at once (`dismiss`). Of one that was killed they wait a while for the
+next, which somebody may start. Under our launcher they need not: it ends them, and starts all again.
+"""
 
 from __future__ import annotations
 
 import sys
+import threading
 import time
+from collections.abc import Iterable
 from typing import NoReturn
 
 import tensorflow as tf
@@ -16,9 +22,17 @@ from tfdistkit.cluster.spec import ClusterSpec
 from tfdistkit.errors import RendezvousError, explain
 from tfdistkit.strategies.devices import require_not_started, take_gpu_of_local_rank
 
-# Seconds that a coordinator may be gone: one that starts again within them finds its servers.
-_GRACE_S = 10.0
+# Seconds that a coordinator may be gone: one that starts again within them, slow to load, finds its servers.
+_GRACE_S = 60.0
+# The same under our launcher, which starts all of them again, and stops those that stay.
+_GRACE_UNDER_LAUNCHER_S = 10.0
+# Seconds that a coordinator may be silent: somebody stopped it, or its machine is gone.
+_SILENT_GRACE_S = 600.0
+# Seconds for all tasks to hear that the coordinator is done.
+_DISMISSAL_S = 3.0
 _EVERY_S = 0.5
+# Seconds that a coordinator has to answer a look at it.
+_LOOK_S = 5.0
 # A step holds a thread of a worker while it waits for a server, and the other way round.
 _FEWEST_INTER_OP_THREADS = 4
 
@@ -54,26 +68,64 @@ def serve(cluster: ClusterSpec, timeout_s: float) -> NoReturn:
         job_name=task.role, task_index=task.index, protocol="grpc", config=config,
     )  # fmt: skip
     logging.info("%s %d serves at %s", task.role, task.index, server.target)
+    # `dismiss` ends this process from a thread of TensorFlow's.
+    sys.stdout.flush()
+    sys.stderr.flush()
     _watch(cluster.addresses["chief"][0], timeout_s, f"{task.role} {task.index}")
     sys.exit(0)
 
 
 def _watch(address: str, timeout_s: float, who: str) -> None:
     """Returns when the coordinator was there and is gone."""
+    patience = {Sign.GONE: _GRACE_S, Sign.SILENT: _SILENT_GRACE_S}
+    if _has_launcher():
+        patience[Sign.GONE] = _GRACE_UNDER_LAUNCHER_S
     deadline = time.monotonic() + timeout_s
-    seen = False
+    alive_at: float | None = None
     while True:
-        if look(address, 5.0) is not Sign.GONE:
-            seen, deadline = True, time.monotonic() + _GRACE_S
-        elif time.monotonic() > deadline:
-            if seen:
-                return
+        sign, now = look(address, _LOOK_S), time.monotonic()
+        if sign is Sign.ALIVE:
+            alive_at = now
+        elif alive_at is not None and now - alive_at > patience[sign]:
+            return
+        elif alive_at is None and now > deadline:
             raise RendezvousError(
                 explain(
                     f"The coordinator did not come within {timeout_s:g} seconds (`timeout_s`).",
-                    received=f"nothing listens at {address}, the address of the chief",
+                    received=f"the chief at {address}: {sign.value}",
                     expected="a process with the task type 'chief' there",
                     do=f"Look at the log of the chief; {who} waited for it.",
                 )
             )
         time.sleep(_EVERY_S)
+
+
+def _has_launcher() -> bool:
+    return env.text(env.PARENT_PID) is not None
+
+
+def dismiss(tasks: Iterable[str]) -> None:
+    """Ends workers and servers with exit code 0. For the coordinator, when it ends.
+
+    Does nothing after an unhandled exception: the coordinator may be started again, and will want them.
+
+    Args:
+        tasks: Such as `/job:worker/replica:0/task:0`; only those that are alive.
+    """
+    if _has_launcher() or hasattr(sys, "last_value"):
+        return
+    # One thread each: one that does not answer must not keep the others waiting.
+    threads = [threading.Thread(target=_end, args=(task,), daemon=True) for task in tasks]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + _DISMISSAL_S
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _end(task: str) -> None:
+    try:
+        with tf.device(f"{task}/device:CPU:0"):
+            tf.raw_ops.Abort(error_msg="", exit_without_error=True)
+    except tf.errors.OpError:
+        pass  # It ended before it could answer.

@@ -1,0 +1,267 @@
+"""`parameter_server` when processes are killed, stopped, started again: it goes on exactly, or says what is wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from coordinator_setup import COUNTING
+from job_process import job, wait_until, write_script
+from role_processes import DEADLINE_S, Role, roles
+
+from tfdistkit.report import read_events
+
+pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(900)]
+
+HEARTBEAT_S = 6
+# What was silent for so long is named; the rest is for a busy machine.
+NAMED_WITHIN_S = HEARTBEAT_S + 20
+# A coordinator that ends well ends the others.
+ENDED_WITHIN_S = 10
+ROWS, STEPS = 1200, 150
+# So many steps may be on their way to a worker that dies, and are done again.
+IN_FLIGHT = 8
+
+# The coordinator runs one stage after the other; workers tell of each step that they take.
+STAGES = f"""
+    import pathlib, sys, time
+    import tfdistkit
+    strategy = tfdistkit.strategy("parameter_server", timeout_s=120, heartbeat_timeout_s={HEARTBEAT_S})
+    N, BATCH = {ROWS}, 8
+""" + COUNTING + """
+    class Telling(keras.layers.Layer):
+        def call(self, x, training=False):
+            if training:
+                tf.print("took a step", output_stream=sys.stderr)
+            return x
+
+    model = make(Telling, lambda: keras.layers.Dense(1000), lambda: keras.layers.Dense(500))
+
+    class Tell(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 20:
+                print(f"{stage} is under way", flush=True)
+        def on_epoch_end(self, epoch, logs=None):
+            print(f"{stage} ended an epoch", flush=True)
+            self.model.stop_training = stage == "own data" or pathlib.Path(f"{stage}.enough").exists()
+
+    def of_worker(context):
+        own = tf.data.Dataset.from_tensor_slices((x, y))
+        return own.shard(context.num_input_pipelines, context.input_pipeline_id).batch(BATCH)
+
+    def fit(stage):
+        if stage == "own data":
+            own = strategy.distribute_datasets_from_function(of_worker)
+            return model.fit(own, epochs=1000, verbose=0, callbacks=[Tell()])
+        backup = [keras.callbacks.BackupAndRestore("backup")] if stage == "backup" else []
+        epochs = {"backup": 5, "again": 2}.get(stage, 1000)
+        return model.fit(x, y, batch_size=BATCH, epochs=epochs, verbose=0, callbacks=[Tell(), *backup])
+
+    for stage in sys.argv[1].split(","):
+        found = {"from": int(model.optimizer.iterations) if model.built else 0}
+        try:
+            history = fit(stage)
+            found.update(history.history, epochs=history.epoch, to=int(model.optimizer.iterations))
+        except Exception as error:
+            if stage == "the last":
+                raise
+            found["error"] = [type(error).__name__, str(error)]
+        print(f"{stage} came to {json.dumps(found)}", flush=True)
+"""
+
+
+def result(chief: Role, stage: str) -> dict[str, Any]:
+    """What a stage came to, after waiting for it."""
+    said = f"{stage} came to "
+    chief.wait_for(said)
+    wait_until(lambda: chief.printed.rpartition(said)[2].endswith("\n"), "a whole line")
+    return json.loads(chief.printed.rpartition(said)[2].splitlines()[0])
+
+
+def exact(found: dict[str, Any]) -> bool:
+    """Whether each epoch saw each row exactly once."""
+    assert "error" not in found, found["error"]
+    return found["seen"] == found["once"] == [ROWS] * len(found["epochs"])
+
+
+def test_workers_and_the_coordinator_are_killed_and_start_again(tmp_path: Path) -> None:
+    with roles(tmp_path, STAGES) as running:
+        chief = running.start_all("killed,backup")
+
+        # A worker dies; two epochs pass without it; it starts again, and takes part.
+        chief.wait_for("killed is under way")
+        running.running["worker 0"].kill()
+        chief.wait_for("killed ended an epoch", chief.printed.count("killed ended an epoch") + 2)
+        running.start("worker 0").wait_for("took a step", 5)
+        (tmp_path / "killed.enough").touch()
+        found = result(chief, "killed")
+        assert exact(found) and len(found["epochs"]) >= 3
+        assert 0 <= found["to"] - found["from"] - STEPS * len(found["epochs"]) <= IN_FLIGHT
+
+        # The coordinator dies; the others stay, and it goes on where its backup was.
+        begun = found["to"]
+        chief.wait_for("backup is under way", 3)  # In the third epoch: while Keras writes a backup, there is none.
+        chief.kill()
+        chief = running.start("chief 0", "backup,own data,gone")
+        found = result(chief, "backup")
+        assert exact(found) and found["epochs"][0] >= 2 and found["epochs"][-1] == 4
+        assert found["to"] == begun + 5 * STEPS
+        assert all(one.process.poll() is None for one in running.running.values())
+
+        # A worker that reads data of its own dies for good: the epoch ends with the data of the other.
+        chief.wait_for("own data is under way")
+        running.running["worker 1"].kill()
+        found = result(chief, "own data")
+        assert found["seen"] == found["once"] and ROWS / 2 <= found["seen"][0] <= ROWS
+
+        # The last worker dies.
+        chief.wait_for("gone is under way")
+        start = time.monotonic()
+        running.running["worker 0"].kill()
+        kind, message = result(chief, "gone")["error"]
+        assert time.monotonic() - start < NAMED_WITHIN_S
+        assert kind == "UnavailableError" and "There is no worker left" in message
+        for name in ("worker 0", "worker 1"):
+            assert f"{name} at {running.addresses[name]}: nothing listens there" in message
+        assert chief.end() == 0
+        assert running.running["ps 0"].end(ENDED_WITHIN_S) == 0
+        assert running.left() == []
+        assert "Failed to remove function remotely" not in chief.printed
+
+
+def test_what_is_stopped_is_named_and_a_server_that_dies(tmp_path: Path) -> None:
+    with roles(tmp_path, STAGES) as running:
+        chief = running.start_all("silent,again,frozen,again,the last")
+        again = 0
+        for stage, name, called in (("silent", "worker 1", "Worker 1"), ("frozen", "ps 0", "Parameter server 0")):
+            chief.wait_for(f"{stage} is under way")
+            start = time.monotonic()
+            running.running[name].stop()
+            kind, message = result(chief, stage)["error"]
+            assert time.monotonic() - start < NAMED_WITHIN_S
+            assert kind == "UnavailableError"
+            assert f"{called} has shown no sign of life for {HEARTBEAT_S} seconds" in message
+            assert f"{name} at {running.addresses[name]}: takes connections, but does not answer" in message
+            running.running[name].go_on()
+            again += 1
+            chief.wait_for("again came to", again)
+            assert exact(result(chief, "again"))
+
+        chief.wait_for("the last is under way")
+        start = time.monotonic()
+        running.running["ps 0"].kill()
+        assert chief.end() == 1
+        assert time.monotonic() - start < 30
+        address = running.addresses["ps 0"]
+        assert f"UnavailableError: Parameter server 0 ({address}) is gone, and the variables on it" in chief.printed
+        for name in ("worker 0", "worker 1"):  # They wait for another coordinator, as after one that was killed.
+            assert running.running[name].process.poll() is None
+            running.running[name].process.terminate()
+            assert running.running[name].end() == -signal.SIGTERM
+        assert running.left() == []
+
+
+LAUNCHED = f"""
+    import json, os, pathlib, signal, time
+    import tfdistkit
+    strategy = tfdistkit.strategy("parameter_server", heartbeat_timeout_s=60)
+    N, BATCH = {ROWS}, 8
+""" + COUNTING + """
+    folder = pathlib.Path(os.environ["TFDISTKIT_RUN_DIR"])
+    def events(kind):
+        lines = (folder / "events.jsonl").read_text().splitlines()
+        return [event for event in map(json.loads, lines) if event["event"] == kind]
+    class Fate(keras.callbacks.Callback):
+        stopped = False
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 20 and not self.stopped:
+                self.stopped = True
+                pid, = (one["pid"] for one in events("worker_started") if one["process"] == "worker 1")
+                os.kill(pid, signal.SIGSTOP)
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.stop_training = bool(events("worker_killed")) and epoch > 1
+    model = make()
+    seen = train(model, x, y, batch_size=BATCH, epochs=1000, callbacks=[Fate()])
+    print(json.dumps([seen["seen"], seen["once"], min(seen["used"]), max(seen["used"])]))
+"""
+
+
+def test_the_launcher_kills_a_stopped_worker_and_its_steps_go_to_the_other(tmp_path: Path) -> None:
+    words = ("--ps", "1", "-np", "2", "--log-dir", "logs", "--threads-per-worker", "1")
+    with job(*words, write_script(tmp_path, LAUNCHED), cwd=tmp_path, CUDA_VISIBLE_DEVICES="-1") as running:
+        ended = running.end(DEADLINE_S)
+        assert running.left() == []
+    assert ended.code == 0, f"{ended.stdout}\n{ended.stderr}"
+    logs = tmp_path / "logs"
+    seen, once, least, most = json.loads((logs / "chief.0" / "stdout").read_text().splitlines()[-1])
+    assert seen == once == [ROWS] * len(seen) and len(seen) >= 3
+    assert len(seen) == least <= most <= len(seen) + 1
+    (killed,) = [event for event in read_events(logs) if event["event"] == "worker_killed"]
+    assert (killed["process"], killed["reason"]) == ("worker 1", "suspended")
+    assert "the others go on without it" in ended.stderr
+
+
+@contextlib.contextmanager
+def another_machine() -> Iterator[tuple[str, str, str]]:
+    """A network namespace with a cable to this one: its name, our address, and its own. Only root may make one."""
+    name, here, there = f"tfdk{os.getpid()}", "10.231.77.1", "10.231.77.2"
+    cable = f"tf{os.getpid()}"
+
+    def ip(*words: str) -> None:
+        subprocess.run(["ip", *words], check=True, capture_output=True, timeout=30)
+
+    try:
+        ip("netns", "add", name)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no network namespace can be made here: {getattr(error, 'stderr', error)}")
+    try:
+        ip("link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", name)
+        ip("addr", "add", f"{here}/30", "dev", cable)
+        ip("link", "set", cable, "up")
+        ip("-n", name, "addr", "add", f"{there}/30", "dev", "eth0")
+        ip("-n", name, "link", "set", "lo", "up")
+        ip("-n", name, "link", "set", "eth0", "up")
+        yield name, here, there
+    finally:
+        ip("netns", "del", name)
+
+
+def pull_cable(machine: str, state: str) -> None:
+    """Takes the cable out (`down`), or puts it in again (`up`)."""
+    subprocess.run(["ip", "-n", machine, "link", "set", "eth0", state], check=True, timeout=30)
+
+
+def test_a_worker_that_is_cut_off_is_named_and_comes_back(tmp_path: Path) -> None:
+    with another_machine() as (machine, here, there):
+        hosts = {"chief 0": here, "ps 0": here, "worker 0": here, "worker 1": there}
+
+        def within(host: str) -> list[str]:
+            return ["ip", "netns", "exec", machine] if host == there else []
+
+        with roles(tmp_path, STAGES, hosts=hosts, within=within) as running:
+            chief = running.start_all("cut,again,cut for good")
+            for stage in ("cut", "cut for good"):
+                chief.wait_for(f"{stage} is under way")
+                start = time.monotonic()
+                pull_cable(machine, "down")
+                kind, message = result(chief, stage)["error"]
+                assert time.monotonic() - start < NAMED_WITHIN_S
+                assert kind == "UnavailableError"
+                assert f"Worker 1 has shown no sign of life for {HEARTBEAT_S} seconds" in message
+                assert f"worker 1 at {running.addresses['worker 1']}: takes connections, but does not answer" in message
+                if stage == "cut":
+                    pull_cable(machine, "up")
+                    assert exact(result(chief, "again"))
+            assert chief.end(NAMED_WITHIN_S) == 0
+            for name in ("worker 0", "ps 0"):
+                assert running.running[name].end(ENDED_WITHIN_S) == 0
+            running.running["worker 1"].kill()  # It cannot know.
+            assert running.left() == []
