@@ -20,6 +20,12 @@ from tfdistkit.launcher.guardian import marked_processes
 DEADLINE_S = 60.0
 
 
+def _heed_signals() -> None:
+    """A shell that runs the tests in the background ignores SIGINT, nohup SIGHUP, and children inherit that."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 @dataclass(frozen=True)
 class Ended:
     """A job that has ended."""
@@ -46,8 +52,7 @@ class Job:
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
-                # A shell that runs the tests in the background ignores SIGINT, and children inherit that.
-                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
+                preexec_fn=_heed_signals,  # noqa: PLW1509
             )
 
     @property
