@@ -20,7 +20,7 @@ demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest $(TESTS)
+	$(BIN)/python $(if $(TESTS),-m pytest $(TESTS),.ci/run-tests $(BIN)/python)
 
 lint: $(VENV)/.test
 	$(BIN)/python -m flake8 tfdistkit tests examples benchmarks
