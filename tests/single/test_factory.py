@@ -13,6 +13,12 @@ import pytest
 DEADLINE_S = 120
 # Distinct addresses of this machine's own; nothing listens there.
 TWO_WORKERS = '{"cluster": {"worker": ["127.0.0.1:9", "127.0.0.1:10"]}, "task": {"type": "worker", "index": 0}}'
+EVALUATOR = json.dumps(
+    {
+        "cluster": {"chief": ["127.0.0.1:9"], "worker": ["127.0.0.1:10"], "ps": ["127.0.0.1:11"]},
+        "task": {"type": "evaluator", "index": 0},
+    }
+)
 
 
 def printed(code: str, **variables: str) -> str:
@@ -39,7 +45,7 @@ def printed(code: str, **variables: str) -> str:
 
 def test_names_and_aliases_make_strategies_of_tf_distribute() -> None:
     out = printed(
-        """
+        f"""
         import tensorflow as tf
         for name in ("mirrored", "dp", "DP"):
             made = tfdistkit.strategy(name, devices=2)
@@ -53,6 +59,9 @@ def test_names_and_aliases_make_strategies_of_tf_distribute() -> None:
         for name in ("multiworker", "ddp", "multi_worker_mirrored", "multi-worker"):
             made = tfdistkit.strategy(name)
             print(name, isinstance(made, tf.distribute.MultiWorkerMirroredStrategy), made.num_replicas_in_sync)
+        import os  # An evaluator beside workers and servers works alone.
+        os.environ["TF_CONFIG"] = {EVALUATOR!r}
+        print("evaluator", isinstance(tfdistkit.strategy("auto"), tf.distribute.OneDeviceStrategy))
         """
     )
     assert out.split("\n")[:-1] == [
@@ -60,6 +69,7 @@ def test_names_and_aliases_make_strategies_of_tf_distribute() -> None:
         "central_storage 2 ('CPU:0',)", "central 2 ('CPU:0',)", "Central-Storage 2 ('CPU:0',)",
         "one_device True 1", "off True 1", "auto True 1",
         "multiworker True 1", "ddp True 1", "multi_worker_mirrored True 1", "multi-worker True 1",
+        "evaluator True",
     ]  # fmt: skip
 
 

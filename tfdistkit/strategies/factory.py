@@ -55,8 +55,9 @@ def strategy(name: str = "auto", **options: Any) -> tf.distribute.Strategy:
         name: `"auto"`, `"one_device"`, `"mirrored"` (the devices of this process), `"central_storage"`
             (the same, with each variable on one device only), `"multiworker"`
             (several processes, started by `tfdistkit run`, `srun` or anything that sets TF_CONFIG), `"horovod"`
-            (several processes that talk through Horovod), or a
-            registered name. `"auto"` takes `multiworker` when there are other workers (`horovod` when
+            (several processes that talk through Horovod), `"parameter_server"` (workers that share the
+            variables on servers), or a registered name. `"auto"` takes `parameter_server` when there are
+            servers, `multiworker` when there are other workers (`horovod` when
             `horovodrun`, `mpirun` or `tfdistkit run --backend horovod` started them), else `mirrored` when
             there are two GPUs or more, else `one_device`. The spellings of TensorFlow's Model
             Garden (`off`, `multi_worker_mirrored`) and of Lightning (`dp`, `ddp`) are known too.
@@ -176,7 +177,8 @@ def _offer_collectives(made: Any) -> None:
 def _choose(cluster: ClusterSpec) -> str:
     import tensorflow as tf
 
-    if "ps" in cluster.addresses:
+    # An evaluator beside workers and servers evaluates on its own.
+    if cluster.has_servers and cluster.task.role != "evaluator":
         return "parameter_server"
     if cluster.is_training and cluster.world_size > 1:
         return "multiworker" if cluster.has_addresses else "horovod"
