@@ -1,0 +1,47 @@
+"""Real launchers on real hosts. What this machine cannot start is skipped, with one line that says why."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from slurm_cluster import SlurmCluster, slurm_cluster, why_no_slurm
+
+# Set where real hosts must be tested: then what would be skipped fails.
+_REQUIRED = "TFDISTKIT_REQUIRE_HOSTS"
+# Read when the tests begin: no test inherits a variable of ours.
+_IS_REQUIRED = os.environ.get(_REQUIRED) == "1"
+
+# Why something was skipped, for one line at the end.
+_reasons: list[str] = []
+
+
+def not_tested(what: str, why: str) -> None:
+    """Skips a test, or lets it fail where hosts must be tested.
+
+    Args:
+        what: What is not tested without it.
+        why: What this machine lacks; empty if nothing.
+    """
+    if not why:
+        return
+    reason = f"{what} is not tested: {why}"
+    if _IS_REQUIRED:
+        pytest.fail(reason, pytrace=False)
+    if reason not in _reasons:
+        _reasons.append(reason)
+    pytest.skip(reason)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for reason in _reasons:
+        terminalreporter.write_line(reason, yellow=True)
+
+
+@pytest.fixture(scope="session")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    """A real SLURM of four nodes: n1, n2, n3, n10."""
+    not_tested("SLURM", why_no_slurm())
+    with slurm_cluster(tmp_path_factory.mktemp("slurm")) as cluster:
+        yield cluster
