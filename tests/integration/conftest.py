@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from net_hosts import NetHosts, net_hosts, why_no_hosts
 from slurm_cluster import SlurmCluster, slurm_cluster, why_no_slurm
 
 # Set where real hosts must be tested: then what would be skipped fails.
@@ -45,3 +46,11 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
     not_tested("SLURM", why_no_slurm())
     with slurm_cluster(tmp_path_factory.mktemp("slurm")) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NetHosts]:
+    """A login host, h0, and two hosts with sshd, h1 and h2. A test that breaks one mends it."""
+    not_tested("ssh", why_no_hosts())
+    with net_hosts(tmp_path_factory.mktemp("hosts"), 2) as made:
+        yield made
