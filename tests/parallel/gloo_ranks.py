@@ -23,7 +23,7 @@ DEADLINE_S = 120.0
 
 _STORE = """
 import sys
-from tfdistkit.launcher.gloo_store import GlooStore
+from tfdistkit.cluster.gloo_store import GlooStore
 store = GlooStore(2, host=sys.argv[1])
 print(store.address[1], flush=True)
 sys.stdin.read()

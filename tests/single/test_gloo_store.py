@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tfdistkit.launcher.gloo_store import GlooStore
+from tfdistkit.cluster.gloo_store import GlooStore
 
 DEADLINE_S = 20
 

@@ -6,6 +6,7 @@ and the rank is MPI's.
 
 from __future__ import annotations
 
+from tfdistkit.cluster.addresses import host_key, split_address
 from tfdistkit.cluster.counts import CountVariables, read_counts
 from tfdistkit.cluster.spec import ClusterSpec
 
@@ -16,6 +17,15 @@ NAMES = CountVariables(
     local_rank="HOROVOD_LOCAL_RANK",
     local_size="HOROVOD_LOCAL_SIZE",
 )
+# Which library carries Horovod's decisions, and which one its data.
+CONTROLLER = "HOROVOD_CONTROLLER"
+CPU_OPERATIONS = "HOROVOD_CPU_OPERATIONS"
+# The network interface of Gloo.
+GLOO_INTERFACE = "HOROVOD_GLOO_IFACE"
+# Where the store is in which Gloo's ranks meet.
+STORE_HOST = "HOROVOD_GLOO_RENDEZVOUS_ADDR"
+STORE_PORT = "HOROVOD_GLOO_RENDEZVOUS_PORT"
+
 # What is looked at.
 VARIABLES = (NAMES.rank, NAMES.size, NAMES.local_rank, NAMES.local_size)
 
@@ -27,3 +37,27 @@ def read_horovod() -> ClusterSpec | None:
         ClusterConfigError: if they contradict each other.
     """
     return read_counts(NAMES)
+
+
+def gloo_variables(cluster: ClusterSpec) -> dict[str, str]:
+    """Returns what tells a rank of Gloo its place; where the store is, is told apart.
+
+    Args:
+        cluster: All ranks with their addresses.
+    """
+    hosts = [host_key(address) for address in cluster.workers]
+    own = hosts[cluster.rank]
+    # The hosts with a rank of the same local rank: Horovod reduces across them where it reduces within hosts first.
+    across = [host for host in dict.fromkeys(hosts) if hosts.count(host) > cluster.local_rank]
+    return {
+        NAMES.rank: str(cluster.rank),
+        NAMES.size: str(cluster.world_size),
+        NAMES.local_rank: str(cluster.local_rank),
+        NAMES.local_size: str(cluster.local_world_size),
+        "HOROVOD_CROSS_RANK": str(across.index(own)),
+        "HOROVOD_CROSS_SIZE": str(len(across)),
+        # One name for a host, also where its ranks know it by several.
+        "HOROVOD_HOSTNAME": split_address(cluster.workers[hosts.index(own)])[0],
+        CONTROLLER: "gloo",
+        CPU_OPERATIONS: "gloo",
+    }

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tfdistkit import env
+from tfdistkit.cluster.gloo_store import GlooStore
 from tfdistkit.launcher import local
-from tfdistkit.launcher.gloo_store import GlooStore
 from tfdistkit.launcher.spec import ProcessSpec
 
 

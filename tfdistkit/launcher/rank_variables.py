@@ -13,12 +13,6 @@ from tfdistkit.errors import OptionError, explain
 # All workers are on this machine. Not `localhost`: it may stand for ::1 first, where TensorFlow does not listen.
 HOST = "127.0.0.1"
 
-# Which library carries Horovod's decisions, and which one its data.
-_CONTROLLER = "HOROVOD_CONTROLLER"
-_CPU_OPERATIONS = "HOROVOD_CPU_OPERATIONS"
-# The network interface of Gloo.
-_GLOO_INTERFACE = "HOROVOD_GLOO_IFACE"
-
 
 def rank_variables(backend: str, cluster: ClusterSpec) -> dict[str, str]:
     """Returns what a backend tells one process about the cluster; some backends add what is known at the start only.
@@ -32,7 +26,7 @@ def rank_variables(backend: str, cluster: ClusterSpec) -> dict[str, str]:
 
 def default_variables(backend: str) -> dict[str, str]:
     """Returns what is best for a backend on one machine, unless the user says otherwise."""
-    return {_GLOO_INTERFACE: "lo"} if backend == "horovod" else {}
+    return {horovod.GLOO_INTERFACE: "lo"} if backend == "horovod" else {}
 
 
 def check_variables(backend: str, wanted: Mapping[str, str]) -> None:
@@ -61,29 +55,13 @@ def _tf_config(cluster: ClusterSpec) -> dict[str, str]:
     return {env.TF_CONFIG: to_tf_config(cluster)}
 
 
-def _gloo(cluster: ClusterSpec) -> dict[str, str]:
-    names = horovod.NAMES
-    return {
-        names.rank: str(cluster.rank),
-        names.size: str(cluster.world_size),
-        names.local_rank: str(cluster.local_rank),
-        names.local_size: str(cluster.local_world_size),
-        # Which of the hosts this is: there is one.
-        "HOROVOD_CROSS_RANK": "0",
-        "HOROVOD_CROSS_SIZE": "1",
-        "HOROVOD_HOSTNAME": HOST,
-        _CONTROLLER: "gloo",
-        _CPU_OPERATIONS: "gloo",
-    }
-
-
 def _mpi(cluster: ClusterSpec) -> dict[str, str]:
     """Rank and size are MPI's own to tell."""
-    return {_CONTROLLER: "mpi", _CPU_OPERATIONS: "mpi"}
+    return {horovod.CONTROLLER: "mpi", horovod.CPU_OPERATIONS: "mpi"}
 
 
 _OF_BACKEND: dict[str, Callable[[ClusterSpec], dict[str, str]]] = {
     "local": _tf_config,
-    "horovod": _gloo,
+    "horovod": horovod.gloo_variables,
     "mpi": _mpi,
 }
