@@ -13,6 +13,7 @@ from tfdistkit import env
 from tfdistkit.cluster import from_tf_config
 from tfdistkit.errors import OptionError
 from tfdistkit.launcher import JobSpec, ProcessSpec, plan_processes
+from tfdistkit.launcher.places import places_here
 from tfdistkit.launcher.planning import plan_again
 from tfdistkit.launcher.spec import make_folders
 from tfdistkit.report import ProcessName
@@ -24,9 +25,7 @@ def plan(
     job = JobSpec(np, ("train.py", "--lr", "1"), Path("/logs"), **options)
     count = np + (1 + job.ps if job.ps else 0)
     ports = range(5000, 5000 + count)
-    return plan_processes(
-        job, ports=ports, cores=cores, inherited=inherited or {}, python="python", attempt=attempt
-    )
+    return plan_processes(job, places_here(ports, cores, inherited or {}), python="python", attempt=attempt)
 
 
 def test_each_rank_gets_its_place() -> None:
@@ -182,9 +181,7 @@ def test_folders_are_made_and_old_crash_records_removed(tmp_path: Path) -> None:
         (tmp_path / folder / "error.json").touch()
     (tmp_path / "rank.5" / "stdout").touch()
     (tmp_path / "error.json").touch()  # not ours
-    make_folders(tmp_path, plan_processes(
-        JobSpec(2, (), tmp_path), ports=(1, 2), cores=1, inherited={}, python="python"
-    ))
+    make_folders(tmp_path, plan_processes(JobSpec(2, (), tmp_path), places_here((1, 2), 1, {}), python="python"))
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == sorted(
         ["attempt.1", *earlier, "rank.0", "rank.1", "rank.5/stdout", "error.json"]
     )

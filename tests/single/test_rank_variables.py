@@ -12,12 +12,13 @@ from tfdistkit.errors import OptionError
 from tfdistkit.launcher import JobSpec, ProcessSpec, plan_processes
 from tfdistkit.launcher.backend import BACKENDS, WITH_ROLES
 from tfdistkit.launcher.mpi import mpirun_command
+from tfdistkit.launcher.places import places_here
 from tfdistkit.launcher.rank_variables import rank_variables
 
 
 def plan(backend: str, inherited: dict[str, str] | None = None, **variables: str) -> tuple[ProcessSpec, ...]:
     job = JobSpec(3, ("train.py",), Path("/logs"), env=variables, backend=backend)
-    return plan_processes(job, ports=(5001, 5002, 5003), cores=8, inherited=inherited or {}, python="python")
+    return plan_processes(job, places_here((5001, 5002, 5003), 8, inherited or {}), python="python")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -15,8 +16,27 @@ BACKENDS = {
     "mpi": "tfdistkit.launcher.mpi",
 }
 
+# The same on several hosts, where a job names them.
+ON_HOSTS = {
+    "local": "tfdistkit.launcher.ssh",
+    "horovod": "tfdistkit.launcher.ssh",
+}
+
 # Those whose processes can have roles (chief, worker, ps): they are told of each other by TF_CONFIG.
 WITH_ROLES = ("local",)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """How a worker was lost together with the way to its host.
+
+    Args:
+        text: What is known of it, in a sentence.
+        time: When the host was heard of last, in seconds since the epoch.
+    """
+
+    text: str
+    time: float
 
 
 class WorkerHandle(Protocol):
@@ -33,6 +53,10 @@ class WorkerHandle(Protocol):
     @property
     def pid(self) -> int:
         """Its process there."""
+
+    @property
+    def loss(self) -> Loss | None:
+        """How it was lost with its host; None for one that is there, or that ended in sight."""
 
     @property
     def stdout(self) -> IO[bytes]:
@@ -61,6 +85,10 @@ class Backend(Protocol):
     @property
     def patience_s(self) -> float | None:
         """How long a suspended worker is waited for; None where the other workers notice it, and end by themselves."""
+
+    @property
+    def blindness_s(self) -> float:
+        """How long it can take to see that a worker is gone: others may complain of it before."""
 
     def start(self, spec: ProcessSpec) -> WorkerHandle:
         """Starts one worker."""

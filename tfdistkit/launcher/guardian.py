@@ -95,7 +95,13 @@ def _variables(pid: int) -> list[bytes]:
         return []
 
 
-def _guard(launcher: int, mark: str) -> None:
+def guard(launcher: int, mark: str) -> None:
+    """Waits until a launcher is gone, and kills what is left of its job.
+
+    Args:
+        launcher: Its process, the parent of this one; it holds the other end of this one's stdin.
+        mark: `NAME=value`, which all processes of the job have among their variables.
+    """
     groups: set[int] = set()
     unread = b""
     while os.getppid() == launcher:
@@ -113,4 +119,4 @@ def _guard(launcher: int, mark: str) -> None:
 if __name__ == "__main__":
     for _number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(_number, signal.SIG_IGN)
-    _guard(launcher=int(sys.argv[1]), mark=sys.argv[2])
+    guard(launcher=int(sys.argv[1]), mark=sys.argv[2])

@@ -14,6 +14,7 @@ from typing import IO
 
 from tfdistkit import env
 from tfdistkit.launcher import guardian
+from tfdistkit.launcher.backend import Loss
 from tfdistkit.launcher.spec import ProcessSpec
 
 # How often to look where the system cannot tell when a process ends (no pidfd: Linux before 5.3, macOS).
@@ -24,6 +25,8 @@ _UNKNOWN_EXIT_CODE = 255
 
 class LocalProcess:
     """A worker on this machine and the processes that it starts (its process group)."""
+
+    loss: Loss | None = None
 
     def __init__(self, spec: ProcessSpec, child: subprocess.Popen[bytes]):
         assert child.stdout is not None and child.stderr is not None
@@ -74,6 +77,8 @@ class Launcher:
 
     # TensorFlow's and Gloo's workers notice a silent peer.
     patience_s: float | None = None
+    # A killed process can take longer to end than another one to complain of it.
+    blindness_s = 1.0
 
     def __init__(self, job_id: str, world_size: int = 1):
         self._mark = f"{env.JOB_ID}={job_id}"

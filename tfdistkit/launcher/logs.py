@@ -74,8 +74,12 @@ class _Stream:
 
     def __init__(self, place: int, channel: str, pipe: IO[bytes], path: Path, console: Console):
         self._place, self._channel, self._pipe, self._console = place, channel, pipe, console
-        self._file: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        self._file: int | None = None
         self._path = path
+        try:
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        except OSError as error:  # such as a full disk
+            console.note(f"tfdistkit: {path} is not kept: {error}")
 
     def carry(self) -> bool:
         """Carries what is there now; returns False at the end of the stream."""

@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tfdistkit import env
-from tfdistkit.cluster.addresses import join_address
+from tfdistkit.cluster.addresses import join_address, split_address
 from tfdistkit.cluster.ports import free_ports
 from tfdistkit.cluster.spec import ClusterSpec, TaskSpec, local_place
-from tfdistkit.launcher.rank_variables import HOST, check_variables, default_variables, rank_variables
+from tfdistkit.launcher.hosts import spread
+from tfdistkit.launcher.places import Place, places_here
+from tfdistkit.launcher.rank_variables import check_variables, default_variables, rank_variables
 from tfdistkit.launcher.spec import JobSpec, ProcessSpec
 from tfdistkit.report.names import ProcessName, attempt_folder
 
@@ -36,32 +38,18 @@ def plan_job(job: JobSpec, attempt: int = 0) -> tuple[ProcessSpec, ...]:
         OptionError: if the user sets a variable that the backend gives to each worker.
         ClusterConfigError: if there are too few free ports.
     """
-    return plan_processes(
-        job,
-        ports=free_ports(len(_tasks(job))),
-        cores=available_cores(),
-        inherited=env.child_env({}),
-        python=sys.executable,
-        attempt=attempt,
-    )
+    places = places_here(free_ports(len(_tasks(job))), available_cores(), env.child_env({}))
+    return plan_processes(job, places, python=sys.executable, attempt=attempt)
 
 
 def plan_processes(
-    job: JobSpec,
-    *,
-    ports: Sequence[int],
-    cores: int,
-    inherited: Mapping[str, str],
-    python: str,
-    attempt: int = 0,
+    job: JobSpec, places: Sequence[Place], *, python: str, attempt: int = 0
 ) -> tuple[ProcessSpec, ...]:
     """Decides what is started for a job.
 
     Args:
         job: What the user wants.
-        ports: A free TCP port for each process.
-        cores: How many processor cores the processes share.
-        inherited: The variables that the processes will inherit; those that speak of threads are respected.
+        places: Where each process runs, in the order of what is returned.
         python: The interpreter.
         attempt: How often the job was started again before.
 
@@ -72,16 +60,16 @@ def plan_processes(
         OptionError: if the user sets a variable that the backend gives to each worker.
     """
     check_variables(job.backend, job.env)
-    defaults = {name: value for name, value in default_variables(job.backend).items() if not inherited.get(name)}
-    shared = {**_output_variables(inherited), **defaults}
     processes = []
-    for cluster in _clusters(job, ports):
+    for place, cluster in zip(places, _clusters(job, places), strict=True):
         task = cluster.task
+        defaults = default_variables(job.backend, place.interface)
         name = ProcessName(task.index, task.role if job.ps else None)
         folder = attempt_folder(job.run_dir, attempt) / name.folder
         variables = {
-            **shared,
-            **_thread_variables(job, cluster, cores, inherited),
+            **_output_variables(place.inherited),
+            **{variable: value for variable, value in defaults.items() if not place.inherited.get(variable)},
+            **_thread_variables(job, cluster, place),
             **job.env,
             **rank_variables(job.backend, cluster),
             env.RANK: str(task.index),
@@ -91,9 +79,9 @@ def plan_processes(
             env.TASK_DIR: str(folder),
             env.ATTEMPT: str(attempt),
         }
-        reads = job.passes_stdin and job.world_size == 1 and not job.ps
+        reads = job.passes_stdin and job.world_size == 1 and not job.ps and job.hosts is None
         command = (python, "-m", "tfdistkit.worker", *job.program)
-        processes.append(ProcessSpec(name, HOST, command, variables, folder, passes_stdin=reads))
+        processes.append(ProcessSpec(name, place.host, command, variables, folder, passes_stdin=reads))
     return tuple(processes)
 
 
@@ -118,6 +106,29 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
+def hosts_of_tasks(job: JobSpec) -> list[int]:
+    """Decides which host each process runs on.
+
+    The workers fill the hosts one after the other. The coordinator is on the first one, and the parameter servers are
+    spread over those with workers: neither takes a slot.
+
+    Args:
+        job: What the user wants, with hosts.
+
+    Returns:
+        The host of each process, by its place in `job.hosts.slots`, in the order of `plan_processes`.
+
+    Raises:
+        OptionError: if there are too few slots.
+    """
+    assert job.hosts is not None
+    workers = spread(job.hosts.slots, job.world_size)
+    used = list(dict.fromkeys(workers))
+    if not job.ps:
+        return workers
+    return [workers[0], *workers, *(used[index % len(used)] for index in range(job.ps))]
+
+
 def _tasks(job: JobSpec) -> list[TaskSpec]:
     """The roles: with parameter servers there is a coordinator besides the workers; otherwise all are alike."""
     workers = [TaskSpec("worker", index) for index in range(job.world_size)]
@@ -126,21 +137,20 @@ def _tasks(job: JobSpec) -> list[TaskSpec]:
     return [TaskSpec("chief"), *workers, *(TaskSpec("ps", index) for index in range(job.ps))]
 
 
-def _clusters(job: JobSpec, ports: Sequence[int]) -> list[ClusterSpec]:
+def _clusters(job: JobSpec, places: Sequence[Place]) -> list[ClusterSpec]:
     """The cluster as each process sees it."""
     tasks = _tasks(job)
     addresses: dict[str, tuple[str, ...]] = {}
-    for task, port in zip(tasks, ports, strict=True):
-        addresses[task.role] = (*addresses.get(task.role, ()), join_address(HOST, port))
+    for task, place in zip(tasks, places, strict=True):
+        addresses[task.role] = (*addresses.get(task.role, ()), join_address(place.address, place.port))
     return [ClusterSpec(addresses, task, *local_place(addresses, task), source="the launcher") for task in tasks]
 
 
-def _thread_variables(
-    job: JobSpec, cluster: ClusterSpec, cores: int, inherited: Mapping[str, str]
-) -> dict[str, str]:
-    """The cores shared out. An option beats a variable that is already set, and that beats the share."""
+def _thread_variables(job: JobSpec, cluster: ClusterSpec, place: Place) -> dict[str, str]:
+    """The cores of a host shared out. An option beats a variable that is set there, and that beats the share."""
     asked = job.threads_per_worker
-    intra = asked or max(1, cores // job.world_size)
+    neighbours = [split_address(address)[0] for address in cluster.workers].count(place.address)
+    intra = asked or max(1, place.cores // max(1, neighbours))
     if cluster.task.role != "worker":
         intra = min(intra, _MOST_THREADS_OF_A_SERVER)
     threads = {
@@ -148,7 +158,7 @@ def _thread_variables(
         env.INTER_OP_THREADS: max(_FEWEST_INTER_OP_THREADS, intra),
         env.OMP_THREADS: intra,
     }
-    return {name: str(count) for name, count in threads.items() if asked or not inherited.get(name)}
+    return {name: str(count) for name, count in threads.items() if asked or not place.inherited.get(name)}
 
 
 def _output_variables(inherited: Mapping[str, str]) -> dict[str, str]:

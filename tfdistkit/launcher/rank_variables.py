@@ -9,9 +9,10 @@ from tfdistkit.cluster import horovod
 from tfdistkit.cluster.spec import ClusterSpec
 from tfdistkit.cluster.tf_config import to_tf_config
 from tfdistkit.errors import OptionError, explain
+from tfdistkit.launcher.places import HERE
 
-# All workers are on this machine. Not `localhost`: it may stand for ::1 first, where TensorFlow does not listen.
-HOST = "127.0.0.1"
+# The network interface of NCCL.
+NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"
 
 
 def rank_variables(backend: str, cluster: ClusterSpec) -> dict[str, str]:
@@ -24,9 +25,16 @@ def rank_variables(backend: str, cluster: ClusterSpec) -> dict[str, str]:
     return _OF_BACKEND[backend](cluster)
 
 
-def default_variables(backend: str) -> dict[str, str]:
-    """Returns what is best for a backend on one machine, unless the user says otherwise."""
-    return {horovod.GLOO_INTERFACE: "lo"} if backend == "horovod" else {}
+def default_variables(backend: str, interface: str | None) -> dict[str, str]:
+    """Returns what is best for a backend, unless the user says otherwise.
+
+    Args:
+        backend: One of `launcher.backend.BACKENDS`.
+        interface: The network interface of the process; None on one machine.
+    """
+    # NCCL makes its first connections over it, whatever carries the data then.
+    nccl = {NCCL_INTERFACE: interface} if interface else {}
+    return {**nccl, horovod.GLOO_INTERFACE: interface or "lo"} if backend == "horovod" else nccl
 
 
 def check_variables(backend: str, wanted: Mapping[str, str]) -> None:
@@ -39,7 +47,7 @@ def check_variables(backend: str, wanted: Mapping[str, str]) -> None:
     Raises:
         OptionError: if one of them is the launcher's.
     """
-    own = rank_variables(backend, ClusterSpec({"worker": (f"{HOST}:1",)}))
+    own = rank_variables(backend, ClusterSpec({"worker": (f"{HERE}:1",)}))
     for name in wanted:
         if name in own:
             raise OptionError(

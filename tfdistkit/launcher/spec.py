@@ -10,7 +10,8 @@ from pathlib import Path
 
 from tfdistkit import env
 from tfdistkit.errors import OptionError, explain
-from tfdistkit.launcher.backend import BACKENDS, WITH_ROLES
+from tfdistkit.launcher.backend import BACKENDS, ON_HOSTS, WITH_ROLES
+from tfdistkit.launcher.hosts import HostsSpec
 from tfdistkit.report.crashes import FILE_NAME as CRASH_FILE
 from tfdistkit.report.names import ProcessName
 
@@ -33,6 +34,7 @@ class JobSpec:
         backend: What starts the workers and tells them of each other, one of `launcher.backend.BACKENDS`.
         ps: How many parameter servers. With any, there is a coordinator besides, and the workers take orders.
         max_restarts: How often processes may be started again after a failure.
+        hosts: The hosts to start it on, by ssh; None for this machine.
         job_id: The job's own mark, carried by all of its processes.
     """
 
@@ -46,6 +48,7 @@ class JobSpec:
     backend: str = "local"
     ps: int = 0
     max_restarts: int = 0
+    hosts: HostsSpec | None = None
     job_id: str = field(default_factory=lambda: secrets.token_hex(16))
 
     def __post_init__(self) -> None:
@@ -71,6 +74,14 @@ class JobSpec:
                     received=f"ps={self.ps}, backend={self.backend!r}",
                     expected=f"`ps` with one of the backends: {', '.join(WITH_ROLES)}",
                     do="Leave out one of the two.",
+                )
+            )
+        if self.hosts is not None and self.backend not in ON_HOSTS:
+            raise OptionError(
+                explain(
+                    f"The backend {self.backend!r} knows one machine only.",
+                    received=f"hosts {', '.join(one.host for one in self.hosts.slots)}, backend={self.backend!r}",
+                    expected=f"hosts with one of the backends: {', '.join(ON_HOSTS)}",
                 )
             )
 

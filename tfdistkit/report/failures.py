@@ -50,6 +50,7 @@ class Failure:
         log_path: What the worker wrote to stderr, whole.
         role: `chief`, `worker` or `ps`; None in a job whose processes are all alike.
         remark: What the launcher knows besides, in a sentence; or an empty string.
+        loss: How it was lost together with the way to its host, in a sentence; or an empty string.
     """
 
     rank: int
@@ -64,6 +65,7 @@ class Failure:
     log_path: Path | None = None
     role: str | None = None
     remark: str = ""
+    loss: str = ""
 
     @property
     def name(self) -> ProcessName:
@@ -79,6 +81,8 @@ class Failure:
     @property
     def headline(self) -> str:
         """What happened in a few words: `was killed by SIGKILL`, `raised ValueError`, `ended with exit code 3`."""
+        if self.loss:
+            return f"was lost with its host {self.host}"
         if self.signal is not None:
             return f"was killed by {self.signal}"
         if self.error_type is not None and self.error_type != "SystemExit":

@@ -40,8 +40,8 @@ def describe_failure(failure: Failure) -> str:
         f"{failure.name} {failure.headline} "
         f"(host {failure.host}, pid {failure.pid}, exit code {failure.exit_code})"
     ]
-    if failure.remark:
-        lines.append(failure.remark)
+    if failure.loss or failure.remark:
+        lines += [told for told in (failure.loss, failure.remark) if told]
     elif failure.signal in _SIGNAL_HINTS:
         lines.append(_SIGNAL_HINTS[failure.signal])
     if failure.log_path is not None:

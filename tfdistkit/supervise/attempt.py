@@ -29,10 +29,6 @@ _OUTPUT_DEADLINE_S = 2.0
 # How long servers and workers may take to end by themselves when the coordinator has ended.
 _LEAVE_S = 3.0
 
-# A killed process can take longer to end than another one to complain of it: how long the cause is waited for when only
-# such complaints are there.
-_CAUSE_S = 1.0
-
 # As the command `timeout` does.
 TIMED_OUT_EXIT_CODE = 124
 # Nobody failed: the job was ended because a worker was suspended, or had left.
@@ -208,7 +204,7 @@ class Attempt:
 
     def _causes(self, who: Sequence[int]) -> tuple[Failure, ...]:
         """The failures that are there now; the cause may come up while the consequence is looked at."""
-        deadline = time.monotonic() + _CAUSE_S
+        deadline = time.monotonic() + self._backend.blindness_s
         while True:
             self._look()
             failures = self._failures(who)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 from tfdistkit.errors import TfdistkitError
 from tfdistkit.launcher.backend import Backend, load_backend
 from tfdistkit.launcher.console import Console
-from tfdistkit.launcher.planning import plan_job
+from tfdistkit.launcher.preparing import prepare_attempt
 from tfdistkit.launcher.spec import JobSpec, ProcessSpec, make_folders
 from tfdistkit.report.events import EventLog
 from tfdistkit.report.failures import Failure
@@ -24,6 +25,7 @@ def run_job(
     processes: Sequence[ProcessSpec],
     console: Console,
     signals: Sequence[int] = (),
+    backend: Backend | None = None,
 ) -> JobResult:
     """Runs a job to its end. Whatever happens here, no process of it is left.
 
@@ -32,6 +34,7 @@ def run_job(
         processes: What to start for it.
         console: Where the workers' output is shown.
         signals: The signals that this process was sent; it grows while the job runs.
+        backend: Where the processes run, if it is open already (see `launcher.preparing`); it is closed in any case.
 
     Returns:
         How the job came out.
@@ -40,9 +43,12 @@ def run_job(
         OptionError: if the run folder cannot be written.
         TfdistkitError: if this machine lacks what the backend needs; nothing was started then.
     """
-    make_folders(job.run_dir, processes)
-    with EventLog(job.run_dir) as events:
-        backend = load_backend(job.backend, job.job_id, job.world_size)
+    with contextlib.ExitStack() as stack:
+        if backend is not None:
+            stack.callback(backend.close)
+        make_folders(job.run_dir, processes)
+        events = stack.enter_context(EventLog(job.run_dir))
+        backend = backend or load_backend(job.backend, job.job_id, job.world_size)
         history = History(job.max_restarts)
         events.add("job_started", job_id=job.job_id, program=job.program, np=job.world_size, ps=job.ps)
         while True:
@@ -52,7 +58,7 @@ def run_job(
             finally:
                 # Also on the way of an exception, such as the KeyboardInterrupt of a notebook.
                 attempt.leave_nothing()
-            prepared = _prepare(job, result, console, events, history) if goes_on else None
+            prepared = _prepare(job, result, console, events, history, signals) if goes_on else None
             if prepared is None:
                 break
             processes, backend = prepared
@@ -68,7 +74,7 @@ def run_job(
 
 
 def _prepare(
-    job: JobSpec, result: JobResult, console: Console, events: EventLog, history: History
+    job: JobSpec, result: JobResult, console: Console, events: EventLog, history: History, signals: Sequence[int]
 ) -> tuple[tuple[ProcessSpec, ...], Backend] | None:
     """Makes the next attempt ready, with ports of its own; None when this machine does not let us any more."""
     count = history.count_restart()
@@ -83,13 +89,20 @@ def _prepare(
     history.incidents.append(f"{cause} after {result.elapsed_s:.1f} s: everything started again ({count}).")
     events.add("job_restarting", attempt=history.attempt, after=cause)
     try:
-        processes = plan_job(job, history.attempt)
-        for process in processes:
-            process.folder.mkdir(parents=True, exist_ok=True)
-        return processes, load_backend(job.backend, job.job_id, job.world_size)
+        prepared = prepare_attempt(job, history.attempt, hurry=lambda: bool(signals))
+        with contextlib.ExitStack() as stack:
+            if prepared.backend is not None:
+                stack.callback(prepared.backend.close)
+            for process in prepared.processes:
+                process.folder.mkdir(parents=True, exist_ok=True)
+            backend = prepared.backend or load_backend(job.backend, job.job_id, job.world_size)
+            stack.pop_all()
     except (TfdistkitError, OSError) as problem:
         console.note(f"tfdistkit: it cannot be started again: {problem}")
         return None
+    if prepared.told:
+        console.note(prepared.told)
+    return prepared.processes, backend
 
 
 def _as_event(failure: Failure) -> dict[str, object]:

@@ -61,7 +61,9 @@ def failure_of(worker: WorkerHandle, seen: WorkerStatus, remark: str = "") -> Fa
         remark=remark,
     )
     if crash is None:
-        return failure
+        # What became of the process itself, nobody knows.
+        loss = worker.loss
+        return failure if loss is None else replace(failure, loss=loss.text, time=loss.time)
     return replace(
         failure,
         host=crash.host,

@@ -1,0 +1,146 @@
+"""What `-H` and `--hostfile` say, and which host each process gets."""
+
+from __future__ import annotations
+
+import re
+import socket
+from pathlib import Path
+
+import pytest
+
+from tfdistkit import env
+from tfdistkit.cluster import from_tf_config
+from tfdistkit.cluster.hosts import HostSlots
+from tfdistkit.errors import OptionError
+from tfdistkit.launcher import JobSpec, plan_processes
+from tfdistkit.launcher.hosts import HostsSpec, is_this_machine, parse_hosts, read_hostfile, spread
+from tfdistkit.launcher.places import Place
+from tfdistkit.launcher.planning import hosts_of_tasks
+
+
+def pairs(hosts: tuple[HostSlots, ...]) -> list[tuple[str, int]]:
+    return [(one.host, one.slots) for one in hosts]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("node1:4,node2:4", [("node1", 4), ("node2", 4)]),
+        ("node1", [("node1", 1)]),
+        (" node1 , node2:2 ", [("node1", 1), ("node2", 2)]),
+        ("me@node1.cluster:2", [("me@node1.cluster", 2)]),
+        ("10.0.0.1:8", [("10.0.0.1", 8)]),
+        ("[fd00::1]:4,[fe80::1%eth0]", [("fd00::1", 4), ("fe80::1%eth0", 1)]),
+        ("node1:1,node2:1,node1:2", [("node1", 3), ("node2", 1)]),
+    ],
+)
+def test_hosts(text: str, expected: list[tuple[str, int]]) -> None:
+    assert pairs(parse_hosts(text)) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "node1,", "node1:0", "node1:-1", "node1:x", "node1:", ":4", "-oProxyCommand=x", "a b", "a;b", "$(x)", "a'b",
+     "fd00::1", "[fd00::1", "@node", "-l@node", "node1:99999999", "nøde", "a/b", "a\nb", "node1:٣"],
+)
+def test_what_is_no_host(text: str) -> None:
+    with pytest.raises(OptionError, match=f"is no host. Received: {re.escape(repr(text))}. Expected: HOST or HOST:SL"):
+        parse_hosts(text)
+
+
+def test_a_file_in_either_form(tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    path.write_text(
+        "# ours\n\nnode1 slots=4\nnode2   slots=2 max_slots=8   # twice as large\nme@node3\nnode4:3\nnode1 cpu=1\n"
+    )
+    assert pairs(read_hostfile(path)) == [("node1", 5), ("node2", 2), ("me@node3", 1), ("node4", 3)]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("node1 slots=0", "'slots=0' says nothing about a host. Received: 'node1 slots=0' in line 1 of"),
+        ("node1\nnode2 slots=two", "'slots=two' says nothing about a host. Received: 'node2 slots=two' in line 2 of"),
+        ("node1 slot=2", "'slot=2' says nothing"),
+        ("-oX=y slots=2", "'-oX=y' is no host. Received: '-oX=y slots=2' in line 1 of"),
+        ("# nobody\n", "The file of hosts names none"),
+    ],
+)
+def test_what_is_no_file_of_hosts(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "hosts"
+    path.write_text(text)
+    with pytest.raises(OptionError, match=re.escape(message)):
+        read_hostfile(path)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="The file of hosts cannot be read"):
+        read_hostfile(tmp_path / "hosts")
+
+
+def test_this_machine_by_its_names() -> None:
+    assert all(map(is_this_machine, ("localhost", "LOCALHOST", "127.0.0.1", "::1", socket.gethostname())))
+    assert not is_this_machine("node1") and not is_this_machine("me@localhost")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"ssh_port": 0}, "no port"), ({"ssh_port": 70000}, "no port"), ({"start_timeout_s": 0.0}, "not a time"),
+     ({"start_timeout_s": float("nan")}, "not a time"), ({"ssh_identity_file": "/no/such/key"}, "is not there")],
+)
+def test_what_cannot_be_wanted_of_hosts(change: dict, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        HostsSpec(parse_hosts("a"), "python", "/", **change)
+
+
+def test_hosts_are_filled_one_after_the_other() -> None:
+    slots = parse_hosts("a:2,b:3")
+    assert spread(slots, 5) == [0, 0, 1, 1, 1] and spread(slots, 1) == [0]
+    with pytest.raises(OptionError, match="more workers than slots. Received: -np 6, and 5 slots on a, b"):
+        spread(slots, 6)
+
+
+def job(np: int, hosts: str, **options: object) -> JobSpec:
+    spec = HostsSpec(parse_hosts(hosts), "/py", "/work")
+    return JobSpec(np, ("train.py",), Path("/logs"), hosts=spec, **options)  # type: ignore[arg-type]
+
+
+def test_who_runs_where() -> None:
+    assert hosts_of_tasks(job(3, "a:2,b:2")) == [0, 0, 1]
+    # The coordinator is on the first host, the servers on those that have workers.
+    assert hosts_of_tasks(job(3, "a:2,b:2,c:2", ps=3)) == [0, 0, 0, 1, 0, 1, 0]
+
+
+def test_mpi_is_not_for_hosts_given_to_ssh() -> None:
+    with pytest.raises(OptionError, match="'mpi' knows one machine only. Received: hosts a, b, backend='mpi'"):
+        job(2, "a,b", backend="mpi")
+
+
+def test_a_plan_for_hosts() -> None:
+    places = [
+        Place(7001, 8, "a", "10.0.0.1", "eth0", {env.OMP_THREADS: "3"}),
+        Place(7002, 8, "a", "10.0.0.1", "eth0"),
+        Place(7001, 4, "b", "10.0.0.2", "ib0"),
+    ]
+    processes = plan_processes(job(3, "a:2,b:2"), places, python="/py")
+    assert [process.host for process in processes] == ["a", "a", "b"]
+    assert {process.command for process in processes} == {("/py", "-m", "tfdistkit.worker", "train.py")}
+    clusters = [from_tf_config(process.env[env.TF_CONFIG]) for process in processes]
+    assert clusters[0].workers == ("10.0.0.1:7001", "10.0.0.1:7002", "10.0.0.2:7001")
+    told = [(env.LOCAL_RANK, env.LOCAL_WORLD_SIZE, env.INTRA_OP_THREADS, "NCCL_SOCKET_IFNAME")] * 3
+    assert [[process.env[name] for name in names] for process, names in zip(processes, told, strict=True)] == [
+        ["0", "2", "4", "eth0"],
+        ["1", "2", "4", "eth0"],
+        ["0", "1", "4", "ib0"],
+    ]
+    assert env.OMP_THREADS not in processes[0].env and processes[1].env[env.OMP_THREADS] == "4"
+
+
+def test_gloo_on_hosts() -> None:
+    places = [Place(7001, 8, "a", "10.0.0.1", "eth0"), Place(7001, 8, "b", "10.0.0.2", "ib0")]
+    processes = plan_processes(job(2, "a,b", backend="horovod"), places, python="/py")
+    names = ("HOROVOD_RANK", "HOROVOD_LOCAL_RANK", "HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE", "HOROVOD_GLOO_IFACE")
+    assert [[process.env[name] for name in names] for process in processes] == [
+        ["0", "0", "0", "2", "eth0"],
+        ["1", "0", "1", "2", "ib0"],
+    ]

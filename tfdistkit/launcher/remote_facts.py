@@ -1,0 +1,192 @@
+"""What an agent finds out about its host: addresses, ports, versions, the script, the way to other hosts.
+
+Runs on the host, in an agent without site-packages: the standard library only, and modules that are sent with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import selectors
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tfdistkit.cluster import ports
+
+# Linux: the ioctl that asks for an interface's IPv4 address, see netdevice(7).
+_SIOCGIFADDR = 0x8915
+# Many hosts may come at once.
+_BACKLOG = 1024
+
+# Runs in the Python of the workers, in their folder and under their variables: what they would find.
+_LOOK_AROUND = """
+import hashlib, json, os, sys
+from importlib import machinery, metadata
+wanted = json.loads(sys.argv[1])
+found = {"python": "%d.%d.%d" % sys.version_info[:3], "executable": sys.executable}
+for package, names in wanted["packages"].items():
+    for name in names:
+        try:
+            found[package] = metadata.version(name)
+            break
+        except metadata.PackageNotFoundError:
+            found[package] = None
+try:
+    import tfdistkit
+    found["tfdistkit"] = tfdistkit.__version__
+except ImportError as error:
+    found["tfdistkit"] = None
+    found["why"] = str(error)
+if wanted["module"]:
+    top = wanted["module"].partition(".")[0]
+    there = top in sys.builtin_module_names or machinery.PathFinder.find_spec(top, [os.getcwd(), *sys.path])
+    found["script"] = "module" if there else None
+else:
+    try:
+        with open(wanted["script"], "rb") as file:
+            found["script"] = hashlib.sha256(file.read()).hexdigest()
+    except OSError as error:
+        found["script"] = None
+        found["why_script"] = error.strerror
+print("\\n" + json.dumps(found))
+"""
+
+
+def describe_host(names: Sequence[str]) -> dict[str, Any]:
+    """Returns what a host is.
+
+    Args:
+        names: The environment variables that are asked for.
+    """
+    came_by = os.environ.get("SSH_CONNECTION", "").split()
+    return {
+        "host": os.uname().nodename,
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        "interfaces": list_interfaces(),
+        "came_by": came_by[2] if len(came_by) == 4 else None,
+        "variables": {name: os.environ[name] for name in names if name in os.environ},
+        "time": time.time(),
+    }
+
+
+def list_interfaces() -> dict[str, str]:
+    """Returns the network interfaces that have an IPv4 address: name -> address."""
+    import fcntl  # not on every system that this module may be looked at
+
+    found = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            with contextlib.suppress(OSError):
+                found[name] = socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24])
+    return found
+
+
+def own_address_towards(address: str) -> str | None:
+    """Returns the address that this host would speak from to another one; None when there is no way.
+
+    Args:
+        address: Of the other host.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((address, 9))  # nothing is sent: the port does not matter
+        except OSError:
+            return None
+        return str(probe.getsockname()[0])
+
+
+def look_around(
+    python: str, folder: str, variables: Mapping[str, str], wanted: Mapping[str, Any], timeout_s: float
+) -> dict[str, Any]:
+    """Returns what a worker would find: versions of Python and packages, the script.
+
+    Args:
+        python: The Python of the workers.
+        folder: Where they run.
+        variables: Their environment.
+        wanted: `packages` (name -> the names that it may be installed under), `script` or `module`.
+        timeout_s: How long it may take, in seconds.
+
+    Returns:
+        Versions by package, None for those that are not there; `script`: the file's SHA-256, None when it is not there.
+
+    Raises:
+        OSError: if the folder or the Python is not there.
+        RuntimeError: if that Python does not work, or not in time.
+    """
+    os.stat(folder)
+    command = [python, "-c", _LOOK_AROUND, json.dumps(wanted)]
+    try:
+        done = subprocess.run(
+            command, cwd=folder, env=variables, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s
+        )
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"{python} did not answer within {timeout_s:.0f} s") from None
+    try:
+        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    except (ValueError, IndexError):
+        said = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        raise RuntimeError(f"{python} does not work: {' '.join(said) or f'exit code {done.returncode}'}") from None
+    return found
+
+
+class HeldPorts:
+    """Free ports of this host, held until the workers take them."""
+
+    def __init__(self) -> None:
+        self._listeners: list[socket.socket] = []
+
+    def hold(self, count: int) -> list[int]:
+        """Returns free ports, on which others can connect from now on."""
+        self.release()
+        found = ports.free_ports(count)
+        for port in found:
+            for listener in ports.bind("", port):
+                self._listeners.append(listener)
+                listener.listen(_BACKLOG)
+        return found
+
+    def release(self) -> None:
+        """Gives them back."""
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
+
+
+def connect_to(addresses: Sequence[tuple[str, int]], timeout_s: float) -> list[str | None]:
+    """Tries to connect to other hosts, all at the same time.
+
+    Args:
+        addresses: Hosts as addresses, and ports.
+        timeout_s: For how long, in seconds.
+
+    Returns:
+        For each, None when it worked, or why it did not.
+    """
+    outcome: list[str | None] = ["no answer"] * len(addresses)
+    deadline = time.monotonic() + timeout_s
+    with selectors.DefaultSelector() as selector, contextlib.ExitStack() as stack:
+        for place, (host, port) in enumerate(addresses):
+            probe = stack.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
+            probe.setblocking(False)
+            code = probe.connect_ex((host, port))
+            if code == errno.EINPROGRESS:
+                selector.register(probe, selectors.EVENT_WRITE, place)
+            else:
+                outcome[place] = os.strerror(code) if code else None
+        while selector.get_map() and (left := deadline - time.monotonic()) > 0:
+            for key, _ in selector.select(left):
+                selector.unregister(key.fileobj)
+                code = key.fileobj.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)  # type: ignore[union-attr]
+                outcome[key.data] = os.strerror(code) if code else None
+    return outcome
