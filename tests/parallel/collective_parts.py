@@ -208,11 +208,13 @@ OF_THE_TRANSPORT = """
     try:
         c.all_reduce(tf.ones([2, 3 + rank]))
     except tf.errors.OpError as error:
-        assert "TFDISTKIT_CHECK_COLLECTIVES=1" in str(error), error
+        # A rank whose own neighbours sent what it expected hears only that the others ended.
+        seen = "TFDISTKIT_CHECK_COLLECTIVES=1" in str(error)
+        assert seen or "no longer takes part" in str(error), error
     else:
         raise AssertionError("no error")
     c.check(None)
-    print("seen")
+    print("seen" if seen else "left alone")
 """
 
 ONE_STAYS_AWAY = """

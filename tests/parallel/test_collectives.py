@@ -99,7 +99,8 @@ def test_horovod_finds_mismatches_itself(printed: list[str]) -> None:
 @pytest.mark.part(parts.OF_THE_TRANSPORT, ends_job=True)
 @pytest.mark.parametrize(("engine", "world_size"), [("multiworker", 3)])
 def test_tensorflow_finds_mismatches_itself(printed: list[str]) -> None:
-    assert printed == ["seen\n"] * 3
+    assert printed.count("seen\n") + printed.count("left alone\n") == 3
+    assert "seen\n" in printed
 
 
 @pytest.mark.part(parts.ONE_STAYS_AWAY, ends_job=True)
