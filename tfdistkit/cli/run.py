@@ -1,4 +1,4 @@
-"""`tfdistkit run`: a script in several worker processes on this machine."""
+"""`tfdistkit run`: a script in several worker processes, on this machine or on others."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from pathlib import Path
 
 from tfdistkit import env
 from tfdistkit.cli.run_options import RunOptions, parse
+from tfdistkit.cli.run_slurm import run_in_slurm
 from tfdistkit.errors import TfdistkitError
 from tfdistkit.launcher.console import Console
-from tfdistkit.launcher.planning import plan_job
+from tfdistkit.launcher.places import HERE
+from tfdistkit.launcher.preparing import Prepared, prepare_attempt
 from tfdistkit.launcher.sinks import DescriptorSink
 from tfdistkit.launcher.spec import JobSpec, ProcessSpec, temporary_run_dir
 from tfdistkit.report.failures import signal_name
@@ -39,13 +41,16 @@ def main(arguments: Sequence[str]) -> int:
     # Before there is anything to stop: from here on, Ctrl-C waits for the workers.
     with SignalInbox() as inbox:
         try:
+            if options.slurm is not None:
+                return run_in_slurm(options, options.slurm, inbox.received)
             job = _job(options)
-            processes = plan_job(job)
+            prepared = prepare_attempt(job, hurry=lambda: bool(inbox.received))
             if options.is_dry_run:
-                print("\n".join(_as_shell_line(process) for process in processes))
-                return 0
-            return _run(job, processes, options, inbox.received)
+                return _show(prepared)
+            return _run(job, prepared, options, inbox.received)
         except TfdistkitError as error:  # found before any process was started
+            if inbox.received:
+                return 128 + inbox.received[0]
             print(f"tfdistkit run: {error}", file=sys.stderr)
             return _USAGE_EXIT_CODE
 
@@ -62,18 +67,29 @@ def _job(options: RunOptions) -> JobSpec:
         backend=options.backend,
         ps=options.ps,
         max_restarts=options.max_restarts,
+        hosts=options.hosts,
     )
 
 
-def _run(job: JobSpec, processes: Sequence[ProcessSpec], options: RunOptions, signals: Sequence[int]) -> int:
+def _show(prepared: Prepared) -> int:
+    if prepared.backend is not None:
+        prepared.backend.close()
+    print("\n".join([*filter(None, [prepared.told]), *map(_as_shell_line, prepared.processes)]))
+    return 0
+
+
+def _run(job: JobSpec, prepared: Prepared, options: RunOptions, signals: Sequence[int]) -> int:
+    processes = prepared.processes
     console = Console(DescriptorSink(1), DescriptorSink(2), [process.name.label for process in processes])
     if env.text(env.TF_CONFIG):
         gets = "each worker gets one of its own" if options.backend == "local" else "the workers get none"
         console.note(f"tfdistkit: TF_CONFIG of this shell is not used: {gets}.")
+    if prepared.told:
+        console.note(prepared.told)
     if options.is_verbose:
         console.note("\n".join(["tfdistkit: starting", *map(_as_shell_line, processes)]))
     try:
-        result = run_job(job, processes, console, signals)
+        result = run_job(job, processes, console, signals, prepared.backend)
     except TfdistkitError:
         if options.log_dir is None:
             shutil.rmtree(job.run_dir, ignore_errors=True)
@@ -113,4 +129,5 @@ def _failure_text(result: JobResult, job: JobSpec) -> str:
 def _as_shell_line(process: ProcessSpec) -> str:
     """A command that a shell would take, with the variables that the launcher sets."""
     variables = [f"{name}={shlex.quote(value)}" for name, value in process.env.items()]
-    return f"{process.name}: {' '.join(variables)} {shlex.join(process.command)}"
+    place = "" if process.host == HERE else f" on {process.host}"
+    return f"{process.name}{place}: {' '.join(variables)} {shlex.join(process.command)}"

@@ -11,15 +11,20 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import NoReturn
 
+from tfdistkit.cli import slurm_options
+from tfdistkit.cli import host_options
 from tfdistkit.errors import nearest
 from tfdistkit.launcher.backend import BACKENDS
+from tfdistkit.launcher.hosts import HostsSpec
 
 _DESCRIPTION = """\
-Starts a script in several worker processes on this machine, and watches over them until all have ended.
+Starts a script in several worker processes, and watches over them until all have ended: on this machine, or with
+-H or --hostfile on others, by ssh.
 
 Each worker finds TF_CONFIG in its environment; in the script, tfdistkit.strategy("multiworker") does the rest.
 With --backend horovod or mpi it finds what Horovod needs instead, for tfdistkit.strategy("horovod").
 With --ps it starts parameter servers and a coordinator (chief) too, for tfdistkit.strategy("parameter_server").
+With --backend slurm all of them are tasks of a job that is submitted to SLURM.
 
 When a worker fails, the others are stopped, and the first failure is told; --max-restarts starts all of them again.
 With --ps, a failed worker is started again alone, or else the others go on without it. No process is left behind."""
@@ -31,11 +36,13 @@ examples:
   tfdistkit run -np 2 --dry-run train.py
   tfdistkit run -np 2 --backend horovod train.py
   tfdistkit run --ps 2 -np 4 --max-restarts 3 train.py
+  tfdistkit run -H node1:4,node2:4 train.py
+  tfdistkit run --backend slurm --nnodes 2 --nproc-per-node 4 --time 1:00:00 --partition gpu train.py
 
 exit codes:
   0 all workers ended well (with --ps: the coordinator did);
   the first failing worker's own code (128 + the signal's number if it was killed);
-  2 wrong usage; 124 --timeout; 129, 130, 143 after SIGHUP, Ctrl-C, SIGTERM"""
+  2 wrong usage; 124 --timeout or --time; 129, 130, 143 after SIGHUP, Ctrl-C, SIGTERM"""
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,8 @@ class RunOptions:
     backend: str = "local"
     ps: int = 0
     max_restarts: int = 0
+    hosts: HostsSpec | None = None
+    slurm: slurm_options.SlurmOptions | None = None
 
 
 class _Parser(argparse.ArgumentParser):
@@ -81,6 +90,10 @@ def parse(arguments: Sequence[str]) -> RunOptions:
     words = found.program[1:] if found.program[:1] == ["--"] else found.program
     if not words:
         parser.error("no script is given. Expected: tfdistkit run -np 2 script.py")
+    slurm = slurm_options.read(found, parser.error)
+    hosts = host_options.read(found, parser.error)
+    if found.np is None and hosts is not None:
+        found.np = hosts.total
     if found.np is None:
         parser.error("-np, the number of workers, is missing. It stands before the script.")
     problem = _module_problem(words[0]) if found.module else _script_problem(words[0], words[1:])
@@ -89,7 +102,7 @@ def parse(arguments: Sequence[str]) -> RunOptions:
     return RunOptions(
         np=found.np,
         program=("-m", *words) if found.module else tuple(words),
-        env=dict(found.env),
+        env=dict([*found.passed, *found.env]),
         log_dir=found.log_dir,
         timeout_s=found.timeout,
         threads_per_worker=found.threads_per_worker,
@@ -98,6 +111,8 @@ def parse(arguments: Sequence[str]) -> RunOptions:
         backend=found.backend,
         ps=found.ps,
         max_restarts=found.max_restarts,
+        hosts=hosts,
+        slurm=slurm,
     )
 
 
@@ -111,7 +126,8 @@ def _make_parser() -> _Parser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("-np", "--num-proc", dest="np", type=int, metavar="N", help="how many workers")
+    many = "how many workers (default with hosts: as many as they take)"
+    add("-np", "--num-proc", dest="np", type=int, metavar="N", help=many)
     add("--ps", type=int, default=0, metavar="N", help="how many parameter servers; adds a coordinator")
     add(
         "--max-restarts",
@@ -122,9 +138,10 @@ def _make_parser() -> _Parser:
     )
     add(
         "--backend",
-        choices=list(BACKENDS),
+        choices=[*BACKENDS, slurm_options.BACKEND],
         default="local",
-        help="local: TensorFlow's own collectives (default); horovod: Horovod with Gloo; mpi: Horovod with mpirun",
+        help="local: TensorFlow's own collectives (default); horovod: Horovod with Gloo; mpi: Horovod with mpirun; "
+        "slurm: a job of SLURM",
     )
     add("-m", "--module", action="store_true", help="the script is the name of a module, as in `python -m`")
     kept = "keep each worker's output in DIR/rank.<N>/stdout and stderr (with --ps in DIR/<role>.<N>/)"
@@ -144,6 +161,8 @@ def _make_parser() -> _Parser:
         metavar="N",
         help="threads for one TensorFlow operation (default: the cores shared out among the workers)",
     )
+    slurm_options.add_to(parser)
+    host_options.add_to(parser)
     add("--dry-run", action="store_true", help="print what would be started, and start nothing")
     add("-v", "--verbose", action="store_true", help="tell what the launcher does")
     add(

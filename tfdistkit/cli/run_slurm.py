@@ -1,0 +1,113 @@
+"""`tfdistkit run --backend slurm`: a script in a job of SLURM."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tfdistkit import env
+from tfdistkit.cli.run_options import RunOptions
+from tfdistkit.cli.slurm_options import SlurmOptions
+from tfdistkit.cluster import horovod
+from tfdistkit.errors import TfdistkitError
+from tfdistkit.launcher.console import Console
+from tfdistkit.launcher.sinks import DescriptorSink
+from tfdistkit.launcher.slurm_script import BatchSpec, batch_script
+from tfdistkit.launcher.spec import temporary_run_dir
+from tfdistkit.report.failures import signal_name
+from tfdistkit.report.summary import describe_run
+from tfdistkit.supervise.batch_job import follow_batch_job, submit_batch_job
+from tfdistkit.supervise.decision import Outcome
+from tfdistkit.supervise.result import JobResult
+
+# What this shell may hold of other clusters.
+_NOT_INHERITED = (env.TF_CONFIG, *env.LETTERBOX, *horovod.VARIABLES)
+
+
+def run_in_slurm(options: RunOptions, wanted: SlurmOptions, signals: Sequence[int]) -> int:
+    """Submits the job and follows it to its end.
+
+    Args:
+        options: What the user wants.
+        wanted: What of it concerns SLURM.
+        signals: The signals that this process was sent; it grows.
+
+    Returns:
+        The exit code, see `tfdistkit run --help`.
+
+    Raises:
+        TfdistkitError: if there is no job to follow.
+    """
+    job = make_batch_spec(options, wanted, folder=Path.cwd(), python=sys.executable)
+    script = batch_script(job)
+    if options.is_dry_run:
+        print(script, end="")
+        return 0
+    console = Console(DescriptorSink(1), DescriptorSink(2), ["job"])
+    if options.is_verbose:
+        console.note(script)
+    try:
+        number = submit_batch_job(job, script, env.child_env(dict.fromkeys(_NOT_INHERITED)))
+    except TfdistkitError:
+        if options.log_dir is None:
+            shutil.rmtree(job.run_dir, ignore_errors=True)
+        raise
+    if wanted.is_detached:
+        console.note(f"tfdistkit: job {number} was submitted. Its log: {job.log_path}")
+        print(number)
+        return 0
+    console.note(f"tfdistkit: job {number} was submitted; Ctrl-C cancels it.")
+    result = follow_batch_job(number, job, console, signals)
+    if result.outcome is not Outcome.SUCCEEDED:
+        console.note(_failure_text(number, result, job, wanted))
+    elif options.log_dir is None:
+        shutil.rmtree(job.run_dir, ignore_errors=True)
+    return result.exit_code
+
+
+def make_batch_spec(options: RunOptions, wanted: SlurmOptions, folder: Path, python: str) -> BatchSpec:
+    """Returns the job that the options ask for.
+
+    Args:
+        options: What the user wants.
+        wanted: What of it concerns SLURM.
+        folder: Where the job runs, and its run folder is made if the user names none.
+        python: The interpreter, on all nodes.
+    """
+    module = options.program[0] == "-m"
+    name = options.program[1].rpartition(".")[2] if module else Path(options.program[0]).stem
+    threads = options.threads_per_worker
+    names = (env.INTRA_OP_THREADS, env.INTER_OP_THREADS, env.OMP_THREADS)
+    return BatchSpec(
+        # With parameter servers there is a coordinator besides.
+        tasks=options.np + (1 + options.ps if options.ps else 0),
+        command=(python, "-m", "tfdistkit.worker", *options.program),
+        run_dir=Path(os.path.abspath(options.log_dir)) if options.log_dir else temporary_run_dir(folder),
+        folder=folder,
+        name=name,
+        nodes=wanted.nodes or (1 if wanted.workers_per_node else None),
+        tasks_per_node=None if options.ps else wanted.workers_per_node,
+        ps=options.ps,
+        time=wanted.time,
+        partition=wanted.partition,
+        backup_before_s=wanted.backup_before_s,
+        max_restarts=options.max_restarts,
+        sbatch_args=wanted.sbatch_args,
+        env={**(dict.fromkeys(names, str(threads)) if threads else {}), **options.env},
+    )
+
+
+def _failure_text(number: str, result: JobResult, job: BatchSpec, wanted: SlurmOptions) -> str:
+    after = f"after {result.elapsed_s:.1f} s"
+    limit = f" of {wanted.time}" if wanted.time else ""
+    headline = {
+        Outcome.FAILED: f"job {number} failed {after}"
+        + (": the first failure was" if result.failures else f" with exit code {result.exit_code}."),
+        Outcome.INTERRUPTED: f"job {number} was ended by {signal_name(result.exit_code - 128)} {after}.",
+        Outcome.TIMED_OUT: f"job {number} reached its time limit{limit} (--time).",
+    }[result.outcome]
+    told = describe_run(result.failures, stopped=result.stopped if result.failures else (), kept=job.run_dir)
+    return f"tfdistkit: {headline}\n{told}"

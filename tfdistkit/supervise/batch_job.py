@@ -1,0 +1,226 @@
+"""A job of SLURM from its submission to its end: its log is shown, its state told, and it ends when this is ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfdistkit.errors import OptionError, explain
+from tfdistkit.launcher import slurm
+from tfdistkit.launcher.console import Console
+from tfdistkit.launcher.slurm_script import ENDED_FILE, PID_FILE, BatchSpec
+from tfdistkit.report.crashes import read_crash
+from tfdistkit.report.events import EventLog
+from tfdistkit.report.failures import Failure, first_cause_first, signal_name
+from tfdistkit.report.names import ProcessName
+from tfdistkit.supervise.decision import Outcome
+from tfdistkit.supervise.result import JobResult
+
+_LOOK_S = 0.2
+# The controller is asked more and more seldom: a job may wait for days.
+_FIRST_QUESTION_S = 0.5
+_LAST_QUESTION_S = 5.0
+# How long SLURM may take to end a job (KillWait, 30 s by default, and an epilog).
+_CANCEL_S = 120.0
+# A shared file system may show the last lines late.
+_LAST_LINES_S = 0.5
+
+_TIMED_OUT_EXIT_CODE = 124
+_CANCELLED_EXIT_CODE = 143
+_UNKNOWN_EXIT_CODE = 1
+
+
+def submit_batch_job(job: BatchSpec, script: str, variables: Mapping[str, str]) -> str:
+    """Writes a batch script into the run folder and submits it.
+
+    Args:
+        job: What the user wants.
+        script: See `launcher.slurm_script`.
+        variables: The environment that the job inherits.
+
+    Returns:
+        The job's number.
+
+    Raises:
+        OptionError: if the run folder cannot be written.
+        TfdistkitError: if SLURM is not there, or does not take the job.
+    """
+    path = job.run_dir / "batch.sh"
+    try:
+        job.run_dir.mkdir(parents=True, exist_ok=True)
+        path.write_text(script, encoding="utf-8")
+        job.log_path.write_bytes(b"")
+    except OSError as error:
+        raise OptionError(
+            explain("The folder for the logs cannot be used.", received=str(error), expected="a folder to write to")
+        ) from error
+    return slurm.submit(path, variables)
+
+
+def follow_batch_job(number: str, job: BatchSpec, console: Console, signals: Sequence[int]) -> JobResult:
+    """Shows what a job prints, and waits for its end.
+
+    Args:
+        number: SLURM's number of the job.
+        job: What was submitted.
+        console: Where its output is shown.
+        signals: The signals that this process was sent; it grows. The first cancels the job, the second kills it.
+
+    Returns:
+        How it came out.
+    """
+    started = time.monotonic()
+    with EventLog(job.run_dir) as events:
+        events.add("job_submitted", job=number, program=job.command, tasks=job.tasks)
+        follower = _Follower(number, job, console, events, signals)
+        state = follower.to_the_end()
+        result = _result(state, job, signals, time.monotonic() - started)
+        events.add("job_ended", state=state.name, outcome=result.outcome.value, exit_code=result.exit_code)
+    return result
+
+
+class _Follower:
+    """What is known of a running job."""
+
+    def __init__(self, number: str, job: BatchSpec, console: Console, events: EventLog, signals: Sequence[int]):
+        self._number, self._job, self._console, self._events, self._signals = number, job, console, events, signals
+        self._shown_bytes = 0
+        self._told = slurm.JobState("")
+        self._answered = 0
+        self._give_up_at = float("inf")
+
+    def to_the_end(self) -> slurm.JobState:
+        """Returns the state in which the job ended, or was when it was given up."""
+        started = asked = time.monotonic()
+        while not self._told.has_ended and asked < self._give_up_at:
+            self._ask()
+            asked = time.monotonic()
+            pause_s = min(_LAST_QUESTION_S, _FIRST_QUESTION_S + (asked - started) / 60)
+            while time.monotonic() < asked + pause_s and not self._told.has_ended:
+                self._show_log()
+                self._answer_signals()
+                time.sleep(_LOOK_S)
+        time.sleep(_LAST_LINES_S)
+        self._show_log()
+        self._console.end(0, "stdout")
+        return self._told
+
+    def _ask(self) -> None:
+        state = slurm.look_at_job(self._number)
+        if state is None or str(state) == str(self._told):
+            return
+        self._show_log()
+        self._told = state
+        self._events.add("job_state", state=state.name, reason=state.reason, nodes=state.nodes)
+        self._console.note(f"tfdistkit: job {self._number}: {state}")
+
+    def _show_log(self) -> None:
+        try:
+            with self._job.log_path.open("rb") as file:
+                file.seek(self._shown_bytes)
+                data = file.read()
+        except OSError:
+            return
+        if data:
+            self._shown_bytes += len(data)
+            self._console.show(0, "stdout", data)
+
+    def _answer_signals(self) -> None:
+        """The first signal asks the job to end, the second kills it."""
+        while self._answered < len(self._signals):
+            self._answered += 1
+            self._give_up_at = time.monotonic() + _CANCEL_S
+            name = signal_name(self._signals[self._answered - 1])
+            again = "" if self._answered > 1 else " (once more to kill it at once)"
+            self._console.note(f"tfdistkit: {name}: cancelling job {self._number}{again}.")
+            self._events.add("cancelling", signal=name)
+            complaint = slurm.cancel(self._number, None if self._answered == 1 else "KILL")
+            if complaint:
+                self._console.note(f"tfdistkit: {complaint}")
+
+
+def _result(state: slurm.JobState, job: BatchSpec, signals: Sequence[int], elapsed_s: float) -> JobResult:
+    if state.name == slurm.FORGOTTEN:
+        code = _read(job.run_dir / ENDED_FILE)
+        state = slurm.JobState("COMPLETED" if code == "0" else "FAILED", exit_code=int(code) if code.isdecimal() else 0)
+    if state.is_good:
+        return JobResult(Outcome.SUCCEEDED, 0, elapsed_s=elapsed_s)
+    tasks = _tasks_of_last_attempt(job)
+    first, *rest = first_cause_first(task.failure for task in tasks if task.failure is not None) or (None,)
+    # When one fails, SLURM sends SIGTERM to the others, which some are quick to die of.
+    failures = tuple(one for one in (first, *rest) if one is not None and (one is first or one.signal != "SIGTERM"))
+    stopped = tuple(task.name for task in tasks if task.failure not in failures and not task.has_ended_well)
+    if signals:
+        return JobResult(Outcome.INTERRUPTED, 128 + signals[0], elapsed_s=elapsed_s)
+    if state.name in ("TIMEOUT", "DEADLINE"):
+        return JobResult(Outcome.TIMED_OUT, _TIMED_OUT_EXIT_CODE, elapsed_s=elapsed_s)
+    own = failures[0].exit_code if failures else 0
+    code_of_job = state.exit_code or (128 + state.signal if state.signal else 0)
+    fallback = _CANCELLED_EXIT_CODE if state.name == "CANCELLED" else _UNKNOWN_EXIT_CODE
+    return JobResult(Outcome.FAILED, own or code_of_job or fallback, failures, (), stopped, elapsed_s)
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What one task left: no failure where it ended well, or was ended."""
+
+    name: ProcessName
+    failure: Failure | None = None
+    has_ended_well: bool = False
+
+
+def _tasks_of_last_attempt(job: BatchSpec) -> list[_Task]:
+    folder = max(job.run_dir.glob("attempt.*"), key=lambda path: int(path.suffix[1:]), default=job.run_dir)
+    places = ((number, folder / f"rank.{number}") for number in range(job.tasks))
+    return [_look_at(job, job.process_name(number), place) for number, place in places if place.is_dir()]
+
+
+def _look_at(job: BatchSpec, name: ProcessName, folder: Path) -> _Task:
+    crash, pid = read_crash(folder), _read(folder / PID_FILE)
+    ended = _read(folder / ENDED_FILE).split()
+    if crash is None and (len(ended) != 3 or ended[0] == "0"):
+        return _Task(name, has_ended_well=bool(ended))
+    code, moment, host = ended if len(ended) == 3 else ("", "", "")
+    exit_code = int(code) if code.isdecimal() else 0
+    if crash is None:
+        killed_by = exit_code - 128 if exit_code > 128 else 0
+        failure = Failure(
+            rank=name.index,
+            host=host,
+            pid=int(pid) if pid.isdecimal() else 0,
+            exit_code=exit_code,
+            time=_number(moment),
+            signal=signal_name(killed_by) if killed_by else None,
+            log_path=job.log_path,
+            role=name.role,
+        )
+    else:
+        failure = Failure(
+            rank=name.index,
+            host=crash.host,
+            pid=crash.pid,
+            exit_code=crash.exit_code,
+            time=crash.time,
+            error_type=crash.type,
+            message=crash.message,
+            traceback=crash.traceback,
+            log_path=job.log_path,
+            role=name.role,
+        )
+    return _Task(name, failure)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return time.time()
