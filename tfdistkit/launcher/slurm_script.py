@@ -28,10 +28,10 @@ ENDED_FILE = "ended"
 
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./~-]+")
 
-# What each task runs: the program, with its place in the run folder. When it ends, the exit code is kept, because srun
-# only tells that of the job; not when SLURM ends the whole step. The shell itself ends last: a program that does not end
-# when asked is found by SLURM as its child. It passes no SIGUSR1 on that the program does not wait for, and has nothing
-# to say itself.
+# What each task runs: the program, with its place in the run folder. When it ends, the exit code is kept, because
+# srun only tells that of the job; not when SLURM ends the whole step. The shell itself ends last: a program that does
+# not end when asked is found by SLURM as its child. It passes no SIGUSR1 on that the program does not wait for, and
+# has nothing to say itself.
 _TASK = f"""\
 task='
 export {env.RANK}=$SLURM_PROCID {env.TASK_DIR}="$TASKS/rank.$SLURM_PROCID"
