@@ -1,0 +1,100 @@
+"""The words of `tfdistkit run` that speak of hosts."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from tfdistkit import env
+from tfdistkit.errors import OptionError
+from tfdistkit.launcher.hosts import HostsSpec, parse_hosts, read_hostfile
+
+# Those that mean nothing without hosts: attribute, spelling.
+_OF_HOSTS = (
+    ("python", "--python"),
+    ("working_dir", "--working-dir"),
+    ("network_interface", "--network-interface"),
+    ("ssh_port", "--ssh-port"),
+    ("ssh_identity_file", "--ssh-identity-file"),
+    ("start_timeout", "--start-timeout"),
+)
+
+
+def add_to(parser: argparse.ArgumentParser) -> None:
+    """Adds the options.
+
+    Args:
+        parser: That of the command.
+    """
+    group = parser.add_argument_group("several hosts, by ssh")
+    add = group.add_argument
+    named = group.add_mutually_exclusive_group()
+    add_named = named.add_argument
+    add_named("-H", "--host", dest="hosts", metavar="H1:N,H2:N", help="hosts, and how many workers each takes")
+    add_named("--hostfile", type=Path, metavar="FILE", help="the same in a file: `H1 slots=N` on each line")
+    add(
+        "-x",
+        dest="passed",
+        type=_passed,
+        action="append",
+        default=[],
+        metavar="NAME[=VALUE]",
+        help="a variable for the workers; without a value, that of this shell; can be given several times",
+    )
+    add("--python", metavar="PATH", help="the Python on the hosts (default: the path of this one)")
+    add("--working-dir", metavar="DIR", help="the folder on the hosts where the script runs (default: this one)")
+    add(
+        "--network-interface",
+        metavar="NAME",
+        help="the interface that the workers use on each host (default: the one that ssh came by)",
+    )
+    add("--ssh-port", type=int, metavar="PORT", help="where sshd listens (default: what ssh's configuration says)")
+    add("--ssh-identity-file", metavar="FILE", help="the private key (default: what ssh's configuration says)")
+    add(
+        "--start-timeout",
+        type=float,
+        metavar="SECONDS",
+        help="how long the hosts may take until all is checked and ready (default: 30)",
+    )
+
+
+def read(found: argparse.Namespace, error: Callable[[str], NoReturn]) -> HostsSpec | None:
+    """Returns the hosts that the user names, or None.
+
+    Args:
+        found: What the parser found.
+        error: Ends the command with a message.
+    """
+    if found.hosts is None and found.hostfile is None:
+        for name, spelling in _OF_HOSTS:
+            if getattr(found, name) is not None:
+                error(f"{spelling} is for other hosts. Expected: -H HOST:SLOTS,... or --hostfile FILE with it.")
+        return None
+    try:
+        return HostsSpec(
+            slots=parse_hosts(found.hosts) if found.hosts is not None else read_hostfile(found.hostfile),
+            python=found.python or sys.executable,
+            folder=os.path.abspath(found.working_dir or os.getcwd()),
+            interface=found.network_interface,
+            ssh_port=found.ssh_port,
+            ssh_identity_file=found.ssh_identity_file,
+            start_timeout_s=30.0 if found.start_timeout is None else found.start_timeout,
+        )
+    except OptionError as wrong:
+        error(str(wrong))
+
+
+def _passed(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name:
+        raise argparse.ArgumentTypeError(f"expected NAME or NAME=VALUE, received {text!r}")
+    if equals:
+        return name, value
+    own = env.child_env({}).get(name)
+    if own is None:
+        raise argparse.ArgumentTypeError(f"there is no variable {name} in this shell; -x {name}=VALUE sets one")
+    return name, own
