@@ -13,11 +13,12 @@ from job_process import Job, job, write_script
 # Generous: three processes load TensorFlow on a busy machine.
 DEADLINE_S = 240.0
 
-# What a test runs over: parametrize `engine` by it. All but the last start what is called like them.
+# What a test runs over: parametrize `engine` by it. All but the last start what is called like them; the last one is
+# the one before over another transport.
 ENGINES = [
     "multiworker",
     pytest.param("horovod", marks=pytest.mark.horovod),
-    pytest.param("horovod_mpi", marks=pytest.mark.horovod),
+    pytest.param("horovod_mpi", marks=[pytest.mark.horovod, pytest.mark.thorough]),
 ]
 
 _BACKENDS = {"horovod": ("horovod", "horovod_path"), "horovod_mpi": ("mpi", "horovod_with_mpi")}

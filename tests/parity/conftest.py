@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,12 +26,14 @@ class Engines:
 
     Args:
         folder: Where they write.
-        names: The cases that are asked for.
+        names: The cases that are asked for, by engine.
         alone: The engines of one process that the tests ask for. Each keeps one core busy, so two run at a time.
         provide: Returns the folder that a fixture of this name makes (Horovod), or skips the test.
     """
 
-    def __init__(self, folder: Path, names: list[str], alone: list[str], provide: Callable[[str], Path]):
+    def __init__(
+        self, folder: Path, names: Callable[[str], list[str]], alone: list[str], provide: Callable[[str], Path]
+    ):
         self._provide = provide
         self.folder = folder
         self.names = names
@@ -46,7 +49,7 @@ class Engines:
                 self._alone.remove(engine)
             needed = _NEEDED.get(engine)
             path = str(self._provide(needed)) if needed else ""
-            self._jobs[engine] = engines.start_cases(engine, self.folder / engine, names or self.names, path)
+            self._jobs[engine] = engines.start_cases(engine, self.folder / engine, names or self.names(engine), path)
 
     def _wait(self, engine: str) -> None:
         if engine in self._ended:
@@ -90,13 +93,13 @@ class Engines:
             job.kill()
 
 
-def _case_names(session: pytest.Session) -> list[str]:
-    """The cases of the chosen tests: by parameter, or by the mark `cases`."""
+def _case_names(session: pytest.Session, engine: str) -> list[str]:
+    """The cases of the chosen tests, by parameter or by the mark `cases`; the reference runs those of all engines."""
     chosen: set[str] = set()
     for item in session.items:
-        if "runs" in getattr(item, "fixturenames", ()):
-            case = item.callspec.params.get("case") if hasattr(item, "callspec") else None
-            chosen.update([case] if case else [])
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        if "runs" in getattr(item, "fixturenames", ()) and engine in ("one", params.get("engine", engine)):
+            chosen.update([params["case"]] if "case" in params else [])
             chosen.update(*(mark.args for mark in item.iter_markers("cases")))
     return [name for name in CASES if name in chosen]
 
@@ -111,12 +114,23 @@ def _engines_alone(session: pytest.Session) -> list[str]:
 @pytest.fixture(scope="session")
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
     """All engines of this session; the reference starts at once."""
-    names, alone = _case_names(request.session), _engines_alone(request.session)
+    alone = _engines_alone(request.session)
+    names = functools.partial(_case_names, request.session)
     running = Engines(tmp_path_factory.mktemp("parity"), names, alone, request.getfixturevalue)
     running.start("one")
     running.start_next()
     yield running
     running.kill()
+
+
+@pytest.hookimpl(tryfirst=True)  # before marks choose
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Over MPI Horovod does what it does over Gloo: one case of three each time, the others with `-m thorough`."""
+    sometimes = {name for number, name in enumerate(CASES) if number % 3}
+    for item in items:
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        if params.get("engine") == "horovod_mpi" and params.get("case") in sometimes:
+            item.add_marker(pytest.mark.thorough)
 
 
 def pytest_configure(config: pytest.Config) -> None:
