@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from equal_training import train_alone
 from net_hosts import NetHosts, net_hosts, why_no_hosts
 from slurm_cluster import SlurmCluster, slurm_cluster, why_no_slurm
 
@@ -54,3 +57,16 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NetHosts]:
     not_tested("ssh", why_no_hosts())
     with net_hosts(tmp_path_factory.mktemp("hosts"), 2) as made:
         yield made
+
+
+@pytest.fixture
+def mpirun() -> list[str]:
+    """Open MPI's mpirun, for more processes than there are cores."""
+    not_tested("Open MPI", "" if shutil.which("mpirun") else "there is no mpirun (apt-get install openmpi-bin)")
+    return ["mpirun", *["--allow-run-as-root"] * (os.geteuid() == 0), "--oversubscribe", "--bind-to", "none"]
+
+
+@pytest.fixture(scope="session")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the training of `equal_training` comes to in one process."""
+    return train_alone(tmp_path_factory.mktemp("alone"))

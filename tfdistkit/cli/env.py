@@ -12,6 +12,7 @@ from tfdistkit import env
 from tfdistkit.cluster import sge, slurm
 from tfdistkit.cluster.detection import Finding, detect_cluster, look_around
 from tfdistkit.cluster.hosts import HostSlots
+from tfdistkit.cluster.mpi_addresses import can_exchange
 from tfdistkit.cluster.spec import ClusterSpec
 from tfdistkit.errors import ClusterConfigError
 
@@ -134,6 +135,8 @@ def _cluster_rows(cluster: ClusterSpec | None) -> list[str]:
 
 
 def _address_rows(cluster: ClusterSpec) -> list[str]:
+    if can_exchange(cluster):
+        return ["addresses     not told: the strategy 'multiworker' exchanges them through PMIx"]
     if not cluster.has_addresses:
         return ["addresses     not told: enough for the strategy 'horovod', too little for 'multiworker'"]
     tasks = [(role, index) for role, listed in cluster.addresses.items() for index in range(len(listed))]

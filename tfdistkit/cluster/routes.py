@@ -22,6 +22,20 @@ def own_ip_towards(host: str) -> str | None:
         return str(probe.getsockname()[0])
 
 
+def addresses_of_interfaces() -> dict[str, str]:
+    """Returns the first IPv4 address of each network interface of this machine that has one; none without psutil."""
+    try:
+        import psutil  # the ground floor works without it
+    except ImportError:
+        return {}
+    found: dict[str, str] = {}
+    for name, addresses in psutil.net_if_addrs().items():
+        for one in addresses:
+            if one.family == socket.AF_INET:
+                found.setdefault(name, one.address)
+    return found
+
+
 def interface_of(ip: str) -> str | None:
     """Returns the network interface that has an address.
 
@@ -29,13 +43,6 @@ def interface_of(ip: str) -> str | None:
         ip: An IPv4 address of this machine.
 
     Returns:
-        Its name, such as `eth0`; None when no interface has it, or psutil is missing.
+        Its name, such as `eth0`; None when it is the first one of no interface.
     """
-    try:
-        import psutil  # the ground floor works without it
-    except ImportError:
-        return None
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(one.family == socket.AF_INET and one.address == ip for one in addresses):
-            return name
-    return None
+    return next((name for name, own in addresses_of_interfaces().items() if own == ip), None)

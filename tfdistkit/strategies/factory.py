@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import importlib.util
 import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tfdistkit.cluster.detection import detect_cluster
+from tfdistkit.cluster.mpi_addresses import can_exchange
 from tfdistkit.cluster.spec import ClusterSpec
 from tfdistkit.errors import MissingDependencyError, OptionError, UnsupportedError, explain, nearest
 
@@ -181,7 +183,9 @@ def _choose(cluster: ClusterSpec) -> str:
     if cluster.has_servers and cluster.task.role != "evaluator":
         return "parameter_server"
     if cluster.is_training and cluster.world_size > 1:
-        return "multiworker" if cluster.has_addresses else "horovod"
+        # mpirun starts Horovod's ranks; where Horovod is not installed, they exchange their addresses.
+        exchanges = can_exchange(cluster) and importlib.util.find_spec("horovod") is None
+        return "multiworker" if cluster.has_addresses or exchanges else "horovod"
     return "mirrored" if len(tf.config.list_physical_devices("GPU")) > 1 else "one_device"
 
 

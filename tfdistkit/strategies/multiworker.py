@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdistkit.cluster.mpi_addresses import exchange_addresses
 from tfdistkit.cluster.own_address import check_own_address
 from tfdistkit.cluster.rendezvous import meet
 from tfdistkit.cluster.spec import TRAINING_ROLES, ClusterSpec
@@ -90,6 +91,7 @@ def build(cluster: ClusterSpec, *, communication: str = "auto", timeout_s: float
         keras_hooks.install()
         alone = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({}))
         return MultiWorkerStrategy(alone, options)
+    cluster = exchange_addresses(cluster, timeout_s)
     _require_addresses(cluster)
     require_not_started(f"rank {cluster.rank} of {cluster.world_size}")
     keras_hooks.install()
@@ -109,7 +111,7 @@ def _require_addresses(cluster: ClusterSpec) -> None:
             explain(
                 "The strategy 'multiworker' needs the addresses of all workers, and whoever started them told none.",
                 received=f"rank {cluster.rank} of {cluster.world_size}, from {cluster.source}",
-                expected="TF_CONFIG",
+                expected="TF_CONFIG, or PMIx, which Open MPI's mpirun and `srun --mpi=pmix` serve",
                 do='Ask for tfdistkit.strategy("horovod"), or start the workers with `tfdistkit run`.',
             )
         )
