@@ -111,11 +111,6 @@ def test_who_runs_where() -> None:
     assert hosts_of_tasks(job(3, "a:2,b:2,c:2", ps=3)) == [0, 0, 0, 1, 0, 1, 0]
 
 
-def test_mpi_is_not_for_hosts_given_to_ssh() -> None:
-    with pytest.raises(OptionError, match="'mpi' knows one machine only. Received: hosts a, b, backend='mpi'"):
-        job(2, "a,b", backend="mpi")
-
-
 def test_a_plan_for_hosts() -> None:
     places = [
         Place(7001, 8, "a", "10.0.0.1", "eth0", {env.OMP_THREADS: "3"}),

@@ -68,6 +68,7 @@ def _job(options: RunOptions) -> JobSpec:
         ps=options.ps,
         max_restarts=options.max_restarts,
         hosts=options.hosts,
+        mpi_args=options.mpi_args,
     )
 
 

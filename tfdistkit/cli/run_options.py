@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -61,6 +62,7 @@ class RunOptions:
     ps: int = 0
     max_restarts: int = 0
     hosts: HostsSpec | None = None
+    mpi_args: tuple[str, ...] = ()
     slurm: slurm_options.SlurmOptions | None = None
 
 
@@ -112,6 +114,7 @@ def parse(arguments: Sequence[str]) -> RunOptions:
         ps=found.ps,
         max_restarts=found.max_restarts,
         hosts=hosts,
+        mpi_args=found.mpi_args,
         slurm=slurm,
     )
 
@@ -161,6 +164,7 @@ def _make_parser() -> _Parser:
         metavar="N",
         help="threads for one TensorFlow operation (default: the cores shared out among the workers)",
     )
+    _add_mpi_args(parser)
     slurm_options.add_to(parser)
     host_options.add_to(parser)
     add("--dry-run", action="store_true", help="print what would be started, and start nothing")
@@ -174,11 +178,23 @@ def _make_parser() -> _Parser:
     return parser
 
 
+def _add_mpi_args(parser: argparse.ArgumentParser) -> None:
+    told = "more options for mpirun, with --backend mpi, such as --mpi-args='--mca btl tcp,self'"
+    parser.add_argument("--mpi-args", type=_words, default=(), metavar="'ARGS'", help=told)
+
+
 def _variable(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise argparse.ArgumentTypeError(f"expected NAME=VALUE, such as {name or 'NAME'}=1, received {text!r}")
     return name, value
+
+
+def _words(text: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{error}: {text!r}") from None
 
 
 def _script_problem(script: str, args: Sequence[str]) -> str | None:

@@ -74,6 +74,8 @@ def read(found: argparse.Namespace, error: Callable[[str], NoReturn]) -> SlurmOp
         problem = _problem(word)
         if problem:
             error(f"--sbatch-arg={word}: {problem}")
+    if found.hosts is not None or found.hostfile is not None:
+        error("SLURM chooses the hosts. Give --nnodes, or some of them by --sbatch-arg=--nodelist=n1,n2.")
     if found.timeout is not None:
         error("--timeout does not count the time in SLURM's queue. Give --time, which SLURM knows too.")
     wrong = [name for name, _ in found.env if not _VARIABLE.fullmatch(name)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Protocol
 
@@ -20,6 +21,7 @@ BACKENDS = {
 ON_HOSTS = {
     "local": "tfdistkit.launcher.ssh",
     "horovod": "tfdistkit.launcher.ssh",
+    "mpi": "tfdistkit.launcher.mpi_hosts",
 }
 
 # Those whose processes can have roles (chief, worker, ps): they are told of each other by TF_CONFIG.
@@ -100,16 +102,18 @@ class Backend(Protocol):
         """Ends every process of the job that is still there, kindly or not, and gives everything back."""
 
 
-def load_backend(name: str, job_id: str, world_size: int) -> Backend:
+def load_backend(name: str, job_id: str, world_size: int, mpi_args: Sequence[str] = ()) -> Backend:
     """Returns a place to start a job's processes.
 
     Args:
         name: One of `BACKENDS`.
         job_id: The job's mark.
         world_size: How many workers the job has.
+        mpi_args: More options for mpirun, for the one that calls it.
 
     Raises:
         TfdistkitError: if this machine lacks what the backend needs.
     """
-    backend: Backend = importlib.import_module(BACKENDS[name]).Launcher(job_id, world_size)
+    more = (mpi_args,) if mpi_args else ()
+    backend: Backend = importlib.import_module(BACKENDS[name]).Launcher(job_id, world_size, *more)
     return backend

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -39,20 +39,27 @@ _PATIENCE_S = 30.0
 _TIMEOUT = "HOROVOD_GLOO_TIMEOUT_SECONDS"
 
 _GLOO = horovod.NAMES
-_OTHER_CLUSTERS = (env.TF_CONFIG, _GLOO.rank, _GLOO.size, _GLOO.local_rank, _GLOO.local_size)
+# What a shell may hold of them.
+OTHER_CLUSTERS = (env.TF_CONFIG, _GLOO.rank, _GLOO.size, _GLOO.local_rank, _GLOO.local_size)
 
 _HOW_TO_INSTALL = "Install Open MPI: apt-get install openmpi-bin libopenmpi-dev"
 
 
 class Launcher(local.Launcher):
-    """Starts MPI ranks (see `backend.Backend`)."""
+    """Starts MPI ranks (see `backend.Backend`).
 
-    def __init__(self, job_id: str, world_size: int):
+    Args:
+        job_id: The job's mark.
+        world_size: How many ranks.
+        mpi_args: More options for mpirun.
+    """
+
+    def __init__(self, job_id: str, world_size: int, mpi_args: Sequence[str] = ()):
         super().__init__(job_id, world_size)
         self._folder = Path(tempfile.mkdtemp(prefix="tfdistkit-mpi-"))
         self._world: _World | None = None
         try:
-            self._world = _World(self._folder, world_size, env.child_env({env.JOB_ID: job_id}))
+            self._world = _World(self._folder, world_size, env.child_env({env.JOB_ID: job_id}), mpi_args)
             self._world.gather(_START_S)
         except BaseException:
             self.close()
@@ -60,10 +67,9 @@ class Launcher(local.Launcher):
 
     def own_variables(self, spec: ProcessSpec) -> Mapping[str, str | None]:
         assert self._world is not None
-        # MPI waits for a silent peer for ever; as long as Horovod's Gloo does must be enough.
-        self.patience_s = float(spec.env.get(_TIMEOUT) or env.text(_TIMEOUT) or _PATIENCE_S)
+        self.patience_s = patience_of(spec)
         # Variables of this shell that describe another cluster are not passed on.
-        return {**dict.fromkeys(_OTHER_CLUSTERS), **self._world.variables(spec.name.index)}
+        return {**dict.fromkeys(OTHER_CLUSTERS), **self._world.variables(spec.name.index)}
 
     def close(self) -> None:
         if self._world is not None:
@@ -73,13 +79,25 @@ class Launcher(local.Launcher):
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def mpirun_command(world_size: int, slot_command: list[str], *, is_root: bool) -> list[str]:
-    """Returns the command that makes an MPI world on this machine.
+def patience_of(spec: ProcessSpec) -> float:
+    """Returns how long a suspended rank is waited for: MPI itself waits for ever; as long as Gloo does is enough.
+
+    Args:
+        spec: The rank, whose variables may tell how long Gloo would wait.
+    """
+    return float(spec.env.get(_TIMEOUT) or env.text(_TIMEOUT) or _PATIENCE_S)
+
+
+def mpirun_command(
+    world_size: int, slot_command: list[str], *, is_root: bool, more: Sequence[str] = ()
+) -> list[str]:
+    """Returns the command that makes an MPI world.
 
     Args:
         world_size: How many ranks.
         slot_command: What each rank runs.
         is_root: Whether the user is root, to whom Open MPI says no unless told otherwise.
+        more: More options; of two that contradict each other, mpirun takes the last.
 
     Raises:
         MissingDependencyError: if there is no mpirun.
@@ -92,13 +110,13 @@ def mpirun_command(world_size: int, slot_command: list[str], *, is_root: bool) -
     # Not bound to cores: TensorFlow's threads spread over all that the launcher may use. More ranks than cores are
     # the user's decision.
     options = ["--bind-to", "none", "--map-by", "slot", "--oversubscribe", *(["--allow-run-as-root"] * is_root)]
-    return [mpirun, *options, "-np", str(world_size), *slot_command]
+    return [mpirun, *options, *more, "-np", str(world_size), *slot_command]
 
 
 class _World:
     """A running mpirun and the variables of its ranks."""
 
-    def __init__(self, folder: Path, world_size: int, variables: Mapping[str, str]):
+    def __init__(self, folder: Path, world_size: int, variables: Mapping[str, str], mpi_args: Sequence[str]):
         self._size = world_size
         self._ranks: dict[int, dict[str, str]] = {}
         self._held: list[socket.socket] = []
@@ -113,6 +131,7 @@ class _World:
             world_size,
             [sys.executable, "-I", "-S", mpi_slot.__file__, str(path)],
             is_root=os.geteuid() == 0,
+            more=mpi_args,
         )
         with self._complaints.open("wb") as log:
             self._mpirun = subprocess.Popen(

@@ -35,6 +35,7 @@ class JobSpec:
         ps: How many parameter servers. With any, there is a coordinator besides, and the workers take orders.
         max_restarts: How often processes may be started again after a failure.
         hosts: The hosts to start it on, by ssh; None for this machine.
+        mpi_args: More options for mpirun, with the backend that calls it.
         job_id: The job's own mark, carried by all of its processes.
     """
 
@@ -49,6 +50,7 @@ class JobSpec:
     ps: int = 0
     max_restarts: int = 0
     hosts: HostsSpec | None = None
+    mpi_args: tuple[str, ...] = ()
     job_id: str = field(default_factory=lambda: secrets.token_hex(16))
 
     def __post_init__(self) -> None:
@@ -76,6 +78,9 @@ class JobSpec:
                     do="Leave out one of the two.",
                 )
             )
+        if self.mpi_args and self.backend != "mpi":
+            what = "`mpi_args` are options of mpirun, which only the backend 'mpi' calls."
+            raise OptionError(explain(what, received=f"backend={self.backend!r}", do="Leave out one of the two."))
         if self.hosts is not None and self.backend not in ON_HOSTS:
             raise OptionError(
                 explain(

@@ -1,0 +1,82 @@
+"""What mpirun is told of several hosts, and how it reaches them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tfdistkit.cli.run_options import parse
+from tfdistkit.cluster.routes import addresses_of_interfaces
+from tfdistkit.errors import OptionError
+from tfdistkit.launcher import JobSpec
+from tfdistkit.launcher.hosts import HostsSpec, parse_hosts
+from tfdistkit.launcher.mpi_hosts import agent_script, interface_options, rank_hosts
+
+
+def job(hosts: str, world_size: int) -> JobSpec:
+    spec = HostsSpec(parse_hosts(hosts), "python3", "/here")
+    return JobSpec(world_size, ("train.py",), Path("/logs"), backend="mpi", hosts=spec)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "world_size", "told"),
+    [
+        ("h1:2,h2:2", 4, "h1:2,h2:2"),
+        ("h1:2,h2:2", 3, "h1:2,h2:1"),
+        ("h1:2,h2:2", 2, "h1:2"),
+        ("me@h1:1,h2:1", 2, "h1:1,h2:1"),
+    ],
+)
+def test_hosts_with_as_many_slots_as_ranks(hosts: str, world_size: int, told: str) -> None:
+    spec = job(hosts, world_size)
+    assert spec.hosts is not None
+    assert rank_hosts(spec, spec.hosts) == told
+
+
+def test_mpirun_comes_to_a_host_as_we_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The script that mpirun calls in the place of ssh, with an ssh that only says how it was called."""
+    ssh = tmp_path / "ssh"
+    ssh.write_text('#!/bin/sh\nprintf "<%s>" "$@"\n')
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    key = tmp_path / "a key"
+    key.touch()
+    hosts = HostsSpec(parse_hosts("me@h1,h2"), "python3", "/here", ssh_port=2222, ssh_identity_file=str(key))
+    script = tmp_path / "agent"
+    script.write_text(agent_script(hosts))
+    for host, name in (("h1", "me@h1"), ("h2", "h2")):
+        said = subprocess.run(
+            ["sh", str(script), host, "orted", "-mca 'x y'", "$HOME"], capture_output=True, text=True, timeout=30
+        ).stdout
+        assert said.startswith("<-oBatchMode=yes>") and f"<-p2222><-i><{key}>" in said
+        assert said.endswith(f"<--><{name}><orted><-mca 'x y'><$HOME>")
+    ended = subprocess.run(["sh", str(script), "h3", "orted"], capture_output=True, text=True, timeout=30)
+    assert ended.returncode == 1 and "h3, which is none of the hosts" in ended.stderr
+
+
+def test_interfaces() -> None:
+    here = next(iter(addresses_of_interfaces()))
+    assert interface_options(None) == []
+    assert interface_options("ib7") == ["--mca", "btl_tcp_if_include", "ib7"]
+    assert interface_options(here)[-3:] == ["--mca", "oob_tcp_if_include", here]
+
+
+def test_options_for_mpirun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
+    words = ["--backend", "mpi", "-H", "h1:1,h2:1", "--mpi-args=--mca btl 'tcp,self' -v", "train.py"]
+    found = parse(words)
+    assert found.mpi_args == ("--mca", "btl", "tcp,self", "-v") and found.hosts is not None and found.np == 2
+    with pytest.raises(OptionError, match="only the backend 'mpi' calls"):
+        JobSpec(2, ("train.py",), tmp_path, mpi_args=("-v",))
+    with pytest.raises(SystemExit):
+        parse(["--backend", "mpi", "-np", "2", "--mpi-args='", "train.py"])
+    assert "No closing quotation" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        parse(["--backend", "slurm", "-np", "2", "-H", "h1:2", "train.py"])
+    assert "SLURM chooses the hosts." in capsys.readouterr().err
