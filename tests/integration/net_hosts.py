@@ -218,7 +218,7 @@ class NetHosts:
 
         Its first process, its sshd and what they need are not counted.
         """
-        if self._first[number].poll() is not None:
+        if self.is_off(number):
             return []
         network = os.stat(f"/proc/{self.first_pid(number)}/ns/net").st_ino
         found = []
@@ -234,6 +234,10 @@ class NetHosts:
         """Switches a host off: all of its processes are killed, sshd too, and nobody says goodbye."""
         os.kill(self.first_pid(number), signal.SIGKILL)
         self._collect(number)
+
+    def is_off(self, number: int) -> bool:
+        """Whether a host was switched off."""
+        return self._first[number].poll() is not None
 
     def pull_cable(self, number: int) -> None:
         """Cuts a host off the network; its processes go on, and nobody is told."""

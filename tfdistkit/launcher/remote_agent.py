@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tfdistkit import env
-from tfdistkit.launcher import guardian, remote_facts
+from tfdistkit.launcher import guardian, remote_facts, remote_links
 from tfdistkit.launcher.remote_children import Stream, Worker, start_guardian
 from tfdistkit.launcher.remote_wire import GREETING, WINDOW_BYTES, Decoder, Message, NotOurs, Outbox, encode, read_now
 
@@ -56,6 +56,7 @@ class Agent:
         self._workers: dict[int, Worker] = {}
         self._streams: dict[tuple[int, str], Stream] = {}
         self._ports = remote_facts.HeldPorts()
+        self._link = remote_links.LinkServer()
         self._store: GlooStore | None = None
         self._heard_at = time.monotonic()
         self._is_over = self._is_dismissed = self._is_paused = False
@@ -66,6 +67,9 @@ class Agent:
             "connect": lambda addresses, timeout_s: remote_facts.connect_to(list(map(tuple, addresses)), timeout_s),
             "hold_ports": self._ports.hold,
             "release_ports": self._ports.release,
+            "open_link": self._link.open,
+            "serve_link": self._link.serve,
+            "measure_link": remote_links.measure_link,
             "serve_store": self._serve_store,
             "start": self._start,
         }
@@ -117,10 +121,12 @@ class Agent:
 
     def _take(self, message: Message) -> None:
         what = message["do"]
-        self._is_paused = what == "pause"
-        if what == "ask":
+        if what == "pause":
+            self._is_paused = True
+        elif what == "ask":
             self._outbox.put(encode({"is": "answer", "to": message["number"], **self._answer(message)}))
         elif what == "ping":
+            self._is_paused = False
             self._outbox.put(encode({"is": "pong"}))
         elif what == "signal":
             self._workers[message["worker"]].send_signal(message["signal"])

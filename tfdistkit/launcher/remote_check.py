@@ -56,7 +56,7 @@ class HostLook:
     interface: str | None = None
     ports: Sequence[int] = ()
     reaches: bool | None = None
-    problems: list[str] = field(default_factory=list)
+    problems: list[problems.Problem] = field(default_factory=list)
 
     @property
     def is_here(self) -> bool:
@@ -86,7 +86,7 @@ def check_hosts(fleet: Fleet, job: JobSpec, hurry: Callable[[], bool]) -> Checke
         hurry: Whether somebody has asked to end.
 
     Raises:
-        UnsupportedError: if one of them cannot take part; the message holds the table, and what to do.
+        HostsNotReady: if one of them cannot take part; the message holds the table, and what to do.
     """
     assert job.hosts is not None
     numbers = hosts_of_tasks(job)
@@ -100,7 +100,8 @@ def check_hosts(fleet: Fleet, job: JobSpec, hurry: Callable[[], bool]) -> Checke
     examination.connect_all()
     table = describe(looks)
     if any(look.problems for look in looks):
-        raise UnsupportedError(f"{problems.headline(looks)}\n{table}\n{problems.listed(looks)}")
+        bad = {look.host: tuple(look.problems) for look in looks if look.problems}
+        raise problems.HostsNotReady(table, bad, len(looks))
     by_host = {look.host: look for look in looks}
     taken = dict.fromkeys(by_host, 0)
     places = []
@@ -191,7 +192,7 @@ class Examination:
             answer = held[look.host].answer
             look.ports = answer or ()
             if answer is None:
-                look.problems.append(f"There are no free ports: {held[look.host].error}")
+                look.problems.append(problems.no_ports(held[look.host]))
 
     def connect_all(self) -> None:
         """Can each host connect to the ports of all others?"""
@@ -235,7 +236,7 @@ class Examination:
                 self._fleet.give_up(look.connection, "It did not answer in time.")
                 look.problems.append(problems.silent(look.connection, self._hosts.start_timeout_s))
             elif look.connection.loss is not None:
-                look.problems.append(problems.of_connection(look.connection, self._hosts))
+                look.problems.append(problems.of_connection(look.connection))
             elif question.error is not None:
                 look.problems.append(problems.of_answer(question, self._hosts))
             else:
@@ -264,7 +265,7 @@ def compare(looks: Sequence[HostLook], checksum: str | None, *, needs_horovod: b
         if found["script"] is None:
             look.problems.append(problems.no_script(found))
         elif checksum is not None and found["script"] != checksum:
-            look.problems.append(problems.OTHER_SCRIPT)
+            look.problems.append(problems.other_script())
     for package in ("python", *PACKAGES):
         versions = {look.host: _series(package, look.found[package]) for look in good}
         usual = problems.most_common(list(versions.values()))

@@ -63,7 +63,7 @@ class Connection:
             os.set_blocking(descriptor, False)
         self.said = b""
         self.loss: Loss | None = None
-        self.is_up = self.has_left = self.is_watched = False
+        self.is_up = self.has_left = self.is_watched = self.is_paused = False
         self.clock_s = 0.0
         self.workers: dict[int, RemoteWorker] = {}
         self._decoder = Decoder()
@@ -147,7 +147,7 @@ class Connection:
             self._heard_at = now
         if self.is_watched and now - self._heard_at > SILENCE_S:
             self._lose(f"{self.host} has not answered for {SILENCE_S:g} s: it is off, stopped or cut off.")
-        elif now - self._pinged_at >= _PING_S:
+        elif now - self._pinged_at >= _PING_S and not self.is_paused:
             self._pinged_at = now
             self.send({"do": "ping"})
         self.outbox.flush()

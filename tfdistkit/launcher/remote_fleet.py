@@ -74,6 +74,21 @@ class Fleet(threading.Thread):
             for one in self.connections:
                 one.is_watched = True
 
+    def pause(self) -> None:
+        """Tells all hosts that this process is about to be suspended; also from a handler of signals."""
+        with self._changed:
+            for one in self.connections:
+                one.is_paused = True
+                one.send({"do": "pause"})
+                one.outbox.flush()
+
+    def resume(self) -> None:
+        """Takes `pause` back."""
+        with self._changed:
+            for one in self.connections:
+                one.is_paused = False
+        self.wake()
+
     def ask(self, connection: Connection, what: str, **asked: Any) -> Question:
         """Asks one host for something, and does not wait.
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tfdistkit.errors import UnsupportedError
 from tfdistkit.launcher.hosts import HostsSpec
 from tfdistkit.launcher.remote_connection import Connection, Question
 
@@ -23,93 +25,136 @@ _OF_SSH = (
     ("No such file or directory", "Say where Python is there: --python PATH."),
     ("tfdistkit needs Python", "Say where a newer one is there: --python PATH."),
 )
-OTHER_SCRIPT = "Its script is another one than here. Copy the script to the host, or use a folder that all hosts share."
+_COPY = "Copy it to the same place on the host, or use a folder that all hosts share."
+_NAMES = {"python": "Python", "tensorflow": "TensorFlow", "keras": "Keras", "horovod": "Horovod"}
 
 
-def headline(looks: Sequence[HostLook]) -> str:
-    """Returns what is wrong in one sentence."""
-    bad = [look.host for look in looks if look.problems]
-    return f"{len(bad)} of {len(looks)} hosts cannot take part, so nothing was started: {', '.join(bad)}."
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong with a host.
+
+    Args:
+        text: What, in a sentence.
+        do: What mends it.
+    """
+
+    text: str
+    do: str
+
+    def __str__(self) -> str:
+        return f"{self.text} {self.do}".strip()
 
 
-def listed(looks: Sequence[HostLook]) -> str:
-    """Returns all problems, a line for each."""
-    return "\n".join(f"{look.host}: {problem}" for look in looks for problem in look.problems)
+class HostsNotReady(UnsupportedError):
+    """Hosts cannot take part in a job.
+
+    Args:
+        table: One line for each host.
+        problems: Host -> what is wrong with it.
+        count: How many hosts there are.
+    """
+
+    def __init__(self, table: str, problems: Mapping[str, Sequence[Problem]], count: int):
+        self.table, self.problems = table, problems
+        headline = f"{len(problems)} of {count} hosts cannot take part, so nothing was started: {', '.join(problems)}."
+        lines = [f"{host}: {problem}" for host, listed in problems.items() for problem in listed]
+        super().__init__("\n".join([headline, table, *lines]))
 
 
-def of_connection(connection: Connection, hosts: HostsSpec) -> str:
-    """Returns why there is no connection, in ssh's words, and what to do."""
+def of_connection(connection: Connection) -> Problem:
+    """Returns why there is no connection, in ssh's words."""
     assert connection.loss is not None
     text = connection.loss.text
-    do = next((do for words, do in _OF_SSH if words in text), "Try what it says by hand: ssh {host} true")
-    return f"{text} {do.format(host=connection.host)}"
+    do = next((do for words, do in _OF_SSH if words in text), "Try by hand what it says: ssh {host} true")
+    return Problem(text, do.format(host=connection.host))
 
 
-def silent(connection: Connection, timeout_s: float) -> str:
-    """Returns that a host did not answer, and what to do."""
-    place = "the check" if connection.is_up else f"ssh {connection.host}"
-    return (
-        f"It did not answer within {timeout_s:g} s ({place}). Look whether it is on and not overloaded; "
-        "--start-timeout SECONDS waits longer."
+def silent(connection: Connection, timeout_s: float) -> Problem:
+    """Returns that a host did not answer."""
+    where = "the check" if connection.is_up else f"ssh {connection.host}"
+    return Problem(
+        f"It did not answer within {timeout_s:g} s ({where}).",
+        "Look whether it is on and not overloaded; --start-timeout SECONDS waits longer.",
     )
 
 
-def of_answer(question: Question, hosts: HostsSpec) -> str:
-    """Returns why an agent could not answer, and what to do."""
+def of_answer(question: Question, hosts: HostsSpec) -> Problem:
+    """Returns why an agent could not answer."""
     if question.kind in ("FileNotFoundError", "NotADirectoryError"):
-        return (
-            f"The folder {hosts.folder} is not there. Make it on the host, use a folder that all hosts share, "
-            "or name another one: --working-dir DIR."
-        )
-    return f"{question.error}."
+        do = "Make it there, use a folder that all hosts share, or name another one: --working-dir DIR."
+        return Problem(f"The folder {hosts.folder} is not there.", do)
+    return Problem(f"{question.error}.", "")
 
 
-def no_interface(name: str, interfaces: Mapping[str, str]) -> str:
+def no_ports(question: Question) -> Problem:
+    """Returns that there are too few free ports."""
+    return Problem(f"It has no free ports: {question.error}", "Look at what holds them: ss -ltnp")
+
+
+def no_interface(name: str, interfaces: Mapping[str, str]) -> Problem:
     """Returns that the interface that was asked for has no address."""
-    return f"It has no interface {name!r} with an address. Choose one of them: --network-interface {_names(interfaces)}"
+    do = f"Choose one of them: --network-interface {_listed(interfaces)}"
+    return Problem(f"It has no interface {name!r} with an address.", do)
 
 
-def no_way(host: str, address: str, why: str, interfaces: Mapping[str, str]) -> str:
+def no_way(host: str, address: str, why: str, interfaces: Mapping[str, str]) -> Problem:
     """Returns that one host cannot connect to another."""
-    return (
-        f"It cannot connect to {host} at {address}: {why}. Open the ports between the hosts (firewall?), or choose "
-        f"another interface: --network-interface NAME, on {host} one of {_names(interfaces)}"
+    do = (
+        "Open the ports between the hosts (firewall?), or choose another interface: --network-interface NAME, "
+        f"on {host} one of {_listed(interfaces)}"
     )
+    return Problem(f"It cannot connect to {host} at {address}: {why}.", do)
 
 
-def no_tfdistkit(found: Mapping[str, Any], version: str) -> str:
+def no_tfdistkit(found: Mapping[str, Any], version: str) -> Problem:
     """Returns that tfdistkit is not there."""
-    return (
-        f"tfdistkit cannot be imported there ({found['why']}). Install it: "
-        f"{found['executable']} -m pip install tfdistkit=={version}. Or name another Python: --python PATH."
-    )
+    do = f"Install it: {_pip(found, version)}. Or name another Python: --python PATH."
+    return Problem(f"tfdistkit cannot be imported there ({found['why']}).", do)
 
 
-def other_tfdistkit(found: Mapping[str, Any], version: str) -> str:
+def other_tfdistkit(found: Mapping[str, Any], version: str) -> Problem:
     """Returns that tfdistkit is of another version than here."""
-    return (
-        f"It has tfdistkit {found['tfdistkit']}, and here it is {version}. Install the same: "
-        f"{found['executable']} -m pip install tfdistkit=={version}"
-    )
+    text = f"It has tfdistkit {found['tfdistkit']}, and here it is {version}."
+    return Problem(text, f"Install the same: {_pip(found, version)}")
 
 
-def no_horovod(found: Mapping[str, Any]) -> str:
+def no_horovod(found: Mapping[str, Any]) -> Problem:
     """Returns that Horovod is not there."""
-    return f"Horovod is not installed there. Build it there: {found['executable']} -m tfdistkit horovod install"
+    do = f"Build it there: {found['executable']} -m tfdistkit horovod install"
+    return Problem("Horovod is not installed there.", do)
 
 
-def no_script(found: Mapping[str, Any]) -> str:
+def no_script(found: Mapping[str, Any]) -> Problem:
     """Returns that the script is not there."""
     why = found.get("why_script")
-    what = f"The script is not there ({why})." if why else "The module is not there."
-    return f"{what} Copy it to the same place on the host, or use a folder that all hosts share."
+    return Problem(f"The script is not there ({why})." if why else "The module is not there.", _COPY)
 
 
-def other_version(package: str, version: str | None, usual: str | None) -> str:
+def other_script() -> Problem:
+    """Returns that the script differs from the one here."""
+    return Problem("Its script is another one than here.", _COPY)
+
+
+def other_version(package: str, version: str | None, usual: str | None) -> Problem:
     """Returns that a host differs from the others."""
-    name = {"python": "Python", "tensorflow": "TensorFlow", "keras": "Keras", "horovod": "Horovod"}[package]
     do = "Name the same Python for all: --python PATH." if package == "python" else "Install the same everywhere."
-    return f"{name} is {version or 'not there'}, and on the others it is {usual or 'not there'}. {do}"
+    text = f"{_NAMES[package]} is {version or 'not there'}, and on the others it is {usual or 'not there'}."
+    return Problem(text, do)
+
+
+def same_machine(first: str) -> Problem:
+    """Returns that a host is one that was named before: the two would take each other's ports."""
+    return Problem(f"It is the same machine as {first}.", "Name it once, with the slots of both.")
+
+
+def mark_same_machines(looks: Sequence[HostLook]) -> None:
+    """Finds hosts that are one machine under two names."""
+    seen: dict[str, str] = {}
+    for look in looks:
+        if look.address is not None:
+            first = seen.setdefault(look.address, look.host)
+            if first != look.host:
+                look.problems.append(same_machine(first))
 
 
 def most_common(values: Sequence[str | None]) -> str | None:
@@ -117,16 +162,9 @@ def most_common(values: Sequence[str | None]) -> str | None:
     return max(values, key=values.count) if values else None
 
 
-def mark_same_machines(looks: Sequence[HostLook]) -> None:
-    """Finds hosts that are one machine under two names: they would take each other's ports."""
-    seen: dict[str, str] = {}
-    for look in looks:
-        if look.address is None:
-            continue
-        first = seen.setdefault(look.address, look.host)
-        if first != look.host:
-            look.problems.append(f"It is the same machine as {first}. Name it once, with the slots of both.")
+def _pip(found: Mapping[str, Any], version: str) -> str:
+    return f"{found['executable']} -m pip install tfdistkit=={version}"
 
 
-def _names(interfaces: Mapping[str, str]) -> str:
+def _listed(interfaces: Mapping[str, str]) -> str:
     return ", ".join(f"{name} ({address})" for name, address in interfaces.items() if name != "lo") or "(none)"

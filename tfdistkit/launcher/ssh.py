@@ -13,16 +13,19 @@ import shlex
 import shutil
 import zlib
 from collections.abc import Callable
+from typing import Any
 
 from tfdistkit import env
 from tfdistkit.cluster import horovod
 from tfdistkit.errors import MissingDependencyError, UnsupportedError, explain
 from tfdistkit.launcher import local, remote_import
 from tfdistkit.launcher.hosts import HostsSpec, is_this_machine
+from tfdistkit.launcher.places import Place
 from tfdistkit.launcher.planning import hosts_of_tasks
 from tfdistkit.launcher.remote_check import check_hosts
-from tfdistkit.launcher.remote_connection import Connection
+from tfdistkit.launcher.remote_connection import Connection, Question
 from tfdistkit.launcher.remote_fleet import Fleet
+from tfdistkit.launcher.remote_pause import PauseOnStop
 from tfdistkit.launcher.remote_workers import RemoteWorker
 from tfdistkit.launcher.spec import JobSpec, ProcessSpec
 from tfdistkit.report.crashes import FILE_NAME as CRASH_FILE
@@ -39,6 +42,7 @@ _PARTS = (
     "tfdistkit.launcher.remote_wire",
     "tfdistkit.launcher.remote_facts",
     "tfdistkit.launcher.remote_children",
+    "tfdistkit.launcher.remote_links",
 )
 
 # What the remote shell sees besides the name of a Python; the rest comes over the connection. There is nothing in it
@@ -76,6 +80,7 @@ class Launcher(local.Launcher):
         self._hosts = job.hosts
         self._more_variables: dict[str, str | None] = {}
         self._fleet = Fleet()
+        self._pause = PauseOnStop(self._fleet)
         try:
             for number in sorted(set(hosts_of_tasks(job))):
                 self._fleet.add(self._connect(number, job.hosts.slots[number].host))
@@ -95,7 +100,7 @@ class Launcher(local.Launcher):
         return max(local.Launcher.blindness_s, self._fleet.doubt_s())
 
     def start(self, spec: ProcessSpec) -> RemoteWorker:  # type: ignore[override]
-        connection = next(one for one in self._fleet.connections if one.host == spec.host)
+        connection = self._connection(spec.host)
         worker, started = self._fleet.start_worker(
             connection,
             spec,
@@ -120,10 +125,40 @@ class Launcher(local.Launcher):
     def close(self) -> None:
         if self._is_closed:
             return
+        self._pause.close()
         self._fleet.close(_GOODBYE_S)
         for one in self._fleet.connections:
             self._tell_guardian(f"-{one.child.pid}\n")
         super().close()
+
+    def measure(self, server: Place, client: Place, timeout_s: float) -> dict[str, float]:
+        """Returns how fast one host talks to another: `bytes_per_s` and `round_trip_s`.
+
+        Args:
+            server: The host that is talked to.
+            client: The host that talks.
+            timeout_s: How long that may take, in seconds.
+
+        Raises:
+            UnsupportedError: if they do not come to each other, or not in time.
+        """
+        serving, talking = self._connection(server.host), self._connection(client.host)
+        port = self._answer(self._fleet.ask(serving, "open_link", address=server.address), timeout_s)
+        self._fleet.ask(serving, "serve_link")
+        link: dict[str, float] = self._answer(
+            self._fleet.ask(talking, "measure_link", address=server.address, port=port), timeout_s
+        )
+        return link
+
+    def _connection(self, host: str) -> Connection:
+        return next(one for one in self._fleet.connections if one.host == host)
+
+    def _answer(self, question: Question, timeout_s: float) -> Any:
+        if not self._fleet.wait_for(lambda: question.is_done, timeout_s):
+            raise UnsupportedError(f"There was no answer within {timeout_s:g} s.")
+        if question.error is not None:
+            raise UnsupportedError(question.error)
+        return question.answer
 
     def _connect(self, number: int, host: str) -> Connection:
         python = [self._hosts.python, "-I", "-S", "-c", _FIRST_STEP]
@@ -145,7 +180,7 @@ class Launcher(local.Launcher):
     def _open_store(self, world_size: int) -> dict[str, str | None]:
         """The store in which Gloo's ranks meet, with rank 0: what they can reach if they can reach it."""
         first = self.places[0]
-        connection = next(one for one in self._fleet.connections if one.host == first.host)
+        connection = self._connection(first.host)
         opened = self._fleet.ask(connection, "serve_store", world_size=world_size, address=first.address)
         self._fleet.wait_for(lambda: opened.is_done, _START_S)
         if opened.answer is None:
