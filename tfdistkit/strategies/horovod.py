@@ -16,6 +16,7 @@ from tfdistkit.collectives.horovod_transport import hvd
 from tfdistkit.errors import ClusterConfigError, OptionError, TooLateError, UnsupportedError, explain
 from tfdistkit.strategies import keras_hooks, keras_seams
 from tfdistkit.strategies.devices import take_gpu_of_local_rank
+from tfdistkit.strategies.horovod_meeting import introduce_ranks
 from tfdistkit.strategies.horovod_switches import (
     COMPRESSIONS,
     OPS,
@@ -153,6 +154,7 @@ def build(
     Raises:
         OptionError: if an option is wrong.
         MissingDependencyError: if Horovod is not installed.
+        RendezvousError: if a rank does not come, where the ranks have to find each other.
         ClusterConfigError: if Horovod knows of fewer ranks than the launcher started, or versions differ.
         TooLateError: if Horovod was initialised already and options for its start are given.
         UnsupportedError: if this rank is in no process set, or `adasum` cannot work here.
@@ -172,6 +174,7 @@ def build(
         autotune=autotune,
         timeout_s=timeout_s,
     )
+    introduce_ranks(cluster)
     chosen = _join(lists, cluster.world_size)
     keras_hooks.install()
     _require_all_ranks(cluster)

@@ -1,0 +1,38 @@
+"""`srun python train.py` on two nodes, with nothing but SLURM's variables: the same training as in one process."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from equal_training import ENVIRONMENT, check_equal, read_results, write_training
+from slurm_cluster import SlurmCluster
+
+ROOT = Path(__file__).parents[2]
+DEADLINE_S = 240
+
+
+def srun(slurm: SlurmCluster, folder: Path, strategy: str, *options: str, **variables: str) -> list[dict[str, Any]]:
+    command = ["srun", "-N2", "-n2", "-l", "-K1", *options, sys.executable, write_training(folder), strategy]
+    ended = slurm.run(*command, cwd=folder, deadline_s=DEADLINE_S, **{**ENVIRONMENT, **variables})
+    assert ended.returncode == 0, ended.stderr
+    return read_results(ended.stdout)
+
+
+@pytest.mark.tensorflow
+def test_multiworker(slurm: SlurmCluster, alone: dict[str, Any], tmp_path: Path) -> None:
+    check_equal(srun(slurm, tmp_path, "multiworker"), alone, ["n1", "n2"], "MultiWorkerStrategy")
+
+
+@pytest.mark.tensorflow
+@pytest.mark.horovod
+def test_horovod_finds_its_ranks_by_itself(
+    slurm: SlurmCluster, alone: dict[str, Any], horovod_path: Path, tmp_path: Path
+) -> None:
+    path = os.pathsep.join([str(horovod_path), str(ROOT)])
+    # Horovod with MPI would look for MPI's world, which is not there.
+    results = srun(slurm, tmp_path, "horovod", "-w", "n2,n10", PYTHONPATH=path, TFDISTKIT_PORT="23456")
+    check_equal(results, alone, ["n2", "n10"], "HorovodStrategy")
