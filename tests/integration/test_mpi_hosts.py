@@ -114,8 +114,7 @@ def train(slurm: SlurmCluster, two_hosts: list[str], folder: Path, strategy: str
 
 @pytest.mark.tensorflow
 def test_multiworker(slurm: SlurmCluster, two_hosts: list[str], alone: dict[str, Any], tmp_path: Path) -> None:
-    # Without Horovod, `auto` takes it.
-    results = train(slurm, two_hosts, tmp_path, "auto")
+    results = train(slurm, two_hosts, tmp_path, "multiworker")
     check_equal(results, alone, ["n1", "n2"], "MultiWorkerStrategy")
 
 

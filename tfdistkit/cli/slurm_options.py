@@ -43,7 +43,7 @@ def add_to(parser: argparse.ArgumentParser) -> None:
         "--backup-before",
         type=int,
         metavar="SECONDS",
-        help="send SIGUSR1 so long before the time limit; a script that ends with code 75 then is queued again",
+        help="send SIGUSR1 so long before the time limit, for a backup; then the job is queued again",
     )
     add(
         "--sbatch-arg",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,10 @@ from tfdistkit.report.names import ProcessName
 
 # A script that ends with this has made a backup and wants to be started again (EX_TEMPFAIL of sysexits.h).
 AGAIN_EXIT_CODE = 75
+# It is told so by this signal, if the user wants it; one that ends by the signal, as with `BackupAndResume`, has made
+# its backup too.
+_SIGNAL = "USR1"
+_KILLED_BY_IT = 128 + signal.SIGUSR1
 # A rank that ended with it leaves this in the run folder; the batch script takes it away.
 _AGAIN = "again"
 
@@ -30,18 +35,17 @@ _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./~-]+")
 
 # What each task runs: the program, with its place in the run folder. When it ends, the exit code is kept, because
 # srun only tells that of the job; not when SLURM ends the whole step. The shell itself ends last: a program that does
-# not end when asked is found by SLURM as its child. It passes no SIGUSR1 on that the program does not wait for, and
-# has nothing to say itself.
+# not end when asked is found by SLURM as its child. It has nothing to say itself.
 _TASK = f"""\
 task='
 export {env.RANK}=$SLURM_PROCID {env.TASK_DIR}="$TASKS/rank.$SLURM_PROCID"
 mkdir -p "${env.TASK_DIR}" && cd "${env.TASK_DIR}" && rm -f {ENDED_FILE} {CRASH_FILE} || exit
-trap "" USR1
+trap : {_SIGNAL}
 trap "is_stopped=1" TERM
 exec 3>&2 2> /dev/null
 (exec sh -c "echo \\$\\$ > {PID_FILE} && cd \\"\\$0\\" && exec \\"\\$@\\"" "$OLDPWD" "$@" 2>&3 3>&-)
 code=$?
-if [ $code = {AGAIN_EXIT_CODE} ]; then rm -f {CRASH_FILE}; : > "${env.RUN_DIR}/{_AGAIN}" && code=0; fi
+case $code in {{again}}) rm -f {CRASH_FILE}; : > "${env.RUN_DIR}/{_AGAIN}" && code=0 ;; esac
 if [ -z "$is_stopped" ]; then
     echo "$code $(date +%s.%N) $(uname -n)" > .{ENDED_FILE} && mv .{ENDED_FILE} {ENDED_FILE}
 fi
@@ -87,8 +91,8 @@ class BatchSpec:
         ps: How many of the tasks are parameter servers.
         time: The time limit as SLURM takes it; None for the partition's own.
         partition: Its name; None for the default one.
-        backup_before_s: How long before the time limit the script is told to make a backup (SIGUSR1), and the job
-            queued again; None for not at all.
+        backup_before_s: How long before the time limit the script is told to make a backup (SIGUSR1), after which
+            the job is queued again; None for not at all.
         max_restarts: How often everything is started again after a failure, in the same allocation.
         sbatch_args: More options of sbatch, one word each.
         env: Variables for the processes, over those of this process.
@@ -139,7 +143,9 @@ def batch_script(job: BatchSpec) -> str:
     directives = "\n".join(f"#SBATCH {_directive(word)}" for word in _sbatch_words(job))
     options = "--label" if job.tasks > 1 else ""
     run = _RUN.format(options=options, command=shlex.join(job.command), max_restarts=job.max_restarts)
-    parts = [f"#!/bin/sh\n{directives}\n", _exports(job), _TASK, run, _AGAIN_OR_END]
+    codes = [AGAIN_EXIT_CODE, *([_KILLED_BY_IT] * (job.backup_before_s is not None))]
+    task = _TASK.format(again=" | ".join(map(str, codes)))
+    parts = [f"#!/bin/sh\n{directives}\n", _exports(job), task, run, _AGAIN_OR_END]
     return "\n".join(parts)
 
 
@@ -154,10 +160,11 @@ def _sbatch_words(job: BatchSpec) -> list[str]:
         "ntasks-per-node": job.tasks_per_node,
         "partition": job.partition,
         "time": job.time,
-        "signal": None if job.backup_before_s is None else f"USR1@{job.backup_before_s}",
+        "signal": None if job.backup_before_s is None else f"{_SIGNAL}@{job.backup_before_s}",
     }
     words = [f"--{name}={value}" for name, value in told.items() if value is not None]
-    return [*words, *(["--requeue"] * (job.backup_before_s is not None)), *job.sbatch_args]
+    # What begins from nothing again after the failure of a node, many days later, is a surprise.
+    return [*words, "--no-requeue" if job.backup_before_s is None else "--requeue", *job.sbatch_args]
 
 
 def _file_name(path: Path) -> str:
