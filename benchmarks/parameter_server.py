@@ -91,8 +91,8 @@ def measure(args: argparse.Namespace) -> None:
     strategy = None
     if legacy:
         strategy = legacy_strategy()
-    elif args.how != "plain":
-        strategy = tfdistkit.strategy("parameter_server" if args.how == "ours" else "one_device")
+    else:
+        strategy = tfdistkit.strategy("one_device" if args.how == "one_device" else "parameter_server")
     import numpy as np
     import tensorflow as tf
 
@@ -112,6 +112,8 @@ def measure(args: argparse.Namespace) -> None:
         rows = (tf.constant(x.astype(dtype)), tf.zeros((_ROWS, 1)))
         steps = _MODELS[name]
         data: Any = tf.data.Dataset.from_tensors(rows).repeat()
+        if args.how == "reading":
+            data = strategy.distribute_datasets_from_function(functools.partial(repeated, rows))
         if legacy:
             data = keras.utils.experimental.DatasetCreator(functools.partial(repeated, rows))
         model.fit(data, steps_per_epoch=2 * args.spe, verbose=0)
@@ -156,6 +158,8 @@ def main() -> None:
         measure(args)
         return
     kinds = {"one process": ("one_device", 0), "ours, 1 worker": ("ours", 1), "ours, 2 workers": ("ours", 2)}
+    # As legacy's workers do.
+    kinds |= {"ours, 1 that reads": ("reading", 1), "ours, 2 that read": ("reading", 2)}
     if has_legacy():
         kinds |= {"legacy, 1 worker": ("legacy", 1), "legacy, 2 workers": ("legacy", 2)}
     rates: dict[tuple[str, int, str], list[float]] = {}
