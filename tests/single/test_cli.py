@@ -35,7 +35,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "message"),
     [
         (["rnu"], "there is no command 'rnu'. Did you mean 'run'?"),
-        (["doctor"], "Expected one of: run, env, horovod."),
+        (["fly"], "Expected one of: run, env, "),
         (["train.py"], "Try `tfdistkit run -np 2 train.py`"),
     ],
 )

@@ -1,0 +1,200 @@
+"""`tfdistkit k8s manifest`: what Kubernetes would take, and what a process in each pod would then find."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from tfdistkit.cli.main import main
+from tfdistkit.cluster import ClusterSpec, detect_cluster
+from tfdistkit.launcher.yaml_text import to_yaml
+
+SCHEMAS = json.loads((Path(__file__).parents[1] / "data" / "kubernetes_schemas.json").read_text())
+NASTY = "it's \"$(HOME)\" $HOME $$ # \\ é \U0001f600 \x07 two\nlines: - no"
+
+
+def written(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any]]:
+    assert main(["k8s", "manifest", "--image", "registry.example/train:1.2", *words]) == 0
+    return list(yaml.safe_load_all(capsys.readouterr().out))
+
+
+def strict(schema: Any) -> Any:
+    """A schema that allows no other members than it names, as `kubectl --validate=strict`."""
+    if isinstance(schema, list):
+        return [strict(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {name: strict(part) for name, part in schema.items()}
+    if "properties" in schema and "additionalProperties" not in schema and not isinstance(schema["properties"], str):
+        closed["additionalProperties"] = False
+    return closed
+
+
+def mistakes(manifest: dict[str, Any]) -> list[str]:
+    schema = {**strict(SCHEMAS[manifest["kind"]]), "$defs": strict(SCHEMAS["$defs"])}
+    return [f"{one.json_path}: {one.message}" for one in jsonschema.Draft7Validator(schema).iter_errors(manifest)]
+
+
+def pods(manifest: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], dict[str, str]]]:
+    """The pods that Kubernetes makes: their names in the DNS, their specification, their variables."""
+    name, spec = manifest["metadata"]["name"], manifest["spec"]
+    if manifest["kind"] == "Job":
+        jobs = [(name, spec)]
+        subdomain = spec["template"]["spec"]["subdomain"]
+    else:
+        jobs = [(f"{name}-{one['name']}-0", one["template"]["spec"]) for one in spec["replicatedJobs"]]
+        subdomain = name
+    for job, template in jobs:
+        assert template["completionMode"] == "Indexed" and template["completions"] == template["parallelism"]
+        for index in range(template["completions"]):
+            pod = template["template"]["spec"]
+            yield f"{job}-{index}.{subdomain}", pod, variables(pod["containers"][0]["env"], index)
+
+
+def variables(listed: list[dict[str, Any]], index: int) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for one in listed:
+        if "valueFrom" in one:
+            assert one["valueFrom"]["fieldRef"]["fieldPath"].endswith("['batch.kubernetes.io/job-completion-index']")
+            found[one["name"]] = str(index)
+        else:
+            found[one["name"]] = expand(one["value"], found)
+    return found
+
+
+def expand(text: str, known: dict[str, str]) -> str:
+    """What Kubernetes makes of `$(NAME)` and `$$`, when NAME was defined before."""
+    return re.sub(r"\$\$|\$\(([^)]*)\)", lambda m: "$" if m[0] == "$$" else known.get(m[1] or "", m[0]), text)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("-np", "3", "train.py"),
+        ("--kind", "job", "-np", "1", "--gpus", "2", "--cpus", "500m", "--memory", "16Gi", "-m", "package.train"),
+        ("--kind", "job", "-np", "2", "--namespace", "team", "--name", "a-b", "--max-restarts", "3", "train.py", "-x"),
+        ("--kind", "jobset", "-np", "3", "--max-restarts", "2", "train.py"),
+        ("--kind", "jobset", "-np", "3", "--ps", "2", "--gpus", "1", "--port", "1234", "train.py"),
+        ("--kind", "tfjob", "-np", "3", "--env", "A=1", "train.py"),
+        ("--kind", "tfjob", "-np", "2", "--ps", "1", "--memory", "1Gi", "--max-restarts", "1", "train.py"),
+    ],
+)
+def test_the_published_schemas_take_it(capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> None:
+    made = written(capsys, *words)
+    assert [mistakes(manifest) for manifest in made] == [[]] * len(made)
+
+
+def test_the_schemas_refuse_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    for kind, path, told in (
+        ("job", "backoffLimit", "is not of type 'integer'"),
+        ("job", "compeltions", "'compeltions' was unexpected"),
+        ("jobset", "failurePolicy", "is not of type 'object'"),
+        ("jobset", "replicatedJob", "'replicatedJob' was unexpected"),
+        ("tfjob", "runPolicy", "is not of type 'object'"),
+        ("tfjob", "tfReplicaSpec", "'tfReplicaSpec' was unexpected"),
+    ):
+        manifest = written(capsys, "--kind", kind, "-np", "2", "train.py")[-1]
+        manifest["spec"][path] = "two"
+        assert any(told in one for one in mistakes(manifest)), (path, mistakes(manifest))
+
+
+@pytest.mark.parametrize(("kind", "ps"), [("job", 0), ("jobset", 0), ("jobset", 2)])
+def test_each_pod_finds_its_place(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, kind: str, ps: int
+) -> None:
+    *services, manifest = written(capsys, "--kind", kind, "-np", "3", "--ps", str(ps), "--port", "4321", "train.py")
+    found: list[ClusterSpec] = []
+    for host, pod, told in pods(manifest):
+        monkeypatch.setenv("TF_CONFIG", told["TF_CONFIG"])
+        cluster = detect_cluster()
+        assert cluster.address == f"{host}:4321"
+        assert pod["containers"][0]["ports"] == [{"containerPort": 4321}]
+        found.append(cluster)
+    assert len(found) == (3 if not ps else 1 + 3 + ps)
+    assert all(cluster.addresses == found[0].addresses for cluster in found)
+    assert [cluster.rank for cluster in found if cluster.task.role == "worker"] == [0, 1, 2]
+    if kind == "job":
+        (service,) = services
+        labels = manifest["spec"]["template"]["metadata"]["labels"]
+        assert service["spec"]["selector"].items() <= labels.items()
+        assert service["metadata"]["name"] == manifest["spec"]["template"]["spec"]["subdomain"]
+        assert (service["spec"]["clusterIP"], service["spec"]["publishNotReadyAddresses"]) == ("None", True)
+    else:
+        assert services == []
+
+
+def test_a_tfjob_has_what_its_operator_looks_for(capsys: pytest.CaptureFixture[str]) -> None:
+    (manifest,) = written(capsys, "--kind", "tfjob", "-np", "3", "--ps", "2", "--gpus", "1", "train.py")
+    replicas = manifest["spec"]["tfReplicaSpecs"]
+    assert {role: one["replicas"] for role, one in replicas.items()} == {"Chief": 1, "Worker": 3, "PS": 2}
+    for role, one in replicas.items():
+        (container,) = one["template"]["spec"]["containers"]
+        assert container["name"] == "tensorflow"
+        assert container["ports"] == [{"name": "tfjob-port", "containerPort": 2222}]
+        assert "TF_CONFIG" not in [variable["name"] for variable in container["env"]]
+        assert ("resources" in container) == (role == "Worker")
+
+
+@pytest.mark.parametrize("kind", ["job", "jobset", "tfjob"])
+def test_words_and_variables_reach_the_script_as_they_are(capsys: pytest.CaptureFixture[str], kind: str) -> None:
+    script = ("train.py", NASTY, "--", "yes", "1")
+    words = ("--kind", kind, "-np", "2", "--name", "x", "--env", f"NASTY={NASTY}", *script)
+    found = list(containers(written(capsys, *words)[-1]))
+    for container in found:
+        assert [expand(word, {"HOME": "wrong"}) for word in container["command"]] == ["python", *script]
+        told = {one["name"]: one.get("value", "") for one in container["env"]}
+        assert expand(told["NASTY"], {"HOME": "wrong"}) == NASTY
+    assert found
+
+
+def containers(part: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(part, dict):
+        yield from part.get("containers", [])
+        part = list(part.values())
+    if isinstance(part, list):
+        for one in part:
+            yield from containers(one)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"a": {}, "b": [], "c": "", "d": [[1, [2]], {"e": [{"f": "g", "h": "i"}]}]},
+        ["true", "No", "null", "~", "1", "1.5", "0x1", "1e3", "2001-01-01", "-", "- a", "a: b", "a #b", "#", "&a", "*a"],
+        {"yes": True, "a b": False, "": -1, "'": '"', "\\": "\t\r\x85\u2028"},
+        NASTY,
+    ],
+)
+def test_yaml_means_what_was_written(value: object) -> None:
+    assert yaml.safe_load(to_yaml(value)) == value
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("-np", "2"), "no script is given"),
+        (("-np", "0", "train.py"), "`workers` is out of range. Received: 0. Expected: 1 or more"),
+        (("-np", "2", "--port", "70000", "train.py"), "`port` is out of range. Received: 70000. Expected: 1 to 65535"),
+        (("-np", "2", "--name", "Train", "train.py"), "`name` is no name in Kubernetes. Received: 'Train'"),
+        (("-np", "2", "--name", "x" * 46, "train.py"), "`name` is no name in Kubernetes"),
+        (("-np", "2", "--namespace", "a_b", "train.py"), "`namespace` is no name in Kubernetes"),
+        (("-np", "2", "--ps", "1", "train.py"), "`ps` with the kinds jobset or tfjob"),
+        (("-np", "2", "--env", "=1", "train.py"), "expected NAME=VALUE"),
+        (("-np", "2", "--kind", "pod", "train.py"), "invalid choice: 'pod'"),
+    ],
+)
+def test_mistakes(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], told: str) -> None:
+    try:
+        code = main(["k8s", "manifest", "--image", "i", *words])
+    except SystemExit as leave:
+        code = int(leave.code or 0)
+    assert code == 2
+    captured = capsys.readouterr()
+    assert told in captured.err and captured.out == ""

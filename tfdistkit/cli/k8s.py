@@ -1,0 +1,125 @@
+"""`tfdistkit k8s manifest`: a script's processes as pods of Kubernetes, written as YAML."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from tfdistkit.errors import OptionError
+from tfdistkit.launcher.kubernetes import KINDS, PodsSpec, manifests
+from tfdistkit.launcher.yaml_text import to_yaml
+
+_DESCRIPTION = """\
+Writes what `kubectl apply -f -` takes: pods that run a script, each with a TF_CONFIG that names all of them.
+In the script, tfdistkit.strategy("multiworker") does the rest; with --ps, tfdistkit.strategy("parameter_server")."""
+
+_EPILOG = """\
+kinds:
+  job     an indexed Job and a headless Service; needs nothing but Kubernetes 1.24 or later
+  jobset  a JobSet (sigs.k8s.io/jobset), which starts all pods again after a failure
+  tfjob   a TFJob of Kubeflow's training operator
+
+examples:
+  tfdistkit k8s manifest --image registry/train:1 -np 4 --gpus 1 train.py --epochs 3 | kubectl apply -f -
+  tfdistkit k8s manifest --kind tfjob --image registry/train:1 -np 4 --ps 2 -m my_package.train"""
+
+_USAGE_EXIT_CODE = 2
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(_USAGE_EXIT_CODE, f"{self.prog}: {message}\nSee `tfdistkit k8s manifest --help`.\n")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command.
+
+    Args:
+        arguments: What follows `tfdistkit k8s`.
+
+    Returns:
+        The exit code: 0, or 2 for wrong usage.
+    """
+    parser = _Parser(prog="tfdistkit k8s", add_help=True, allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="manifest", parser_class=_Parser)
+    manifest = commands.add_parser(
+        "manifest",
+        help="write a manifest",
+        usage="tfdistkit k8s manifest --image IMAGE -np N [options] script.py [args]",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    _add_options(manifest)
+    found = parser.parse_args(list(arguments))
+    words = found.program[1:] if found.program[:1] == ["--"] else found.program
+    if not words:
+        manifest.error("no script is given. Expected: ... --image IMAGE -np 2 script.py")
+    try:
+        job = _job(found, tuple(words))
+    except OptionError as error:
+        print(f"tfdistkit k8s manifest: {error}", file=sys.stderr)
+        return _USAGE_EXIT_CODE
+    print("---\n".join(map(to_yaml, manifests(job))), end="")
+    return 0
+
+
+def _job(found: argparse.Namespace, words: tuple[str, ...]) -> PodsSpec:
+    stem = words[0].rpartition(".")[2] if found.module else Path(words[0]).stem
+    return PodsSpec(
+        kind=found.kind,
+        name=found.name or stem.lower().replace("_", "-"),
+        image=found.image,
+        command=(found.python, *(["-m"] if found.module else []), *words),
+        workers=found.np,
+        ps=found.ps,
+        namespace=found.namespace,
+        port=found.port,
+        gpus=found.gpus,
+        cpus=found.cpus,
+        memory=found.memory,
+        max_restarts=found.max_restarts,
+        env=dict(found.env),
+    )
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--kind", choices=KINDS, default="job", help="what to write (default: job)")
+    add("--image", required=True, help="an image with Python, TensorFlow, tfdistkit and the script")
+    add("-np", "--num-proc", dest="np", type=int, required=True, metavar="N", help="how many workers")
+    add("--ps", type=int, default=0, metavar="N", help="how many parameter servers; adds a coordinator")
+    add("--name", help="what it is called in the cluster (default: like the script)")
+    add("--namespace", metavar="NAME", help="where it is made (default: where kubectl puts it)")
+    add("--gpus", type=int, default=0, metavar="N", help="NVIDIA GPUs for each worker")
+    add("--cpus", metavar="N", help="processor time for each container, such as 4 or 500m")
+    add("--memory", metavar="SIZE", help="memory for each container, such as 16Gi")
+    add("--port", type=int, default=2222, metavar="N", help="the port of each process (default: 2222)")
+    add("--max-restarts", type=int, default=0, metavar="N", help="after a failure start all again, up to N times")
+    add(
+        "--env",
+        type=_variable,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="set a variable; can be given several times",
+    )
+    add("--python", default="python", metavar="PATH", help="the interpreter in the image (default: python)")
+    add("-m", "--module", action="store_true", help="the script is the name of a module, as in `python -m`")
+    add(
+        "program",
+        nargs=argparse.REMAINDER,
+        metavar="script.py [args]",
+        help="the script in the image, or with -m the module, and what it finds in sys.argv",
+    )
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, such as {name or 'NAME'}=1, received {text!r}")
+    return name, value
