@@ -189,6 +189,14 @@ class NetHosts:
             (self.disk(number) / name).write_text(textwrap.dedent(text), encoding="utf-8")
         return self.work / name
 
+    def clean(self) -> None:
+        """Removes all files of all hosts."""
+        for number in (LOGIN, *self.numbers):
+            for folder in (self.disk(number), self.temporary(number)):
+                # Not the folder itself: it is mounted.
+                for path in folder.iterdir():
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+
     def command(self, number: int, *words: str) -> list[str]:
         """Returns the command that runs a command on a host, in its folder `work`.
 

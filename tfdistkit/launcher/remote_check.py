@@ -1,6 +1,6 @@
 """Before any worker starts: is every host there, is it like the others, can they reach each other? One line for each.
 
-All hosts are asked at the same time, in three rounds; all of it has one deadline.
+All hosts are asked at the same time, in three rounds with one deadline.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ _RESPECTED = (
     horovod.GLOO_INTERFACE,
     NCCL_INTERFACE,
 )
+# A host that was silent to the end takes nothing of what the others need for the next round.
+_ROUND_S = 5.0
 # How long one host may take to connect to another.
 _CONNECT_S = 5.0
 
@@ -137,7 +139,7 @@ class Examination:
 
     @property
     def _left_s(self) -> float:
-        return max(0.0, self._hosts.start_timeout_s - (time.monotonic() - self._started))
+        return max(_ROUND_S, self._hosts.start_timeout_s - (time.monotonic() - self._started))
 
     @property
     def _good(self) -> list[HostLook]:
@@ -240,7 +242,7 @@ class Examination:
             elif question.error is not None:
                 look.problems.append(problems.of_answer(question, self._hosts))
             else:
-                look.seconds = look.seconds or time.monotonic() - self._started
+                look.seconds = look.seconds or question.answered_at - self._started
                 answers.append((look, question.answer))
         return answers
 

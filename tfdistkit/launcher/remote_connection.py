@@ -25,12 +25,13 @@ _MOST_SAID_BYTES = 4096
 
 @dataclass
 class Question:
-    """What an agent was asked, and its answer once `is_done`; `error` tells why there is none."""
+    """What an agent was asked, and its answer once `is_done`; `error` tells why there is none, `kind` its class."""
 
     is_done: bool = False
     answer: Any = None
     error: str | None = None
     kind: str = ""
+    answered_at: float = 0.0
 
 
 class Connection:
@@ -152,6 +153,17 @@ class Connection:
             self.send({"do": "ping"})
         self.outbox.flush()
 
+    @property
+    def is_drained(self) -> bool:
+        """Whether all that the workers printed has come out."""
+        return all(stream.is_closed for worker in self.workers.values() for stream in worker.streams.values())
+
+    def close_streams(self) -> None:
+        """Closes what has not come out; nobody reads it."""
+        for worker in self.workers.values():
+            for stream in worker.streams.values():
+                stream.close()
+
     def give_up(self, why: str) -> None:
         """Counts the host as lost, unless it is."""
         if not self.is_over:
@@ -182,7 +194,7 @@ class Connection:
         if what == "answer":
             question = self._questions[message["to"]]
             question.answer, question.error = message.get("answer"), message.get("error")
-            question.kind = message.get("type", "")
+            question.kind, question.answered_at = message.get("type", ""), time.monotonic()
             question.is_done = True
         elif what == "goodbye":
             self.has_left = True

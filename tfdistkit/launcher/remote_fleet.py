@@ -22,6 +22,8 @@ _LOOK_S = 0.2
 _HELD_UP_S = 3.0
 # Silence that is no accident.
 _ODD_SILENCE_S = 2.5
+# How long the last output may take to come out.
+_OUTPUT_S = 1.0
 # How long ssh may take to end when its agent has.
 _END_S = 1.0
 # What a caller looks up from waiting for.
@@ -40,27 +42,37 @@ class Fleet(threading.Thread):
         for descriptor in (self._wake_reading, self._wake_writing):
             os.set_blocking(descriptor, False)
         self._is_closed = False
+        self._looked_at = 0.0
         self.start()
 
     def run(self) -> None:
-        looked_at = time.monotonic()
-        while not self._is_closed:
-            poller, readers = self._poller()
-            ready = poller.poll(_LOOK_S * 1000)
-            with self._changed:
-                now = time.monotonic()
-                held_up = now - looked_at > _HELD_UP_S
-                looked_at = now
-                for descriptor, _ in ready:
-                    if descriptor == self._wake_reading:
-                        with contextlib.suppress(BlockingIOError):
-                            os.read(self._wake_reading, 4096)
-                    elif descriptor in readers:
-                        readers[descriptor].read(descriptor)
-                for one in self.connections:
-                    one.outbox.flush()
-                    one.look(now, forgive=held_up)
-                self._changed.notify_all()
+        try:
+            self._looked_at = time.monotonic()
+            while not self._is_closed:
+                self._turn()
+        except Exception as error:
+            # Nobody would hear of the hosts any more, and everybody would wait for them.
+            for one in self.connections:
+                self.give_up(one, f"The launcher failed: {type(error).__name__}: {error}")
+            raise
+
+    def _turn(self) -> None:
+        poller, readers = self._poller()
+        ready = poller.poll(_LOOK_S * 1000)
+        with self._changed:
+            now = time.monotonic()
+            held_up = now - self._looked_at > _HELD_UP_S
+            self._looked_at = now
+            for descriptor, _ in ready:
+                if descriptor == self._wake_reading:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(self._wake_reading, 4096)
+                elif descriptor in readers:
+                    readers[descriptor].read(descriptor)
+            for one in self.connections:
+                one.outbox.flush()
+                one.look(now, forgive=held_up)
+            self._changed.notify_all()
 
     def add(self, connection: Connection) -> None:
         """Takes over a connection."""
@@ -177,12 +189,15 @@ class Fleet(threading.Thread):
                 one.send({"do": "goodbye"})
         self.wake()
         self.wait_for(lambda: all(one.is_over or not one.is_up for one in self.connections), timeout_s)
+        for one in self.connections:
+            self.give_up(one, "The job is over.")
+        # Somebody reads it, unless the console is blocked.
+        self.wait_for(lambda: all(one.is_drained for one in self.connections), _OUTPUT_S)
         self._is_closed = True
         self.wake()
         self.join(timeout=5)
         for one in self.connections:
-            one.give_up("The job is over.")
-            one.look(time.monotonic(), forgive=True)
+            one.close_streams()
             _end(one.child)
         for descriptor in (self._wake_reading, self._wake_writing):
             os.close(descriptor)

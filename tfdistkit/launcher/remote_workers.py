@@ -45,14 +45,19 @@ class Faucet:
         """Closes it as soon as all has come out."""
         self._has_ended = True
 
+    def close(self) -> None:
+        """Closes it now."""
+        if not self.is_closed:
+            self.is_closed = True
+            os.close(self.outbox.descriptor)
+
     def flush(self) -> Message | None:
         """Lets out what fits; returns what the agent is to be told of it, if anything."""
         if self.is_closed:
             return None
         self._taken += self.outbox.flush()
         if self._has_ended and self.outbox.is_empty:
-            self.is_closed = True
-            os.close(self.outbox.descriptor)
+            self.close()
             return None
         if self._taken < WINDOW_BYTES // 4:
             return None

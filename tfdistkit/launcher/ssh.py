@@ -161,7 +161,7 @@ class Launcher(local.Launcher):
         return question.answer
 
     def _connect(self, number: int, host: str) -> Connection:
-        python = [self._hosts.python, "-I", "-S", "-c", _FIRST_STEP]
+        python = [self._hosts.python, "-I", "-S", "-X", "utf8", "-c", _FIRST_STEP]
         is_here = is_this_machine(host)
         command = python if is_here else ssh_command(self._hosts, host, python)
         # A mark of its own on each host: an agent ends what carries it, and sees no other host's.
