@@ -35,6 +35,7 @@ MORE_S = 12
 @pytest.fixture
 def two(hosts: NetHosts) -> Iterator[NetHosts]:
     """Two hosts with the script, which are mended afterwards."""
+    hosts.clean()
     hosts.write("train.py", FAMILY)
     yield hosts
     for number in hosts.numbers:

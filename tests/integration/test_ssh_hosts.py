@@ -12,6 +12,7 @@ from net_hosts import NetHosts
 
 @pytest.fixture(autouse=True)
 def clean(hosts: NetHosts) -> Iterator[None]:
+    hosts.clean()
     yield
     hosts.clean()
 

@@ -41,6 +41,7 @@ def told(stdout: str) -> dict[int, dict]:
 
 @pytest.fixture(autouse=True)
 def clean(hosts: NetHosts) -> Iterator[None]:
+    hosts.clean()
     yield
     hosts.clean()
 
