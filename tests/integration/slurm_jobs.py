@@ -65,5 +65,6 @@ def started(slurm: SlurmCluster, folder: Path, script: str, *options: str, argum
     finally:
         process.kill()
         process.wait(timeout=60)
-        slurm.run("scancel", "--signal=KILL", "--full", "--user=root")
+        for number in re.findall(r"job (\d+) was submitted", run.told):
+            slurm.run("scancel", "--signal=KILL", "--full", number)
         wait_until(lambda: run.left() == [], "the end of all processes of the job")

@@ -118,6 +118,7 @@ def test_multiworker(slurm: SlurmCluster, two_hosts: list[str], alone: dict[str,
     check_equal(results, alone, ["n1", "n2"], "MultiWorkerStrategy")
 
 
+@pytest.mark.thorough  # mpirun started by `tfdistkit run --backend mpi` runs the same each time
 @pytest.mark.tensorflow
 @pytest.mark.horovod
 def test_horovod(

@@ -6,11 +6,12 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from slurm_cluster import SlurmCluster, wait_until
-from slurm_jobs import started
+from slurm_jobs import Run, started
 
 # What users may call things, and no shell or sbatch may take for its own.
 NASTY = "it's a \"test\" #1 $HOME `id` \\ %j ; rm -rf *"
@@ -27,6 +28,33 @@ TOGETHER = """
         while len(list(there.iterdir())) < spec.world_size:
             time.sleep(0.02)
 """
+
+
+# Ends when it is told to, one rank by an exit code, one by the signal, as with BackupAndResume; and then it is done.
+BACK_UP = TOGETHER + """
+    if os.path.exists("backup"):
+        print("goes on", os.environ["SLURM_RESTART_COUNT"])
+        sys.exit()
+    def back_up(number, frame):
+        pathlib.Path("backup").touch()
+        time.sleep(0.5 * spec.rank)
+        if spec.rank == 0:
+            sys.exit(75)
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    signal.signal(signal.SIGUSR1, back_up)
+    meet()
+    time.sleep(600)
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def backup_job(slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """A job that SLURM itself sends SIGUSR1, 10 to 40 s after its start: it runs while the other tests do."""
+    options = ["--nnodes", "2", "-np", "2", "--sbatch-arg=--nodelist=n3,n10", "--time", "2", "--backup-before", "80"]
+    with started(slurm, tmp_path_factory.mktemp("backup"), BACK_UP, *options) as run:
+        assert run.number
+        yield run
 
 
 def run_folders(folder: Path) -> list[Path]:
@@ -111,7 +139,8 @@ def test_a_rank_that_ignores_the_end_is_killed(slurm: SlurmCluster, tmp_path: Pa
         run.wait_for("0: all there")
         slurm.ask("scancel", run.number)  # somebody else does
         assert run.end() == 143, run.told
-        assert f"job {run.number} failed" in run.told and "CANCELLED" in run.told
+        assert f"job {run.number} failed after " in run.told
+        assert ", SLURM says CANCELLED, with exit code 143." in run.told
 
 
 def test_a_job_starts_again_after_a_failure(slurm: SlurmCluster, tmp_path: Path) -> None:
@@ -149,32 +178,6 @@ def test_parameter_servers(slurm: SlurmCluster, tmp_path: Path) -> None:
     assert "ps 0 ended with exit code 5" in run.told and "because of it: chief, worker 0, worker 1." in run.told
 
 
-def test_a_backup_before_the_time_limit_and_then_the_rest(slurm: SlurmCluster, tmp_path: Path) -> None:
-    """SIGUSR1 comes from SLURM itself, which looks at time limits twice a minute: here 10 to 40 s after the start."""
-    script = TOGETHER + """
-    if os.path.exists("backup"):
-        print("goes on", os.environ["SLURM_RESTART_COUNT"])
-        sys.exit()
-    def back_up(number, frame):
-        pathlib.Path("backup").touch()
-        time.sleep(0.5 * spec.rank)
-        if spec.rank == 0:
-            sys.exit(75)
-        # As BackupAndResume: it ends by the signal, as it would have without it.
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
-    signal.signal(signal.SIGUSR1, back_up)
-    meet()
-    time.sleep(600)
-    """
-    limit = ("--time", "2", "--backup-before", "80")
-    with started(slurm, tmp_path, script, "--nnodes", "2", "-np", "2", *limit) as run:
-        assert run.end() == 0, run.told
-        assert slurm.job(run.number)["Restarts"] == "1"
-    assert "there is a backup, and more to do" in run.told
-    assert "0: goes on 1" in run.told and "1: goes on 1" in run.told
-
-
 def test_submitted_and_left_alone(slurm: SlurmCluster, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print('here')")
     words = [sys.executable, "-m", "tfdistkit", "run", "--backend", "slurm", "-np", "1"]
@@ -192,3 +195,10 @@ def test_submitted_and_left_alone(slurm: SlurmCluster, tmp_path: Path) -> None:
     tried = slurm.run("sbatch", "--test-only", "printed.sh", cwd=tmp_path)
     assert tried.returncode == 0 and "to start at" in tried.stderr
     assert run_folders(tmp_path) == []
+
+
+def test_a_backup_before_the_time_limit_and_then_the_rest(slurm: SlurmCluster, backup_job: Run) -> None:
+    assert backup_job.end() == 0, backup_job.told
+    assert slurm.job(backup_job.number)["Restarts"] == "1"
+    assert "there is a backup, and more to do" in backup_job.told
+    assert "0: goes on 1" in backup_job.told and "1: goes on 1" in backup_job.told

@@ -15,6 +15,7 @@ from tfdistkit.cluster import horovod
 from tfdistkit.errors import TfdistkitError
 from tfdistkit.launcher.console import Console
 from tfdistkit.launcher.sinks import DescriptorSink
+from tfdistkit.launcher.slurm import JobState
 from tfdistkit.launcher.slurm_script import BatchSpec, batch_script
 from tfdistkit.launcher.spec import temporary_run_dir
 from tfdistkit.report.failures import signal_name
@@ -60,9 +61,9 @@ def run_in_slurm(options: RunOptions, wanted: SlurmOptions, signals: Sequence[in
         print(number)
         return 0
     console.note(f"tfdistkit: job {number} was submitted; Ctrl-C cancels it.")
-    result = follow_batch_job(number, job, console, signals)
+    result, state = follow_batch_job(number, job, console, signals)
     if result.outcome is not Outcome.SUCCEEDED:
-        console.note(_failure_text(number, result, job, wanted))
+        console.note(_failure_text(number, result, state, job, wanted))
     elif options.log_dir is None:
         shutil.rmtree(job.run_dir, ignore_errors=True)
     return result.exit_code
@@ -100,14 +101,19 @@ def make_batch_spec(options: RunOptions, wanted: SlurmOptions, folder: Path, pyt
     )
 
 
-def _failure_text(number: str, result: JobResult, job: BatchSpec, wanted: SlurmOptions) -> str:
+def _failure_text(number: str, result: JobResult, state: JobState, job: BatchSpec, wanted: SlurmOptions) -> str:
     after = f"after {result.elapsed_s:.1f} s"
     limit = f" of {wanted.time}" if wanted.time else ""
     headline = {
-        Outcome.FAILED: f"job {number} failed {after}"
-        + (": the first failure was" if result.failures else f" with exit code {result.exit_code}."),
+        Outcome.FAILED: f"job {number} failed {after}{_said(state)}"
+        + (": the first failure was" if result.failures else f", with exit code {result.exit_code}."),
         Outcome.INTERRUPTED: f"job {number} was ended by {signal_name(result.exit_code - 128)} {after}.",
         Outcome.TIMED_OUT: f"job {number} reached its time limit{limit} (--time).",
     }[result.outcome]
     told = describe_run(result.failures, stopped=result.stopped if result.failures else (), kept=job.run_dir)
     return f"tfdistkit: {headline}\n{told}"
+
+
+def _said(state: JobState) -> str:
+    """What SLURM knows better than the tasks: the failure of a node, a lack of memory."""
+    return "" if state.name == "FAILED" else f", SLURM says {state}"

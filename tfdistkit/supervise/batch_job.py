@@ -28,8 +28,9 @@ _CANCEL_S = 120.0
 _LAST_LINES_S = 0.5
 
 _TIMED_OUT_EXIT_CODE = 124
-_CANCELLED_EXIT_CODE = 143
-_UNKNOWN_EXIT_CODE = 1
+# Where the job's own exit code says nothing: what SLURM did to it.
+_EXIT_CODES = {"CANCELLED": 143, "OUT_OF_MEMORY": 137}
+_OTHER_EXIT_CODE = 1
 
 
 def submit_batch_job(job: BatchSpec, script: str, variables: Mapping[str, str]) -> str:
@@ -59,7 +60,9 @@ def submit_batch_job(job: BatchSpec, script: str, variables: Mapping[str, str]) 
     return slurm.submit(path, variables)
 
 
-def follow_batch_job(number: str, job: BatchSpec, console: Console, signals: Sequence[int]) -> JobResult:
+def follow_batch_job(
+    number: str, job: BatchSpec, console: Console, signals: Sequence[int]
+) -> tuple[JobResult, slurm.JobState]:
     """Shows what a job prints, and waits for its end.
 
     Args:
@@ -69,16 +72,16 @@ def follow_batch_job(number: str, job: BatchSpec, console: Console, signals: Seq
         signals: The signals that this process was sent; it grows. The first cancels the job, the second kills it.
 
     Returns:
-        How it came out.
+        How it came out, and what SLURM says of it.
     """
     started = time.monotonic()
     with EventLog(job.run_dir) as events:
         events.add("job_submitted", job=number, program=job.command, tasks=job.tasks)
         follower = _Follower(number, job, console, events, signals)
-        state = follower.to_the_end()
+        state = _remembered(follower.to_the_end(), job)
         result = _result(state, job, signals, time.monotonic() - started)
         events.add("job_ended", state=state.name, outcome=result.outcome.value, exit_code=result.exit_code)
-    return result
+    return result, state
 
 
 class _Follower:
@@ -142,9 +145,6 @@ class _Follower:
 
 
 def _result(state: slurm.JobState, job: BatchSpec, signals: Sequence[int], elapsed_s: float) -> JobResult:
-    if state.name == slurm.FORGOTTEN:
-        code = _read(job.run_dir / ENDED_FILE)
-        state = slurm.JobState("COMPLETED" if code == "0" else "FAILED", exit_code=int(code) if code.isdecimal() else 0)
     if state.is_good:
         return JobResult(Outcome.SUCCEEDED, 0, elapsed_s=elapsed_s)
     tasks = _tasks_of_last_attempt(job)
@@ -156,10 +156,20 @@ def _result(state: slurm.JobState, job: BatchSpec, signals: Sequence[int], elaps
         return JobResult(Outcome.INTERRUPTED, 128 + signals[0], elapsed_s=elapsed_s)
     if state.name in ("TIMEOUT", "DEADLINE"):
         return JobResult(Outcome.TIMED_OUT, _TIMED_OUT_EXIT_CODE, elapsed_s=elapsed_s)
-    own = failures[0].exit_code if failures else 0
-    code_of_job = state.exit_code or (128 + state.signal if state.signal else 0)
-    fallback = _CANCELLED_EXIT_CODE if state.name == "CANCELLED" else _UNKNOWN_EXIT_CODE
-    return JobResult(Outcome.FAILED, own or code_of_job or fallback, failures, (), stopped, elapsed_s)
+    code = _EXIT_CODES.get(state.name, _OTHER_EXIT_CODE)
+    if state.name == "FAILED":
+        code = state.exit_code or (128 + state.signal if state.signal else _OTHER_EXIT_CODE)
+    code = (failures[0].exit_code if failures else 0) or code
+    return JobResult(Outcome.FAILED, code, failures, (), stopped, elapsed_s)
+
+
+def _remembered(state: slurm.JobState, job: BatchSpec) -> slurm.JobState:
+    """What SLURM has forgotten, the batch script has written down, if it came to its end."""
+    if state.name != slurm.FORGOTTEN:
+        return state
+    code = _read(job.run_dir / ENDED_FILE)
+    name = "COMPLETED" if code == "0" else "FAILED"
+    return slurm.JobState(name, exit_code=int(code) if code.isdecimal() else 0)
 
 
 @dataclass(frozen=True)
