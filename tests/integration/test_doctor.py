@@ -1,0 +1,72 @@
+"""`tfdistkit doctor` tries strategies for real, and measures real links."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import pytest
+from net_hosts import LOGIN, NetHosts
+from ssh_jobs import PATHS
+
+pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(600)]
+
+# Several processes load TensorFlow, one after the other, on a busy machine.
+DEADLINE_S = 400.0
+
+
+def doctor(hosts: NetHosts, *words: str) -> tuple[int, dict, dict]:
+    """Runs it on the login host; returns the exit code, the report, and its findings by topic and name."""
+    quiet = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = hosts.run(
+        LOGIN,
+        *(sys.executable, "-m", "tfdistkit", "doctor", "--json", *words),
+        env={**os.environ, **quiet, "TMPDIR": str(hosts.temporary(LOGIN))},
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert done.stdout, done.stderr
+    report = json.loads(done.stdout)
+    assert list(hosts.temporary(LOGIN).iterdir()) == []
+    for number in (LOGIN, *hosts.numbers):
+        assert hosts.pids(number) == []
+    return done.returncode, report, {(one["topic"], one["name"]): one for one in report["findings"]}
+
+
+def test_strategies_are_tried(hosts: NetHosts) -> None:
+    """One that works, and one that cannot: this environment has no Horovod, unless it was installed."""
+    code, report, found = doctor(hosts, "--strategy", "multiworker", "--strategy", "horovod")
+    assert found["strategies", "multiworker"]["level"] == "ok", found["strategies", "multiworker"]
+    assert "works: 2 processes" in found["strategies", "multiworker"]["told"]
+    assert found["versions", "TensorFlow"]["level"] in ("ok", "warning")
+    assert found["network", "own name"]["told"] == "h0, 10.77.0.254"
+    assert found["devices", "CPU"]["told"] == f"{len(os.sched_getaffinity(0))} cores for this process"
+    horovod = found["strategies", "horovod"]
+    if found["versions", "Horovod"]["told"] == "not installed":
+        assert horovod["level"] == "problem" and "tfdistkit horovod install" in horovod["do"]
+    assert (code, report["ok"]) == ((0, True) if horovod["level"] == "ok" else (1, False))
+
+
+def test_hosts_and_the_links_between_them(hosts: NetHosts) -> None:
+    """h2 sends and receives 100 Mbit/s."""
+    path = ["-x", f"PYTHONPATH={PATHS}"]
+    shape = ["tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", "100mbit", "burst", "64kb", "latency", "50ms"]
+    hosts.run(2, *shape)
+    try:
+        code, report, found = doctor(hosts, "-H", "h1,h2,h0", "--no-trials", *path)
+    finally:
+        hosts.run(2, "tc", "qdisc", "del", "dev", "eth0", "root")
+    assert (code, report["ok"]) == (0, True), report
+    assert found["hosts", "all"]["told"].count("reached") == 3
+    slow, fast = found["links", "h2 -> h1"], found["links", "h0 -> h1"]
+    assert slow["level"] == "warning" and "--network-interface" in slow["do"]
+    assert 0.05 < float(slow["told"].split()[0]) < 0.12, "Gbit/s"
+    assert float(fast["told"].split()[0]) > 2 * float(slow["told"].split()[0])
+    assert ("strategies", "multiworker") not in found
+
+    code, report, found = doctor(hosts, "-H", "h1,nowhere.invalid", *path)
+    assert (code, report["ok"]) == (1, False)
+    assert "Could not resolve hostname" in found["hosts", "nowhere.invalid"]["told"]
+    assert found["hosts", "nowhere.invalid"]["do"].startswith("Correct the name")
+    assert "strategies" not in {topic for topic, _ in found}, "without hosts, there is nothing to try"

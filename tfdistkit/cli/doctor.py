@@ -1,0 +1,114 @@
+"""`tfdistkit doctor`: what is here, what works, and what mends the rest."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import NoReturn
+
+from tfdistkit.cli import host_options
+from tfdistkit.cluster.hosts import HostSlots
+from tfdistkit.doctor.findings import Finding, Level, as_json, as_text
+from tfdistkit.doctor.machine import look_at_network, look_at_programs, look_at_versions
+from tfdistkit.doctor.network import look_at_hosts
+from tfdistkit.doctor.trials import ON_HOSTS, TRIALS, try_strategies
+from tfdistkit.horovod_build.checking import INSTALL
+from tfdistkit.launcher.hosts import HostsSpec
+
+_DESCRIPTION = """\
+Looks at versions, devices, network and programs here, and tries the strategies, each in processes of its own: they
+sum up, and take a step of training whose result is known. With -H or --hostfile it looks at those hosts and at the
+links between them, and tries the strategies there, with one process on each."""
+
+_EPILOG = """\
+examples:
+  tfdistkit doctor
+  tfdistkit doctor --strategy multiworker
+  tfdistkit doctor -H node1,node2 --no-trials
+
+exit codes:
+  0 what was asked for works: --strategy NAME, the hosts; else all that is installed
+  1 something of it does not; 2 wrong usage"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\nSee `tfdistkit doctor --help`.\n")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command.
+
+    Args:
+        arguments: What follows `tfdistkit doctor`.
+
+    Returns:
+        The exit code, see `tfdistkit doctor --help`.
+    """
+    parser = _make_parser()
+    options = parser.parse_args(list(arguments))
+    hosts = _one_slot_each(host_options.read(options, parser.error))
+    findings = _examine(options, hosts)
+    is_well = all(finding.level is not Level.PROBLEM for finding in findings)
+    if options.json:
+        print(json.dumps({"ok": is_well, "findings": as_json(findings)}, indent=2))
+    else:
+        print(as_text(findings))
+    return 0 if is_well else 1
+
+
+def _examine(options: argparse.Namespace, hosts: HostsSpec | None) -> list[Finding]:
+    """One after the other where they would be in each other's way; what is asked for, says what is tried."""
+    variables = dict(options.passed)
+    with ThreadPoolExecutor(max_workers=1) as aside:
+        on_hosts = aside.submit(look_at_hosts, hosts, variables) if hosts is not None else None
+        findings, facts = look_at_versions()
+        findings += look_at_network() + look_at_programs()
+        if on_hosts is not None:
+            findings += on_hosts.result()
+    if options.no_trials or any(finding.topic == "hosts" and finding.level is Level.PROBLEM for finding in findings):
+        return findings
+    if "problem" in facts:
+        return findings  # without TensorFlow, there is nothing to try
+    names = options.strategies or [
+        name for name in (TRIALS if hosts is None else ON_HOSTS) if name != "horovod" or facts["horovod"] is not None
+    ]
+    if facts["horovod"] is None and "horovod" in names:
+        names = [name for name in names if name != "horovod"]
+        findings.append(Finding("strategies", "horovod", Level.PROBLEM, "Horovod is not installed", INSTALL))
+    if names and not options.json:
+        print(f"Trying {', '.join(names)}: some seconds each.", file=sys.stderr, flush=True)
+    return findings + try_strategies(names, hosts, variables)
+
+
+def _one_slot_each(hosts: HostsSpec | None) -> HostsSpec | None:
+    """One process on each host is enough to see whether they work together."""
+    if hosts is None:
+        return None
+    return replace(hosts, slots=tuple(HostSlots(one.host, 1) for one in hosts.slots))
+
+
+def _make_parser() -> _Parser:
+    parser = _Parser(
+        prog="tfdistkit doctor",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    tried = parser.add_mutually_exclusive_group()
+    tried.add_argument(
+        "--strategy",
+        dest="strategies",
+        action="append",
+        choices=list(TRIALS),
+        help="try this one; can be given several times (default: all that are installed)",
+    )
+    tried.add_argument("--no-trials", action="store_true", help="try none: look only")
+    host_options.add_to(parser)
+    parser.add_argument("--json", action="store_true", help="all of it, for programs")
+    return parser

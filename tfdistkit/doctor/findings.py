@@ -1,0 +1,62 @@
+"""What was found, and what mends it: plain data."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+class Level(enum.Enum):
+    """How good a finding is."""
+
+    GOOD = "ok"
+    NOTE = "note"
+    WARNING = "warning"
+    PROBLEM = "problem"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Args:
+        topic: Where it belongs: `versions`, `devices`, `network`, `programs`, `strategies`, `hosts`, `links`.
+        name: What was looked at.
+        level: How good it is.
+        told: What was seen.
+        do: The command, or the step, that mends it; an empty string where there is nothing to mend.
+    """
+
+    topic: str
+    name: str
+    level: Level
+    told: str
+    do: str = ""
+
+
+def as_json(findings: Sequence[Finding]) -> list[dict[str, Any]]:
+    """Returns findings as what JSON can hold."""
+    return [{**asdict(finding), "level": finding.level.value} for finding in findings]
+
+
+def as_text(findings: Sequence[Finding]) -> str:
+    """Returns findings topic by topic, and then what to do."""
+    lines: list[str] = []
+    width = max((len(finding.name) for finding in findings), default=0)
+    for topic in dict.fromkeys(finding.topic for finding in findings):
+        lines += ["", topic]
+        for finding in findings:
+            if finding.topic == topic:
+                told = finding.told
+                if finding.level is Level.NOTE and finding.do:
+                    told = f"{told} ({finding.do})"
+                first, *rest = told.splitlines() or [""]
+                lines.append(f"  {finding.level.value:<8} {finding.name:<{width}}  {first}".rstrip())
+                lines += [f"  {'':<8} {'':<{width}}  {line}" for line in rest]
+    steps = [finding for finding in findings if finding.do and finding.level in (Level.WARNING, Level.PROBLEM)]
+    if steps:
+        lines += ["", "what to do"]
+        lines += [f"  {finding.name}: {finding.do}" for finding in steps]
+    return "\n".join(lines[1:])

@@ -1,0 +1,192 @@
+"""This machine: versions, devices, network, programs. TensorFlow is not loaded here: a process of its own is asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from tfdistkit import __version__, env
+from tfdistkit.cluster.ports import free_ports
+from tfdistkit.doctor.findings import Finding, Level
+from tfdistkit.errors import ClusterConfigError, UnsupportedError
+from tfdistkit.horovod_build.checking import INSTALL, check_horovod
+from tfdistkit.launcher.planning import available_cores
+from tfdistkit.launcher.remote_facts import list_interfaces
+
+# What is supported: from, and before.
+_PYTHON = ((3, 10), (3, 14))
+_TENSORFLOW = ((2, 18), (2, 22))
+_KERAS = ((3, 10), (4, 0))
+# TensorFlow takes seconds to load, on a busy machine many.
+_LOAD_S = 120.0
+# So many ports are few jobs' worth.
+_WANTED_PORTS = 32
+
+# Runs in a process of its own.
+_ASK_TENSORFLOW = """
+import json, os
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+from importlib import metadata
+found = {"nccl": None, "horovod": None}
+for package in metadata.distributions():
+    name = (package.metadata["Name"] or "").lower()
+    if name.startswith("nvidia-nccl"):
+        found["nccl"] = package.version
+    if name == "horovod":
+        found["horovod"] = package.version
+try:
+    import tensorflow as tf
+    found["tensorflow"] = tf.__version__
+    build = tf.sysconfig.get_build_info()
+    found["cuda"] = build.get("cuda_version") if build.get("is_cuda_build") else None
+    found["cudnn"] = build.get("cudnn_version")
+    found["gpus"] = [tf.config.experimental.get_device_details(one).get("device_name", one.name)
+                     for one in tf.config.list_physical_devices("GPU")]
+    import keras
+    found["keras"] = keras.__version__
+except Exception as error:
+    found["problem"] = type(error).__name__ + ": " + str(error)
+print("\\n" + json.dumps(found))
+"""
+
+
+def look_at_versions() -> tuple[list[Finding], Mapping[str, Any]]:
+    """Returns what was found of Python, TensorFlow, Keras, CUDA and Horovod; and the same as plain facts."""
+    facts = _ask_tensorflow()
+    python = ".".join(map(str, sys.version_info[:3]))
+    findings = [
+        _version("Python", python, _PYTHON, "Make an environment with one of these: python3.12 -m venv .venv"),
+        Finding("versions", "tfdistkit", Level.GOOD, __version__),
+    ]
+    if "problem" in facts:
+        do = "Install it: pip install 'tfdistkit[cpu]', or with CUDA 'tfdistkit[gpu]'"
+        findings.append(Finding("versions", "TensorFlow", Level.PROBLEM, f"cannot be loaded: {facts['problem']}", do))
+    else:
+        do = "pip install 'tensorflow-cpu>=2.18,<2.22'"
+        findings.append(_version("TensorFlow", facts["tensorflow"], _TENSORFLOW, do))
+        findings.append(_version("Keras", facts["keras"], _KERAS, "pip install -U 'keras>=3.10'"))
+        findings += _gpu_findings(facts)
+    findings.append(_horovod_finding(facts))
+    return findings, facts
+
+
+def look_at_network() -> list[Finding]:
+    """Returns what was found of ports, interfaces, this machine's own name, and proxies."""
+    findings = []
+    interfaces = list_interfaces()
+    told = ", ".join(f"{name} {address}" for name, address in interfaces.items()) or "none"
+    findings.append(Finding("network", "interfaces", Level.GOOD if interfaces else Level.PROBLEM, told))
+    try:
+        ports = free_ports(_WANTED_PORTS)
+        told = f"{_WANTED_PORTS} free ones found, such as {ports[0]}"
+        findings.append(Finding("network", "ports", Level.GOOD, told))
+    except ClusterConfigError as error:
+        do = "End what holds them: ss -ltnp"
+        findings.append(Finding("network", "ports", Level.PROBLEM, str(error), do))
+    findings.append(_own_name(interfaces))
+    proxies = [name for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY") if env.text(name)]
+    if proxies and not (env.text("no_proxy") or env.text("NO_PROXY")):
+        told = f"{', '.join(proxies)} set: gRPC, which TensorFlow's processes talk over, would ask the proxy for hosts"
+        do = "export no_proxy=127.0.0.1,localhost,<the hosts of your jobs>"
+        findings.append(Finding("network", "proxy", Level.WARNING, told, do))
+    return findings
+
+
+def look_at_programs() -> list[Finding]:
+    """Returns which programs that start processes elsewhere are here."""
+    programs = (
+        ("ssh", "not here: tfdistkit run -H needs it", "apt-get install openssh-client"),
+        ("mpirun", "not here: tfdistkit run --backend mpi needs it", "apt-get install openmpi-bin libopenmpi-dev"),
+        ("srun", "not here: this is no SLURM cluster", ""),
+    )
+    findings = []
+    for name, missing, do in programs:
+        path = shutil.which(name)
+        if path is not None:
+            findings.append(Finding("programs", name, Level.GOOD, path))
+        else:
+            findings.append(Finding("programs", name, Level.NOTE, missing, do))
+    return findings
+
+
+def _ask_tensorflow() -> Mapping[str, Any]:
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _ASK_TENSORFLOW],
+            env=env.child_env({env.TF_CONFIG: None}),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_LOAD_S,
+        )
+        facts: Mapping[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        return {"problem": f"it did not load within {_LOAD_S:g} s", "horovod": None}
+    except (ValueError, IndexError):
+        said = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        return {"problem": f"exit code {done.returncode} {' '.join(said)}".strip(), "horovod": None}
+    return facts
+
+
+def _version(name: str, version: str, wanted: tuple[tuple[int, int], tuple[int, int]], do: str) -> Finding:
+    numbers = tuple(int(part) for part in version.split(".")[:2])
+    lowest, before = wanted
+    if lowest <= numbers < before:
+        return Finding("versions", name, Level.GOOD, version)
+    told = f"{version}; tested are those from {'.'.join(map(str, lowest))} up to {before[0]}.{before[1] - 1}"
+    if before[1] == 0:
+        told = f"{version}; needed is {'.'.join(map(str, lowest))} or newer"
+    return Finding("versions", name, Level.PROBLEM if numbers < lowest else Level.WARNING, told, do)
+
+
+def _gpu_findings(facts: Mapping[str, Any]) -> list[Finding]:
+    cores = Finding("devices", "CPU", Level.GOOD, f"{available_cores()} cores for this process")
+    has_gpu = os.path.exists("/dev/nvidia0")
+    if facts["cuda"] is None:
+        built = Finding("versions", "CUDA", Level.NOTE, "TensorFlow is built without")
+        if not has_gpu:
+            return [built, cores, Finding("devices", "GPU", Level.NOTE, "none")]
+        do = "pip install 'tensorflow[and-cuda]>=2.18,<2.22'"
+        told = "there is one, and this TensorFlow is built without CUDA"
+        return [built, cores, Finding("devices", "GPU", Level.WARNING, told, do)]
+    nccl = f", NCCL {facts['nccl']}" if facts["nccl"] else ""
+    told = f"built with {facts['cuda']}, cuDNN {facts['cudnn']}{nccl}"
+    built = Finding("versions", "CUDA", Level.GOOD, told)
+    if facts["gpus"]:
+        return [built, cores, Finding("devices", "GPU", Level.GOOD, ", ".join(facts["gpus"]))]
+    if not has_gpu:
+        return [built, cores, Finding("devices", "GPU", Level.NOTE, "none")]
+    do = "Look at the driver: nvidia-smi; and at CUDA's libraries: pip install 'tensorflow[and-cuda]>=2.18,<2.22'"
+    return [built, cores, Finding("devices", "GPU", Level.WARNING, "there is one, and TensorFlow does not see it", do)]
+
+
+def _horovod_finding(facts: Mapping[str, Any]) -> Finding:
+    if facts["horovod"] is None:
+        return Finding("versions", "Horovod", Level.NOTE, "not installed", INSTALL)
+    try:
+        status = check_horovod(sys.executable)
+    except UnsupportedError as error:
+        return Finding("versions", "Horovod", Level.PROBLEM, str(error), INSTALL)
+    built = ", ".join(name for name in ("gloo", "mpi", "nccl") if getattr(status, name)) or "nothing"
+    if not status.is_good:
+        against = status.built_against or "?"
+        told = f"{status.horovod}, built against TensorFlow {against}, does not load: {status.problem}"
+        return Finding("versions", "Horovod", Level.PROBLEM, told, INSTALL)
+    return Finding("versions", "Horovod", Level.GOOD, f"{status.horovod}, with {built}")
+
+
+def _own_name(interfaces: Mapping[str, str]) -> Finding:
+    """Gloo looks it up on every host."""
+    name = socket.gethostname()
+    try:
+        address = socket.gethostbyname(name)
+    except OSError:
+        own = next((address for interface, address in interfaces.items() if interface != "lo"), "127.0.0.1")
+        do = f"echo '{own} {name}' >> /etc/hosts"
+        return Finding("network", "own name", Level.WARNING, f"{name} stands for no address; Horovod looks it up", do)
+    return Finding("network", "own name", Level.GOOD, f"{name}, {address}")
