@@ -12,6 +12,7 @@ import os
 import secrets
 import shutil
 import signal
+import stat
 import subprocess
 import time
 from collections.abc import Iterator
@@ -58,6 +59,7 @@ AccountingStorageType=accounting_storage/none
 JobCompType=jobcomp/none
 SwitchType=switch/none
 MpiDefault=none
+GresTypes=gpu
 PropagateResourceLimits=NONE
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
@@ -239,9 +241,14 @@ def _write_configuration(folder: Path, addresses: dict[str, str]) -> None:
     key.write_bytes(secrets.token_bytes(1024))
     key.chmod(0o600)
     text = _CONFIGURATION.format(login=LOGIN, address=addresses[LOGIN], folder=folder)
-    nodes = [f"NodeName={name} NodeAddr={addresses[name]} CPUs=8 RealMemory=1000 State=UNKNOWN" for name in NODES]
+    resources = "CPUs=8 RealMemory=1000 Gres=gpu:4"
+    nodes = [f"NodeName={name} NodeAddr={addresses[name]} {resources} State=UNKNOWN" for name in NODES]
     partition = "PartitionName=main Nodes=ALL Default=YES MaxTime=60 State=UP OverSubscribe=NO"
     (folder / "slurm.conf").write_text("\n".join([text, *nodes, partition, ""]))
+    # SLURM hands out device files, and does not ask what they are of.
+    for number in range(4):
+        os.mknod(folder / f"gpu{number}", 0o600 | stat.S_IFCHR, os.makedev(1, 3))
+    (folder / "gres.conf").write_text(f"Name=gpu File={folder}/gpu[0-3]\n")
     # Each host binds a folder of its own there: PMIx takes the nodes of one machine for one.
     (folder / "mpi.conf").write_text(f"PMIxCliTmpDirBase={folder / 'pmix'}\n")
     names = [f"{address} {name}" for name, address in addresses.items()]

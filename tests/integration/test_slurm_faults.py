@@ -45,8 +45,8 @@ def test_a_rank_that_is_stopped_and_a_node_that_is_gone(slurm: SlurmCluster, tmp
         folder.mkdir()
     options = ("--nnodes", "2", "-np", "2", "--log-dir", "logs")
     with (
-        started(slurm, stopped, TRAIN, *options, "--sbatch-arg=-wn1,n2", **ENVIRONMENT) as training,
-        started(slurm, gone, SLEEP, *options, "--sbatch-arg=-wn3,n10") as sleeping,
+        started(slurm, stopped, TRAIN, *options, **ENVIRONMENT) as training,
+        started(slurm, gone, SLEEP, *options, nodes="n3,n10") as sleeping,
     ):
         sleeping.wait_for("1: at work")
         slurm.nodes["n10"].power_off()

@@ -78,12 +78,12 @@ def check_workers(tasks: list[dict[str, Any]], hosts: list[str]) -> None:
     ("options", "hosts"),
     [
         ("-n1", "n1"),
-        ("-N2 -n2", "n1 n2"),
-        ("-N2 --ntasks-per-node=2", "n1 n1 n2 n2"),
+        ("-w n1,n2 -n2", "n1 n2"),
+        ("-w n1,n2 --ntasks-per-node=2", "n1 n1 n2 n2"),
         ("-w n2,n10 -n2", "n2 n10"),
         ("-w n2,n10 --ntasks-per-node=2 -m cyclic", "n2 n10 n2 n10"),
-        ("-N2 -n2 --mpi=pmix", "n1 n2"),
-        ("-N2 -n2 --mpi=pmi2", "n1 n2"),
+        ("-w n1,n2 -n2 --mpi=pmix", "n1 n2"),
+        ("-w n1,n2 -n2 --mpi=pmi2", "n1 n2"),
         ("-w n1 -n1 SCRIPT : -w n3 -n2", "n1 n3 n3"),
     ],
 )
@@ -108,7 +108,7 @@ def test_an_order_of_the_users_own(slurm: SlurmCluster, script: str, tmp_path: P
 
 
 def test_roles(slurm: SlurmCluster, script: str) -> None:
-    tasks = srun(slurm, script, "-N2", "--ntasks-per-node=2", TFDISTKIT_PS="1")
+    tasks = srun(slurm, script, "-w", "n1,n2", "--ntasks-per-node=2", TFDISTKIT_PS="1")
     check(tasks, ["n1", "n1", "n2", "n2"])
     assert [task["role"] for task in tasks] == [["chief", 0], ["worker", 0], ["worker", 1], ["ps", 0]]
     assert {task["size"] for task in tasks} == {2}
@@ -144,3 +144,23 @@ def test_env_command_in_a_step(slurm: SlurmCluster) -> None:
     lines = {line.replace(" ", "") for line in ended.stdout.splitlines()}
     expected = {"1:slurmrank1of2", "1:SLURM_STEP_NODELIST=n[2,10]", "1:clusterfromSLURM'svariables"}
     assert expected <= lines, ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "seen", "of_step"),
+    [
+        ("--gpus-per-task=2", ["0,1", "2,3"], 4),
+        ("--gpus-per-task=1", ["0", "1"], 2),
+        ("--gres=gpu:2", ["0,1", "0,1"], 2),
+        ("", ["", ""], None),
+    ],
+)
+def test_gpus_of_ones_own_are_told_from_shared_ones(
+    slurm: SlurmCluster, options: str, seen: list[str], of_step: int | None
+) -> None:
+    """A task that sees fewer than its step has here was given them for itself: see `strategies.devices`."""
+    code = "import os; from tfdistkit.cluster import slurm; seen = os.environ.get('CUDA_VISIBLE_DEVICES', ''); "
+    code += "print(repr((seen, slurm.gpus_of_step_here())))"
+    ended = slurm.run("srun", "-N1", "-n2", "-l", *options.split(), sys.executable, "-c", code)
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(ended.stdout.splitlines()) == [f"{task}: {(one, of_step)!r}" for task, one in enumerate(seen)]

@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[2]
 DEADLINE_S = 240
 
 
-def srun(slurm: SlurmCluster, folder: Path, strategy: str, *options: str, **variables: str) -> list[dict[str, Any]]:
-    command = ["srun", "-N2", "-n2", "-l", "-K1", *options, sys.executable, write_training(folder), strategy]
+def srun(slurm: SlurmCluster, folder: Path, strategy: str, hosts: str, **variables: str) -> list[dict[str, Any]]:
+    command = ["srun", "-w", hosts, "-n2", "-l", "-K1", sys.executable, write_training(folder), strategy]
     ended = slurm.run(*command, cwd=folder, deadline_s=DEADLINE_S, **{**ENVIRONMENT, **variables})
     assert ended.returncode == 0, ended.stderr
     return read_results(ended.stdout)
@@ -24,7 +24,7 @@ def srun(slurm: SlurmCluster, folder: Path, strategy: str, *options: str, **vari
 
 @pytest.mark.tensorflow
 def test_multiworker(slurm: SlurmCluster, alone: dict[str, Any], tmp_path: Path) -> None:
-    check_equal(srun(slurm, tmp_path, "multiworker"), alone, ["n1", "n2"], "MultiWorkerStrategy")
+    check_equal(srun(slurm, tmp_path, "multiworker", "n1,n2"), alone, ["n1", "n2"], "MultiWorkerStrategy")
 
 
 @pytest.mark.tensorflow
@@ -34,5 +34,5 @@ def test_horovod_finds_its_ranks_by_itself(
 ) -> None:
     path = os.pathsep.join([str(horovod_path), str(ROOT)])
     # Horovod with MPI would look for MPI's world, which is not there.
-    results = srun(slurm, tmp_path, "horovod", "-w", "n2,n10", PYTHONPATH=path, TFDISTKIT_PORT="23456")
+    results = srun(slurm, tmp_path, "horovod", "n2,n10", PYTHONPATH=path, TFDISTKIT_PORT="23456")
     check_equal(results, alone, ["n2", "n10"], "HorovodStrategy")

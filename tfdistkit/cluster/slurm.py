@@ -35,6 +35,7 @@ _ARBITRARY = "SLURM_ARBITRARY_NODELIST"
 _RANKS_HERE = "SLURM_GTIDS"
 _NODE_NAME = "SLURMD_NODENAME"
 _COMPONENTS = "SLURM_HET_SIZE"
+_GPUS_HERE = "SLURM_GPUS_ON_NODE"
 
 # What is looked at, in the order in which it is shown.
 VARIABLES = (_JOB, _STEP, _RANK, _SIZE, _NODES, _COUNTS, _DISTRIBUTION, _PLANE_SIZE, _ARBITRARY, _LOCAL, _NODE,
@@ -83,6 +84,11 @@ def read_slurm() -> ClusterSpec | None:
 def in_job_without_step() -> str | None:
     """Returns the number of the SLURM job around this process when it is in none of the job's steps, else None."""
     return None if any(env.text(name) for name in _IN_STEPS_ONLY) else env.text(_JOB)
+
+
+def gpus_of_step_here() -> int | None:
+    """Returns how many GPUs SLURM gave to all tasks of this step on this node; None outside of steps, or if none."""
+    return env.integer(_GPUS_HERE) if is_step() else None
 
 
 def is_step() -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdistkit import env
+from tfdistkit.cluster import slurm
 from tfdistkit.cluster.spec import ClusterSpec
 from tfdistkit.errors import OptionError, TooLateError, UnsupportedError, explain
 from tfdistkit.strategies import keras_seams
@@ -121,7 +122,11 @@ def take_gpu_of_local_rank(cluster: ClusterSpec) -> None:
     visible = env.text("CUDA_VISIBLE_DEVICES") or ""
     if len(gpus) == 1 and visible and "," not in visible:
         return  # The scheduler gave this process its one GPU.
-    if len(gpus) < cluster.local_world_size:
+    place = cluster.local_rank
+    of_step = slurm.gpus_of_step_here()
+    if of_step is not None and len(gpus) < of_step:
+        place = 0  # SLURM gave each task GPUs of its own (`--gpus-per-task`): this one does not see the others'.
+    elif len(gpus) < cluster.local_world_size:
         raise UnsupportedError(
             explain(
                 "This host has fewer GPUs than workers.",
@@ -131,7 +136,7 @@ def take_gpu_of_local_rank(cluster: ClusterSpec) -> None:
             )
         )
     try:
-        tf.config.set_visible_devices(gpus[cluster.local_rank], "GPU")
+        tf.config.set_visible_devices(gpus[place], "GPU")
     except RuntimeError:
         raise TooLateError(too_late(f"local_rank={cluster.local_rank}")) from None
 
