@@ -65,8 +65,19 @@ def test_hosts_and_the_links_between_them(hosts: NetHosts) -> None:
     assert float(fast["told"].split()[0]) > 2 * float(slow["told"].split()[0])
     assert ("strategies", "multiworker") not in found
 
-    code, report, found = doctor(hosts, "-H", "h1,nowhere.invalid", *path)
-    assert (code, report["ok"]) == (1, False)
-    assert "Could not resolve hostname" in found["hosts", "nowhere.invalid"]["told"]
-    assert found["hosts", "nowhere.invalid"]["do"].startswith("Correct the name")
-    assert "strategies" not in {topic for topic, _ in found}, "without hosts, there is nothing to try"
+
+def test_hosts_that_are_not_ready(hosts: NetHosts) -> None:
+    """Without the rest, which loads TensorFlow."""
+    script = hosts.write("look.py", f"""
+        import json, os, sys
+        from tfdistkit.doctor.findings import as_json
+        from tfdistkit.doctor.network import look_at_hosts
+        from tfdistkit.launcher.hosts import HostsSpec, parse_hosts
+        spec = HostsSpec(parse_hosts("h1,nowhere.invalid"), sys.executable, os.getcwd())
+        print(json.dumps(as_json(look_at_hosts(spec, {{"PYTHONPATH": {PATHS!r}}}))))
+    """, LOGIN)
+    found = {one["name"]: one for one in json.loads(hosts.login(sys.executable, str(script)).stdout)}
+    assert found["all"]["level"] == found["nowhere.invalid"]["level"] == "problem" and "h1" not in found
+    assert "Could not resolve hostname" in found["nowhere.invalid"]["told"]
+    assert found["nowhere.invalid"]["do"].startswith("Correct the name")
+    assert found["all"]["told"].splitlines()[1].split()[:1] == ["h1"]

@@ -198,6 +198,8 @@ class Fleet(threading.Thread):
         self.join(timeout=5)
         for one in self.connections:
             one.close_streams()
+            _hang_up(one.child)
+        for one in self.connections:
             _end(one.child)
         for descriptor in (self._wake_reading, self._wake_writing):
             os.close(descriptor)
@@ -226,10 +228,13 @@ class Fleet(threading.Thread):
         return poller, readers
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
+def _hang_up(child: subprocess.Popen[bytes]) -> None:
     for pipe in (child.stdin, child.stdout, child.stderr):
         if pipe is not None:
             pipe.close()
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
     for number in (0, signal.SIGTERM, signal.SIGKILL):
         if number:
             child.send_signal(number)
