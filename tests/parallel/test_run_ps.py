@@ -89,7 +89,7 @@ os.kill(me.pids["worker 1"], signal.SIGSTOP)
 me.wait_for("never")
 """
     with job("--ps", "1", "-np", "2", write_script(tmp_path, play(coordinator)), cwd=tmp_path) as running:
-        told = "tfdistkit: worker 0 was killed by SIGKILL (pid "
+        told = f"tfdistkit: worker 0 was killed by SIGKILL (host {os.uname().nodename}, pid "
         wait_until(lambda: told in running.stderr_path.read_text(), "the news of worker 0")
         assert running.process.poll() is None
         (tmp_path / "on").touch()

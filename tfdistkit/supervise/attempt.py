@@ -169,7 +169,8 @@ class Attempt:
     def _remember(self, failure: Failure, answer: str) -> None:
         """Tells a failure that the job goes on after, now and in the report at the end."""
         after = f"after {self._history.elapsed_s:.1f} s"
-        what = f"{failure.name} {failure.headline} (pid {failure.pid}, exit code {failure.exit_code})"
+        where = f"host {failure.host}, pid {failure.pid}"
+        what = f"{failure.name} {failure.headline} ({where}, exit code {failure.exit_code})"
         told = f"{what} {after}: {answer}."
         self._history.incidents.append(told)
         rest = " ".join(part for part in (failure.remark, f"Its log: {failure.log_path}") if part)
