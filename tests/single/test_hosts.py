@@ -139,3 +139,10 @@ def test_gloo_on_hosts() -> None:
         ["0", "0", "0", "2", "eth0"],
         ["1", "0", "1", "2", "ib0"],
     ]
+
+
+def test_an_interface_that_is_not_known_is_left_to_gloo_and_nccl() -> None:
+    """Such as that of an IPv6 address: a wrong one would be worse."""
+    places = [Place(7001, 8, "a", "fd00::1", None), Place(7001, 8, "b", "fd00::2", None)]
+    for process in plan_processes(job(2, "a,b", backend="horovod"), places, python="/py"):
+        assert not {"HOROVOD_GLOO_IFACE", "NCCL_SOCKET_IFNAME"} & set(process.env)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 # All workers are on this machine. Not `localhost`: it may stand for ::1 first, where TensorFlow does not listen.
 HERE = "127.0.0.1"
+LOOPBACK = "lo"
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class Place:
         cores: How many processor cores the processes of the job on that host share.
         host: The host, as the backend knows it.
         address: Where the others reach it.
-        interface: The network interface with this address; None where that is the launcher's own machine alone.
+        interface: The network interface with this address; None where it is not known.
         inherited: The variables that the process inherits there; those that speak of threads are respected.
     """
 
@@ -26,7 +27,7 @@ class Place:
     cores: int
     host: str = HERE
     address: str = HERE
-    interface: str | None = None
+    interface: str | None = LOOPBACK
     inherited: Mapping[str, str] = field(default_factory=dict)
 
 

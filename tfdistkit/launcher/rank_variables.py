@@ -9,7 +9,7 @@ from tfdistkit.cluster import horovod
 from tfdistkit.cluster.spec import ClusterSpec
 from tfdistkit.cluster.tf_config import to_tf_config
 from tfdistkit.errors import OptionError, explain
-from tfdistkit.launcher.places import HERE
+from tfdistkit.launcher.places import HERE, LOOPBACK
 
 # The network interface of NCCL.
 NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"
@@ -30,11 +30,13 @@ def default_variables(backend: str, interface: str | None) -> dict[str, str]:
 
     Args:
         backend: One of `launcher.backend.BACKENDS`.
-        interface: The network interface of the process; None on one machine.
+        interface: The network interface of the process; None where it is not known.
     """
-    # NCCL makes its first connections over it, whatever carries the data then.
-    nccl = {NCCL_INTERFACE: interface} if interface else {}
-    return {**nccl, horovod.GLOO_INTERFACE: interface or "lo"} if backend == "horovod" else nccl
+    if interface is None:
+        return {}
+    # NCCL makes its first connections over it, whatever carries the data then; on one machine it knows better ways.
+    nccl = {} if interface == LOOPBACK else {NCCL_INTERFACE: interface}
+    return {**nccl, horovod.GLOO_INTERFACE: interface} if backend == "horovod" else nccl
 
 
 def check_variables(backend: str, wanted: Mapping[str, str]) -> None:
