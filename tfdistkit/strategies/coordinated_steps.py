@@ -190,7 +190,7 @@ class _Job:
                 for batch in batches[1:]:
                     more, logs = one_step(batch)
                     sums = [a + b for a, b in zip(sums, more)]
-                return sums, logs, tf.constant(len(batches)), tf.constant(-1)
+                return sums, logs, []
 
             self._on_batches[len(batches)] = tf.function(on_batches, autograph=False, reduce_retracing=True)
         return self._on_batches[len(batches)]
@@ -243,7 +243,8 @@ class _Job:
                 sums = [a + b for a, b in zip(sums, more)]
                 done += tf.cast(batch.has_value(), tf.int32)
                 dry = tf.logical_not(batch.has_value())
-            return sums, logs, done, tf.where(dry, worker, -1)
+            # Whether it did any, and the worker that has no more; together, for every tensor travels on its own.
+            return sums, logs, [tf.stack([done, tf.where(dry, worker, -1)])]
 
         return tf.function(on_own_data, autograph=False)
 
@@ -254,10 +255,11 @@ class _Job:
         """Forgets what the steps of an epoch came to."""
         self._sums, self.logs, self._early, self._next = None, None, {}, 0
 
-    def take(self, number: int, result: Any) -> tuple[int, int]:
-        """Adds the result of a step; returns how many batches it had, and the worker that has no more, or -1."""
-        sums, logs, done, dry = result
-        self._early[number] = ([value.numpy() for value in sums], logs) if int(done) else None
+    def take(self, number: int, result: Any) -> tuple[bool, int]:
+        """Adds the result of a step; returns whether it had batches, and the worker that has no more, or -1."""
+        sums, logs, own_data = result
+        done, dry = (int(value) for value in own_data[0]) if own_data else (1, -1)
+        self._early[number] = ([value.numpy() for value in sums], logs) if done else None
         before, newest = self._sums, None
         while self._next in self._early:
             result = self._early.pop(self._next)
@@ -267,7 +269,7 @@ class _Job:
                 self._sums = added if self._sums is None else [a + b for a, b in zip(self._sums, added)]
         if self._sums is not None and self._sums is not before:
             self.logs = self._results([tf.constant(s) for s in self._sums]) if self.logs_are_metrics else newest
-        return int(done), int(dry)
+        return done > 0, dry
 
     def store(self) -> None:
         """Adds what the steps came to, to the metrics of the model."""
