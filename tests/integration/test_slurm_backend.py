@@ -156,6 +156,10 @@ def test_a_job_starts_again_after_a_failure(slurm: SlurmCluster, tmp_path: Path)
         assert run.end() == 0, run.told
     assert re.findall(r"^(\d: .*)$", run.told, re.MULTILINE).count("1: attempt 2") == 1
     assert (tmp_path / "logs" / "attempt.1" / "rank.1" / "ended").read_text().startswith("9 ")
+    # In the same folder, another job's failure is not taken for that of the last attempt before it.
+    with started(slurm, tmp_path, "raise SystemExit(7)", "-np", "2", "--log-dir", "logs") as run:
+        assert run.end() == 7, run.told
+    assert "ended with exit code 7 (host n" in run.told and "exit code 9" not in run.told
 
 
 def test_parameter_servers(slurm: SlurmCluster, tmp_path: Path) -> None:

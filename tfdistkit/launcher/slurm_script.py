@@ -39,7 +39,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./~-]+")
 _TASK = f"""\
 task='
 export {env.RANK}=$SLURM_PROCID {env.TASK_DIR}="$TASKS/rank.$SLURM_PROCID"
-mkdir -p "${env.TASK_DIR}" && cd "${env.TASK_DIR}" && rm -f {ENDED_FILE} {CRASH_FILE} || exit
+mkdir -p "${env.TASK_DIR}" && cd "${env.TASK_DIR}" || exit
 trap : {_SIGNAL}
 trap "is_stopped=1" TERM
 exec 3>&2 2> /dev/null
@@ -52,8 +52,12 @@ fi
 exit $code'
 """
 
+# What an earlier job left in the folder is nobody's business, and what an earlier run of this one left is over.
 _RUN = f"""\
 rm -f "${env.RUN_DIR}/{_AGAIN}" "${env.RUN_DIR}/{ENDED_FILE}"
+for left in "${env.RUN_DIR}"/rank.* "${env.RUN_DIR}"/attempt.*/rank.*; do
+    rm -f "$left/{PID_FILE}" "$left/{ENDED_FILE}" "$left/{CRASH_FILE}"
+done
 export {env.ATTEMPT}=0 TASKS="${env.RUN_DIR}"
 while :; do
     srun --kill-on-bad-exit=1 {{options}} sh -c "$task" tfdistkit {{command}}

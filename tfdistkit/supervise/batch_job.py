@@ -182,9 +182,11 @@ class _Task:
 
 
 def _tasks_of_last_attempt(job: BatchSpec) -> list[_Task]:
-    folder = max(job.run_dir.glob("attempt.*"), key=lambda path: int(path.suffix[1:]), default=job.run_dir)
+    """The batch script takes away what was left before it."""
+    attempts = {path.parents[1] for path in job.run_dir.glob(f"attempt.*/rank.*/{PID_FILE}")}
+    folder = max(attempts, key=lambda path: int(path.suffix[1:]), default=job.run_dir)
     places = ((number, folder / f"rank.{number}") for number in range(job.tasks))
-    return [_look_at(job, job.process_name(number), place) for number, place in places if place.is_dir()]
+    return [_look_at(job, job.process_name(number), place) for number, place in places if (place / PID_FILE).exists()]
 
 
 def _look_at(job: BatchSpec, name: ProcessName, folder: Path) -> _Task:
