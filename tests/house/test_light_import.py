@@ -16,6 +16,7 @@ LIGHT = {
     "rank": "import tfdistkit; tfdistkit.rank(), tfdistkit.world_size(), tfdistkit.local_rank(), tfdistkit.is_chief()",
     "cluster": "import tfdistkit; tfdistkit.cluster.meet, tfdistkit.errors.OptionError",
     "env": "from tfdistkit.cli.main import main; main(['env', '--json'])",
+    "data": "from tfdistkit.cli.main import main; main(['data', 'write', '--help'])",
     "help": "from tfdistkit.cli.main import main; main(['--help'])",
 }
 

@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytestmark = pytest.mark.tensorflow
+pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(1000)]
 
 # Rows, global batch size: even, with remainders, uneven parts, and fewer rows than workers.
 CASES = [(64, 16), (97, 32), (65, 32), (7, 4), (3, 8), (1, 4)]
 PLACES = ("none", "before", "after")
+# Other ways to the same steps, tried on some of the cases.
+WAYS = [(97, 32, "batch"), (97, 32, "padded"), (97, 32, "padded batch"), (97, 32, "arrays"), (1, 4, "padded")]
 EPOCHS = 2
 
 TRAIN = """
@@ -26,7 +28,7 @@ import keras, numpy as np
 import tensorflow as tf
 import tfdistkit
 
-cases, places, epochs = json.loads(sys.argv[2])
+cases, places, ways, epochs = json.loads(sys.argv[2])
 strategy = tfdistkit.strategy("auto")
 
 
@@ -47,7 +49,15 @@ class SeenRows(keras.metrics.Metric):
 
 def dataset(rows, batch_size, place):
     x = np.random.default_rng(0).normal(size=(rows, 4)).astype("float32")
-    dataset = tf.data.Dataset.from_tensor_slices((x, np.arange(rows, dtype="float32")[:, None]))
+    arrays = (x, np.arange(rows, dtype="float32")[:, None])
+    dataset = tf.data.Dataset.from_tensor_slices(arrays)
+    if place == "arrays":
+        return tfdistkit.data.from_arrays(arrays).batch(batch_size)
+    if place == "padded":
+        return tfdistkit.data.shard(dataset, even_steps="pad").batch(batch_size)
+    if place in ("batch", "padded batch"):
+        even_steps = "pad" if place == "padded batch" else None
+        return tfdistkit.data.shard(dataset.batch(batch_size), "batch", even_steps=even_steps)
     if place == "before":
         return tfdistkit.data.shard(dataset).batch(batch_size)
     dataset = dataset.batch(batch_size)
@@ -69,9 +79,8 @@ def measure(rows, batch_size, place, steps_per_execution=1):
 
 
 found = {}
-for rows, batch_size in cases:
-    for place in places:
-        found[f"{rows} {batch_size} {place}"] = measure(rows, batch_size, place)
+for rows, batch_size, place in [(*case, place) for case in cases for place in places] + ways:
+    found[f"{rows} {batch_size} {place}"] = measure(rows, batch_size, place)
 found["97 32 before, executing 3"] = measure(97, 32, "before", 3)
 if tfdistkit.is_chief():
     pathlib.Path(sys.argv[1]).write_text(json.dumps(found))
@@ -86,10 +95,10 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, An
 def run(workers: int, folder: pathlib.Path) -> dict[str, Any]:
     script, result = folder / "train.py", folder / "found.json"
     script.write_text(TRAIN)
-    command = [sys.executable, "-m", "tfdistkit", "run", "-np", str(workers), "--timeout", "240", str(script)]
-    command += [str(result), json.dumps([CASES, PLACES, EPOCHS])]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
-    job = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    command = [sys.executable, "-m", "tfdistkit", "run", "-np", str(workers), "--timeout", "420", str(script)]
+    command += [str(result), json.dumps([CASES, PLACES, WAYS, EPOCHS])]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    job = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=460, check=False)
     assert job.returncode == 0, job.stdout + job.stderr
     assert "ran out of data" not in job.stderr
     found: dict[str, Any] = json.loads(result.read_text())
@@ -99,17 +108,21 @@ def run(workers: int, folder: pathlib.Path) -> dict[str, Any]:
 close = functools.partial(np.testing.assert_allclose, rtol=2e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize(("rows", "batch_size"), CASES)
+@pytest.mark.parametrize(
+    ("rows", "batch_size", "place"),
+    [(*case, place) for case in CASES for place in PLACES] + WAYS,
+)
 def test_epoch_sees_each_row_once(measured: dict[int, Any], rows: int, batch_size: int, place: str) -> None:
     found = measured[2][f"{rows} {batch_size} {place}"]
     assert found["seen"] == [1.0] * rows
     assert found["rows_evaluated"] == rows
 
 
-@pytest.mark.parametrize("place", ("none", "before"))
-@pytest.mark.parametrize(("rows", "batch_size"), CASES)
-def test_sharded_before_batch_two_workers_compute_what_one_computes(
+@pytest.mark.parametrize(
+    ("rows", "batch_size", "place"),
+    [(*case, place) for case in CASES for place in ("none", "before")] + WAYS,
+)
+def test_two_workers_compute_what_one_computes(
     measured: dict[int, Any], rows: int, batch_size: int, place: str
 ) -> None:
     one, two = measured[1][f"{rows} {batch_size} none"], measured[2][f"{rows} {batch_size} {place}"]

@@ -14,6 +14,7 @@ from tfdistkit.errors import nearest
 COMMANDS = {
     "run": ("tfdistkit.cli.run", "start a script in several worker processes"),
     "env": ("tfdistkit.cli.env", "show which cluster this process belongs to, and why"),
+    "data": ("tfdistkit.cli.data", "write data sets as evenly sharded TFRecords"),
     "horovod": ("tfdistkit.cli.horovod", "build, install and check Horovod"),
     "doctor": ("tfdistkit.cli.doctor", "look at versions, devices, hosts; try the strategies"),
     "k8s": ("tfdistkit.cli.k8s", "write a manifest for Kubernetes"),

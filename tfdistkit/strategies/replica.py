@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tfdistkit import env
 from tfdistkit.cluster.spec import ClusterSpec
+from tfdistkit.data.batch_rows import steps_of_own_data
 from tfdistkit.errors import UnsupportedError, explain
 from tfdistkit.strategies import batch_parts, keras_seams, step
 
@@ -144,7 +145,11 @@ class KerasStrategyMixin:
             # What tf.data batched lies in memory of its own already, and only there it knows the batch size,
             # by which it cuts a worker's own part.
             dataset = batch_parts.keep_arrays_safe(dataset)
-        distributed = super().experimental_distribute_dataset(_split_every_batch(dataset), options)
+        steps = self._steps_of_own_data(dataset)
+        if steps is None:
+            distributed = super().experimental_distribute_dataset(_split_every_batch(dataset), options)
+        else:
+            distributed = super().distribute_datasets_from_function(lambda _: steps, options)
         if isinstance(dataset, tf.data.Dataset):
             # What the hooks of `fit` have to know, and TensorFlow does not tell.
             distributed.tfdistkit_element_spec = dataset.element_spec
@@ -219,6 +224,14 @@ class KerasStrategyMixin:
         if replicas > 1 and len(self.extended.worker_devices) == 1 and batch_parts.can_split(dataset):
             return batch_parts.split(dataset, replicas, keras_seams.first_replica_id(self))
         return self.experimental_distribute_dataset(dataset)
+
+    def _steps_of_own_data(self, dataset: Any) -> tf.data.Dataset | None:
+        """What a worker's own dataset gives its replicas, where `tfdistkit.data` knows better than TensorFlow."""
+        replicas, devices = self.num_replicas_in_sync, len(self.extended.worker_devices)
+        if not isinstance(dataset, tf.data.Dataset) or not self._is_own_part(dataset):
+            return None
+        batch_size = keras_seams.batch_size_of(dataset)
+        return steps_of_own_data(dataset, batch_size, replicas, keras_seams.first_replica_id(self), devices)
 
     def _is_own_part(self, dataset: tf.data.Dataset) -> bool:
         """Whether each of several workers brings a dataset of its own, which must not be split (`OFF`)."""

@@ -1,0 +1,215 @@
+"""The policies of `tfdistkit.data.shard`, and what they refuse; padding; orders that no global seed changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdistkit.data import coverage, from_arrays, from_files, per_replica_batch_size, shard
+from tfdistkit.data.batch_rows import steps_of_own_data
+from tfdistkit.data.marks import PADDED, ROWS_OF_BATCHES, has_mark
+from tfdistkit.data.orders import epoch_seeds, shuffled
+from tfdistkit.data.padding import is_padding, without_padding
+from tfdistkit.data.seen import count_own, summarize
+from tfdistkit.errors import OptionError, UnsupportedError
+
+pytestmark = pytest.mark.tensorflow
+
+TWO = [{"num_shards": 2, "index": 0}, {"num_shards": 2, "index": 1}]
+
+
+def values(dataset: tf.data.Dataset) -> list[Any]:
+    return [value.tolist() for value in dataset.as_numpy_iterator()]
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> list[str]:
+    """Four files of two lines."""
+    paths = [tmp_path / f"{i}.txt" for i in range(4)]
+    for i, path in enumerate(paths):
+        path.write_text(f"{2 * i}\n{2 * i + 1}\n")
+    return [str(path) for path in paths]
+
+
+def test_file_policy_finds_the_files_of_a_pipeline(lines: list[str]) -> None:
+    files = tf.data.Dataset.from_tensor_slices(lines)
+    dataset = files.interleave(tf.data.TextLineDataset, cycle_length=2).map(tf.strings.to_number).batch(2)
+    parts = [sum(values(shard(dataset, "file", **place)), []) for place in TWO]
+    assert sorted(parts[0]) == [0, 1, 4, 5] and sorted(parts[1]) == [2, 3, 6, 7]
+    assert sum(values(shard(dataset, "file", num_shards=1, index=0)), []) == sum(values(dataset), [])
+
+
+def test_file_policy_reads_nothing_of_the_others(lines: list[str]) -> None:
+    Path(lines[1]).unlink()
+    Path(lines[3]).unlink()
+    dataset = tf.data.TextLineDataset(lines)
+    assert values(shard(dataset, "file", **TWO[0]).map(tf.strings.to_number)) == [0, 1, 4, 5]
+    assert values(from_files(lines, tf.data.TextLineDataset, **TWO[0]).map(tf.strings.to_number)) == [0, 4, 1, 5]
+    with pytest.raises(tf.errors.NotFoundError):
+        values(shard(dataset, "file", **TWO[1]))
+
+
+def test_file_policy_without_enough_files_is_told(lines: list[str]) -> None:
+    with pytest.raises(OptionError, match="cannot be divided by file(.|\n)*from_files"):
+        shard(tf.data.Dataset.range(8), "file", **TWO[0])
+    with pytest.raises(OptionError, match="fewer files than workers(.|\n)*policy=\"element\""):
+        from_files(lines, tf.data.TextLineDataset, policy="file", num_shards=5, index=0)
+    for index in range(4):  # Of a pipeline only reading tells, but it tells every worker that would get something.
+        with pytest.raises(tf.errors.InvalidArgumentError, match="not enough"):
+            values(shard(tf.data.TextLineDataset(lines), "file", num_shards=5, index=index))
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"policy": "fil"}, "Did you mean 'file'"),
+        ({"even_steps": "pads"}, "Did you mean 'pad'"),
+        ({"seed": 1}, "alone"),
+        ({"policy": "seed", "seed": -1}, "out of range"),
+        ({"policy": "seed", "seed": 1.5}, "whole number"),
+        ({"policy": "seed", "seed": 1, "buffer_size": 0}, "too small"),
+        ({"policy": "seed"}, "`seed` is missing"),
+        ({"policy": "batch"}, "holds no batches(.|\n)*batch"),
+        ({"policy": "file", "even_steps": "pad"}, "Nobody knows(.|\n)*data write"),
+        ({"even_steps": "pad"}, "no place for a sample weight"),
+        ({"even_steps": "error"}, "9 elements cannot be divided evenly among 2"),
+    ],
+)
+def test_wrong_options_are_told(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(OptionError, match=told):
+        shard(tf.data.Dataset.range(9), **options, **TWO[0])
+
+
+def test_sparse_elements_cannot_be_padded() -> None:
+    sparse = tf.sparse.from_dense([[1, 0], [0, 2]])
+    dataset = tf.data.Dataset.from_tensor_slices((sparse, [1, 2]))
+    with pytest.raises(OptionError, match="without sparse"):
+        shard(dataset, even_steps="pad", **TWO[0])
+
+
+def test_rows_of_batches_keep_structure_and_kinds() -> None:
+    ragged = tf.ragged.constant([[1], [2, 3], [], [4, 5, 6], [7]])
+    sparse = tf.sparse.from_dense([[1, 0], [0, 2], [0, 0], [3, 4], [0, 5]])
+    rows = {"r": ragged, "s": sparse, "t": tf.constant(["a", "b", "c", "d", "e"])}
+    dataset = tf.data.Dataset.from_tensor_slices((rows, tf.range(5.0))).batch(5)
+    parts = [next(iter(shard(dataset, "batch", **place))) for place in TWO]
+    assert [x["t"].numpy().tolist() for x, _ in parts] == [[b"a", b"b", b"c"], [b"d", b"e"]]
+    assert [x["r"].to_list() for x, _ in parts] == [[[1], [2, 3], []], [[4, 5, 6], [7]]]
+    dense = [tf.sparse.to_dense(x["s"]).numpy().tolist() for x, _ in parts]
+    assert dense == [[[1, 0], [0, 2], [0, 0]], [[3, 4], [0, 5]]]
+    assert all(has_mark(shard(dataset, "batch", **place).prefetch(1), ROWS_OF_BATCHES) for place in TWO)
+
+
+def test_padding_is_no_zero_of_the_user() -> None:
+    weights = tf.constant([0.0, -0.0, 2.0])
+    dataset = tf.data.Dataset.from_tensor_slices(([1, 2, 3], [1, 2, 3], weights))
+    parts = [shard(dataset, even_steps="pad", **place) for place in TWO]
+    assert all(has_mark(part, PADDED) for part in parts)
+    batches = [next(iter(part.batch(4))) for part in parts]
+    assert [is_padding(weights).numpy().tolist() for _, _, weights in batches] == [[False, False], [False, True]]
+    assert [without_padding(*batch)[0].numpy().tolist() for batch in batches] == [[1, 3], [2]]
+    assert [without_padding(*batch)[2].numpy().tolist() for batch in batches] == [[0, 2], [0]]
+    assert (batches[1][2] * tf.constant([5.0, 7.0])).numpy().tolist() == [0, 0]
+
+
+def test_weights_of_outputs_and_of_time_steps_are_padded_too() -> None:
+    weights = {"a": tf.ones([3, 4]), "b": tf.ones([3], tf.int32)}
+    dataset = tf.data.Dataset.from_tensor_slices((tf.range(3), tf.range(3), weights))
+    _, _, padded = next(iter(shard(dataset, even_steps="pad", **TWO[1]).batch(2)))
+    assert padded["a"].numpy().tolist() == [[1] * 4, [0] * 4] and padded["b"].numpy().tolist() == [1, 0]
+    assert is_padding(padded).numpy().tolist() == [False, True]
+
+
+def test_a_worker_without_elements_pads() -> None:
+    dataset = tf.data.Dataset.from_tensor_slices(([5], [6]))
+    for make in (shard, lambda _, **o: from_arrays((np.array([5]), np.array([6])), **o)):
+        part = make(dataset, even_steps="pad", num_shards=3, index=2)
+        assert [tuple(map(float, row)) for row in part.as_numpy_iterator()] == [(5, 6, 0)]
+
+
+def test_steps_of_several_devices() -> None:
+    dataset = tf.data.Dataset.from_tensor_slices((tf.range(7), tf.range(7))).batch(7)
+    part = shard(dataset, "batch", even_steps="pad", **TWO[1])
+    steps = steps_of_own_data(part, None, replicas=4, first_replica=2, devices=2)
+    assert [x.numpy().tolist() for x, _, _ in steps] == [[4, 5], [6]]
+    element = shard(tf.data.Dataset.range(7).map(lambda x: (x, x)), even_steps="pad", **TWO[1]).batch(3)
+    steps = steps_of_own_data(element, 3, replicas=2, first_replica=1, devices=1)
+    assert [x.numpy().tolist() for x, _, _ in steps] == [[1], [3, 5], []]
+    assert steps_of_own_data(shard(dataset, **TWO[0]), 7, 2, 0, 1) is None
+
+
+def test_orders_ignore_the_global_seed() -> None:
+    def orders() -> list[Any]:
+        numbers = tf.data.Dataset.range(20)
+        made = [epoch_seeds(3), shuffled(numbers, 8, 3), shard(numbers, "seed", seed=3, **TWO[1]),
+                from_arrays(np.arange(20), shuffle=True, seed=3)]
+        return [[values(dataset) for _ in range(2)] for dataset in made]
+
+    found = []
+    for seed in (0, 1):
+        tf.random.set_seed(seed)
+        found.append(orders())
+    assert found[0] == found[1]
+    assert all(first != second for first, second in found[0])
+
+
+def test_a_seed_of_nobody_follows_the_global_one() -> None:
+    def order() -> list[Any]:
+        tf.random.set_seed(5)
+        return values(from_arrays(np.arange(20), shuffle=True))
+
+    assert order() == order()
+    assert values(from_arrays(np.arange(20), shuffle=True)) != values(from_arrays(np.arange(20), shuffle=True))
+
+
+def test_several_workers_need_a_strategy_to_agree_on_a_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tfdistkit.collectives.registry._last", None)
+    cluster = '{"cluster": {"worker": ["localhost:1", "localhost:2"]}, "task": {"type": "worker", "index": 1}}'
+    monkeypatch.setenv("TF_CONFIG", cluster)
+    with pytest.raises(UnsupportedError, match="no strategy yet"):
+        from_arrays(np.arange(4), shuffle=True)
+    assert values(from_arrays(np.arange(4))) == [1, 3]
+    assert per_replica_batch_size(5) == 2
+
+
+def test_arrays_of_all_kinds() -> None:
+    ragged = tf.ragged.constant([[1], [2, 3], []])
+    arrays = {"s": np.array(["a", "b", "c"]), "n": (np.ones([3, 2], np.float16), ragged)}
+    rows = list(from_arrays(arrays, **TWO[0]))
+    assert [row["s"].numpy() for row in rows] == [b"a", b"c"]
+    assert [row["n"][1].numpy().tolist() for row in rows] == [[1], []]
+    wrong = [((np.ones(2), 3), "no rows"), ((np.ones(2), np.ones(3)), "2, 3"), ((object(),), "no array")]
+    for given, told in wrong:
+        with pytest.raises(OptionError, match=told):
+            from_arrays(given)
+
+
+@pytest.mark.parametrize(
+    ("size", "place", "told"),
+    [(0, {}, "too small"), (2.5, {}, "whole number"), (4, {"num_shards": 2}, "missing")],
+)
+def test_wrong_batch_sizes_are_told(size: Any, place: dict[str, int], told: str) -> None:
+    with pytest.raises(OptionError, match=told):
+        per_replica_batch_size(size, **place)
+
+
+def test_coverage_counts_rows_padding_and_what_comes_twice() -> None:
+    twice = tf.data.Dataset.from_tensor_slices(([1, 2, 2], [1, 2, 2]))
+    found = coverage(twice)
+    assert (found.times, found.distinct, found.is_exactly_once) == ({1: 1, 2: 1}, 2, False)
+    assert coverage(twice.batch(2)).times == found.times
+    assert coverage(twice.enumerate()).is_exactly_once
+    assert coverage(twice.enumerate(), key=lambda element: element[1][0]).times == found.times
+    parts = [shard(twice.enumerate(), even_steps="pad", **place).batch(2) for place in TWO]
+    told = [count_own(part, True, lambda row: row[0]) for part in parts]
+    marks = np.concatenate([marks for marks, _, _ in told])
+    both = summarize(marks, np.array([[len(marks), batches, padding] for marks, padding, batches in told]))
+    assert (both.times, both.elements_per_rank, both.padding) == ({1: 3}, (2, 1), 1)
+    assert str(both) == "3 different elements, seen: 3 x1; by rank: 2, 1, 1 rows of padding"
+    for wrong in (twice.repeat(), [1, 2]):
+        with pytest.raises(OptionError, match="cannot be counted"):
+            coverage(wrong)

@@ -1,0 +1,87 @@
+"""`tfdistkit data`: write data sets as evenly sharded TFRecords."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from tfdistkit import env
+
+_DESCRIPTION = """\
+Writes a data set as TFRecords in files that differ by one element at most, reads them again and compares counts and
+checksums. OUT appears in one step, when all of it is right; tfdistkit.data.from_files(OUT) reads it."""
+
+_EPILOG = """\
+SOURCE is one of
+  digits.npz, digits.npy     arrays: an element is a row, a dict of what was saved by name
+  'old/*.tfrecord', a folder TFRecords: an element is a record
+  mnist, tfds:mnist, folder  a prepared data set of tensorflow-datasets (pip install 'tfdistkit[tfds]'); nothing is
+                             downloaded; OUT is such a folder too
+
+examples:
+  tfdistkit data write digits.npz digits --shards 8
+  tfdistkit data write mnist mnist-train --split train --shards 8
+
+exit codes:
+  0 written and verified; 1 it failed, and OUT is not there; 2 wrong usage"""
+
+_USAGE_EXIT_CODE = 2
+# The module of the training wing that this process becomes, which loads TensorFlow.
+_WRITER = "tfdistkit.data.write_command"
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(_USAGE_EXIT_CODE, f"{self.prog}: {message}\nSee `tfdistkit data write --help`.\n")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command: this process becomes the one that writes.
+
+    Args:
+        arguments: What follows `tfdistkit data`.
+
+    Returns:
+        The exit code, see `tfdistkit data write --help`.
+    """
+    options = _make_parser().parse_args(list(arguments))
+    told = {name: getattr(options, name) for name in ("source", "out", "shards", "split", "data_dir")}
+    # Writing wants no GPU, and nothing of what TensorFlow says when it starts.
+    quiet = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": env.text("TF_CPP_MIN_LOG_LEVEL") or "3"}
+    sys.stdout.flush()
+    os.execve(sys.executable, [sys.executable, "-m", _WRITER, json.dumps(told)], env.child_env(quiet))
+
+
+def _make_parser() -> _Parser:
+    form = argparse.RawDescriptionHelpFormatter
+    parser = _Parser(prog="tfdistkit data", description=_DESCRIPTION, formatter_class=form, allow_abbrev=False)
+    actions = parser.add_subparsers(dest="action", required=True, metavar="write")
+    write = actions.add_parser(
+        "write",
+        help="write a data set as TFRecords",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=form,
+        allow_abbrev=False,
+    )
+    write.add_argument("source", metavar="SOURCE", help="what to write, see below")
+    write.add_argument("out", metavar="OUT", help="the folder to make")
+    write.add_argument("--shards", type=_count, required=True, metavar="N", help="how many files; best a multiple of "
+                       "all numbers of workers that you train with")
+    write.add_argument("--split", default="train", help="of tensorflow-datasets (default: %(default)s)")
+    write.add_argument("--data-dir", metavar="DIR", help="where data sets of tensorflow-datasets were prepared")
+    return parser
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
+_count.__name__ = "number of files"
