@@ -32,6 +32,9 @@ TRAIN = """
         "losses": losses,
         "weights": [float(number) for weights in model.get_weights() for number in weights.flatten()],
     }
+    if told["strategy"] == "HorovodStrategy":
+        import horovod.tensorflow as hvd
+        told["horovod_over"] = "mpi" if hvd.mpi_enabled() else "gloo"
     os.write(1, ("RESULT " + json.dumps(told) + chr(10)).encode())
 """
 

@@ -36,3 +36,18 @@ def test_horovod_finds_its_ranks_by_itself(
     # Horovod with MPI would look for MPI's world, which is not there.
     results = srun(slurm, tmp_path, "horovod", "n2,n10", PYTHONPATH=path, TFDISTKIT_PORT="23456")
     check_equal(results, alone, ["n2", "n10"], "HorovodStrategy")
+    assert all(one["horovod_over"] == "gloo" for one in results)
+
+
+@pytest.mark.thorough
+@pytest.mark.tensorflow
+@pytest.mark.horovod
+def test_horovod_over_mpi(
+    slurm: SlurmCluster, alone: dict[str, Any], horovod_with_mpi: Path, mpirun: list[str], tmp_path: Path
+) -> None:
+    """`srun --mpi=pmix` makes MPI's world, and then nobody has to meet before."""
+    path = os.pathsep.join([str(horovod_with_mpi), str(ROOT)])
+    tcp = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "tcp,self", "OMPI_MCA_btl_tcp_if_include": "eth0"}
+    results = srun(slurm, tmp_path, "horovod", "n1,n2", SLURM_MPI_TYPE="pmix", PYTHONPATH=path, **tcp)
+    check_equal(results, alone, ["n1", "n2"], "HorovodStrategy")
+    assert all(one["horovod_over"] == "mpi" for one in results)
