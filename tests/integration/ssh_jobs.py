@@ -79,7 +79,7 @@ class SshJob:
         wait_until(has_come, f"{texts}", deadline_s, told=lambda: f"{self.stdout}\n{self.stderr}")
         assert self.process.poll() is None, f"{self.stdout}\n{self.stderr}"
 
-    def nothing_is_left(self, deadline_s: float = 5.0, numbers: tuple[int, ...] = ()) -> None:
+    def nothing_is_left(self, deadline_s: float = 10.0, numbers: tuple[int, ...] = ()) -> None:
         """Waits until there is nothing of the job on any host (or on some), neither a process nor a file."""
         for number in numbers or (LOGIN, *self.hosts.numbers):
             wait_until(

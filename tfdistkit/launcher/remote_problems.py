@@ -24,6 +24,7 @@ _OF_SSH = (
     ("not found", "Say where Python is there: --python PATH."),
     ("No such file or directory", "Say where Python is there: --python PATH."),
     ("tfdistkit needs Python", "Say where a newer one is there: --python PATH."),
+    ("Unknown option: -", "Say where a newer Python is there: --python PATH."),
 )
 _COPY = "Copy it to the same place on the host, or use a folder that all hosts share."
 _NAMES = {"python": "Python", "tensorflow": "TensorFlow", "keras": "Keras", "horovod": "Horovod"}
