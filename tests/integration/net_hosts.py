@@ -255,6 +255,13 @@ class NetHosts:
         """Connects it again."""
         self._ip(LOGIN, "link", "set", f"v{number}", "up")
 
+    def shape(self, number: int, rate: str | None) -> None:
+        """Limits what a host sends, such as to `100mbit`; None takes the limit away."""
+        self.run(number, "tc", "qdisc", "del", "dev", "eth0", "root", check=False)
+        if rate is not None:
+            limit = ["tbf", "rate", rate, "burst", "256kb", "latency", "100ms"]
+            self.run(number, "tc", "qdisc", "add", "dev", "eth0", "root", *limit)
+
     def signal_server(self, number: int, signal_number: int) -> None:
         """Sends a signal to the sshd of a host: a stopped one takes connections, and never answers."""
         server = self._servers[number].pid
