@@ -6,10 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
+from slurm_steps import SALLOC, put
 
 from tfdistkit.cli.main import main
 from tfdistkit.cli.run_options import parse
-from tfdistkit.cli.run_slurm import make_batch_spec
+from tfdistkit.cli.run_slurm import inherited_variables, make_batch_spec
 from tfdistkit.launcher.slurm import JobState, parse_job
 from tfdistkit.launcher.slurm_script import BatchSpec, batch_script
 
@@ -110,6 +111,16 @@ def test_mistakes(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], to
         parse([*words, "train.py"])
     assert leave.value.code == 2
     assert told in capsys.readouterr().err
+
+
+def test_what_the_job_inherits(monkeypatch: pytest.MonkeyPatch) -> None:
+    put(monkeypatch, {"SLURM_CONF": "/slurm.conf", "SLURM_MPI_TYPE": "pmix", "TF_CONFIG": "{}", "OTHER": "1"})
+    inherited = inherited_variables()
+    assert (inherited["SLURM_CONF"], inherited["SLURM_MPI_TYPE"], inherited["OTHER"]) == ("/slurm.conf", "pmix", "1")
+    assert "TF_CONFIG" not in inherited
+    # What belongs to the job around this shell would be taken for the user's wishes.
+    put(monkeypatch, SALLOC, {"SLURM_DISTRIBUTION": "cyclic"})
+    assert [name for name in inherited_variables() if name.startswith("SLURM")] == ["SLURM_CONF"]
 
 
 def test_what_no_script_can_hold(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from tfdistkit import env
 from tfdistkit.cli.run_options import RunOptions
 from tfdistkit.cli.slurm_options import SlurmOptions
-from tfdistkit.cluster import horovod
+from tfdistkit.cluster import horovod, slurm
 from tfdistkit.errors import TfdistkitError
 from tfdistkit.launcher.console import Console
 from tfdistkit.launcher.sinks import DescriptorSink
@@ -26,6 +26,9 @@ from tfdistkit.supervise.result import JobResult
 
 # What this shell may hold of other clusters.
 _NOT_INHERITED = (env.TF_CONFIG, *env.LETTERBOX, *horovod.VARIABLES)
+# In the shell of a job these are about that job; outside, they are what the user wants of srun.
+_OF_A_JOB = ("SLURM_", "SLURMD_")
+_CONFIGURATION = "SLURM_CONF"
 
 
 def run_in_slurm(options: RunOptions, wanted: SlurmOptions, signals: Sequence[int]) -> int:
@@ -51,7 +54,7 @@ def run_in_slurm(options: RunOptions, wanted: SlurmOptions, signals: Sequence[in
     if options.is_verbose:
         console.note(script)
     try:
-        number = submit_batch_job(job, script, env.child_env(dict.fromkeys(_NOT_INHERITED)))
+        number = submit_batch_job(job, script, inherited_variables())
     except TfdistkitError:
         if options.log_dir is None:
             shutil.rmtree(job.run_dir, ignore_errors=True)
@@ -67,6 +70,13 @@ def run_in_slurm(options: RunOptions, wanted: SlurmOptions, signals: Sequence[in
     elif options.log_dir is None:
         shutil.rmtree(job.run_dir, ignore_errors=True)
     return result.exit_code
+
+
+def inherited_variables() -> dict[str, str]:
+    """Returns what the job inherits of this shell: nothing of another cluster, nor of a SLURM job around it."""
+    around = slurm.in_job_without_step() is not None or slurm.is_step()
+    names = [name for name in env.child_env({}) if around and name.startswith(_OF_A_JOB) and name != _CONFIGURATION]
+    return env.child_env(dict.fromkeys([*_NOT_INHERITED, *names]))
 
 
 def make_batch_spec(options: RunOptions, wanted: SlurmOptions, folder: Path, python: str) -> BatchSpec:
