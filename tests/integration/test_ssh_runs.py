@@ -104,6 +104,34 @@ def test_a_failure_on_another_host_is_told_as_if_it_were_here(hosts: NetHosts) -
     assert not re.search("^h1 ", ended.stderr, re.MULTILINE), "it has nothing to do"
 
 
+def test_ranks_of_horovod_meet_on_the_first_host(hosts: NetHosts) -> None:
+    """As far as the launcher is concerned: a Horovod that is there in name only."""
+    script = str(hosts.write("train.py", """
+        import json, os, urllib.request
+        told = {name[8:]: value for name, value in os.environ.items() if name.startswith("HOROVOD_")}
+        url = f"http://{told['GLOO_RENDEZVOUS_ADDR']}:{told['GLOO_RENDEZVOUS_PORT']}/local/{told['RANK']}"
+        urllib.request.urlopen(urllib.request.Request(url, data=b"here", method="PUT"), timeout=30)
+        print(json.dumps({**told, "stored": urllib.request.urlopen(url, timeout=30).read().decode(),
+                          "TF_CONFIG": os.environ.get("TF_CONFIG")}), flush=True)
+    """))
+    for number in hosts.numbers:
+        package = hosts.disk(number) / "horovod-0.28.1.dist-info"
+        package.mkdir()
+        (package / "METADATA").write_text("Metadata-Version: 2.1\nName: horovod\nVersion: 0.28.1\n")
+    path = f"PYTHONPATH={hosts.work}{os.pathsep}{PATHS}"
+    ended = run_on_hosts(hosts, "-H", "h1:2,h2", "--backend", "horovod", "-x", path, script, TF_CONFIG="{}")
+    assert ended.code == 0, ended.stderr
+    ranks = told(ended.stdout)
+    names = ("RANK", "LOCAL_RANK", "CROSS_RANK", "CROSS_SIZE", "HOSTNAME", "GLOO_IFACE")
+    names = (*names, "GLOO_RENDEZVOUS_ADDR", "stored")
+    assert [[ranks[rank][name] for name in names] for rank in range(3)] == [
+        ["0", "0", "0", "2", "10.77.0.1", "eth0", "10.77.0.1", "here"],
+        ["1", "1", "0", "1", "10.77.0.1", "eth0", "10.77.0.1", "here"],
+        ["2", "0", "1", "2", "10.77.0.2", "eth0", "10.77.0.1", "here"],
+    ]
+    assert {one["TF_CONFIG"] for one in ranks.values()} == {None}
+
+
 def test_roles_restarts_and_modules(hosts: NetHosts) -> None:
     """The coordinator is on the first host, the servers are spread; a second attempt connects again."""
     hosts.write("part.py", """
@@ -223,8 +251,13 @@ def test_a_firewall_between_the_hosts(hosts: NetHosts) -> None:
 
 
 def test_a_dry_run_checks_and_starts_nothing(hosts: NetHosts) -> None:
+    """On hosts whose shells greet everybody, as some do."""
     script = str(hosts.write("train.py", SCRIPT))
-    ended = run_on_hosts(hosts, "-H", "h1,h2", "--dry-run", script)
+    greeting = "[ \"$1\" != -I ] || { echo Welcome; echo Mind the gap >&2; }"
+    python = hosts.write("python", f"#!/bin/sh\n{greeting}\nexec {sys.executable} \"$@\"\n")
+    for number in hosts.numbers:
+        (hosts.disk(number) / "python").chmod(0o755)
+    ended = run_on_hosts(hosts, "-H", "h1,h2", "--python", str(python), "--dry-run", script)
     assert ended.code == 0 and "reached" in ended.stdout
     assert re.search(r"^rank 1 on h2: .*TF_CONFIG=.* -m tfdistkit.worker", ended.stdout, re.MULTILINE)
     assert not [path for number in hosts.numbers for path in hosts.disk(number).glob("started")]

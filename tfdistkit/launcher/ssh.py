@@ -17,6 +17,7 @@ from typing import Any
 
 from tfdistkit import env
 from tfdistkit.cluster import horovod
+from tfdistkit.cluster.addresses import join_address
 from tfdistkit.errors import MissingDependencyError, UnsupportedError, explain
 from tfdistkit.launcher import local, remote_import
 from tfdistkit.launcher.hosts import HostsSpec, is_this_machine
@@ -60,6 +61,8 @@ _SSH_OPTIONS = ("BatchMode=yes", "RemoteCommand=none", "RequestTTY=no", "ClearAl
 _START_S = 30.0
 # How long the agents may take to end what is left.
 _GOODBYE_S = 8.0
+# How long one host may take to connect to another.
+_CONNECT_S = 5.0
 
 
 class Launcher(local.Launcher):
@@ -186,11 +189,31 @@ class Launcher(local.Launcher):
         if opened.answer is None:
             what = f"The ranks have nowhere to meet on {first.host}."
             raise UnsupportedError(explain(what, received=opened.error or f"no answer within {_START_S:g} s"))
+        self._see_that_all_reach(first, opened.answer)
         return {
             env.TF_CONFIG: None,  # one that is set in the shell there describes another cluster
             horovod.STORE_HOST: first.address,
             horovod.STORE_PORT: str(opened.answer),
         }
+
+    def _see_that_all_reach(self, place: Place, port: int) -> None:
+        """Gloo's ranks use ports that nobody knows before; if one is blocked, the others are, too."""
+        address = [[place.address, port]]
+        asked = {
+            one.host: self._fleet.ask(one, "connect", addresses=address, timeout_s=_CONNECT_S)
+            for one in self._fleet.connections
+            if one.host != place.host
+        }
+        for host, question in asked.items():
+            (why,) = self._answer(question, _START_S)
+            if why is not None:
+                raise UnsupportedError(
+                    explain(
+                        f"{host} cannot connect to {place.host}, where Horovod's ranks meet.",
+                        received=f"{join_address(place.address, port)}: {why}",
+                        do="Open all ports between the hosts: Gloo takes any of them. --backend local takes one each.",
+                    )
+                )
 
 
 def ssh_command(hosts: HostsSpec, host: str, words: list[str]) -> list[str]:
