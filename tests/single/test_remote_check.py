@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tfdistkit import __version__
-from tfdistkit.launcher.remote_check import HostLook, compare, describe
+from tfdistkit.launcher.remote_looks import HostLook, compare, describe
 from tfdistkit.launcher.remote_problems import HostsNotReady, Problem, most_common
 
 GOOD = {

@@ -8,28 +8,23 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tfdistkit import __version__, env
+from tfdistkit import env
 from tfdistkit.cluster import horovod
 from tfdistkit.errors import UnsupportedError
 from tfdistkit.launcher import remote_problems as problems
-from tfdistkit.launcher.hosts import HostsSpec, is_this_machine
+from tfdistkit.launcher.hosts import HostsSpec
 from tfdistkit.launcher.places import HERE, Place
 from tfdistkit.launcher.planning import hosts_of_tasks
 from tfdistkit.launcher.rank_variables import NCCL_INTERFACE
-from tfdistkit.launcher.remote_connection import Connection, Question
+from tfdistkit.launcher.remote_connection import Question
 from tfdistkit.launcher.remote_fleet import Fleet
+from tfdistkit.launcher.remote_looks import PACKAGES, HostLook, compare, describe
 from tfdistkit.launcher.spec import JobSpec
 
-# What must be the same on all hosts, and the names that it may be installed under.
-PACKAGES = {
-    "tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tf-nightly"),
-    "keras": ("keras", "keras-nightly"),
-    "horovod": ("horovod",),
-}
 # The variables of a host that a plan respects.
 _RESPECTED = (
     env.INTRA_OP_THREADS,
@@ -43,27 +38,6 @@ _RESPECTED = (
 _ROUND_S = 5.0
 # How long one host may take to connect to another.
 _CONNECT_S = 5.0
-
-
-@dataclass
-class HostLook:
-    """What is known of one host; `problems` has a sentence for each thing that is wrong, with what mends it."""
-
-    host: str
-    connection: Connection
-    seconds: float | None = None
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    found: Mapping[str, Any] = field(default_factory=dict)
-    address: str | None = None
-    interface: str | None = None
-    ports: Sequence[int] = ()
-    reaches: bool | None = None
-    problems: list[problems.Problem] = field(default_factory=list)
-
-    @property
-    def is_here(self) -> bool:
-        """Whether it is this machine."""
-        return is_this_machine(self.host)
 
 
 @dataclass(frozen=True)
@@ -147,11 +121,12 @@ class Examination:
 
     def meet(self) -> None:
         """Who is there, and what is it?"""
-        asked_at = time.time()
         for look, answer in self._ask_all("describe", names=list(_RESPECTED)):
             look.facts = answer
-            # When it was written down, compared with now: halfway between question and answer is good enough.
-            look.connection.clock_s = (asked_at + time.time()) / 2 - answer["time"] if not look.is_here else 0.0
+            if not look.is_here:
+                # When it came, against when it was written: wrong by the time of the way, far less than a second.
+                came = time.time() - (time.monotonic() - (look.answered_at or 0.0))
+                look.connection.clock_s = came - answer["time"]
 
     def choose_addresses(self) -> None:
         """Where the others reach each host: the interface that is asked for, or the one that ssh came by."""
@@ -168,8 +143,11 @@ class Examination:
             elif not others:
                 look.address = HERE
             else:
-                (((_, look.address)),) = self._ask_all("own_address", [look], address=others[0].facts["came_by"])
-            if look.address is not None and look.interface is None:
+                for _, address in self._ask_all("own_address", [look], address=others[0].facts["came_by"]):
+                    look.address = address
+            if look.address is None and not look.problems:
+                look.problems.append(problems.no_address(interfaces))
+            if look.interface is None:
                 look.interface = next((name for name, ip in interfaces.items() if ip == look.address), None)
         problems.mark_same_machines(self._good)
 
@@ -242,64 +220,10 @@ class Examination:
             elif question.error is not None:
                 look.problems.append(problems.of_answer(question, self._hosts))
             else:
-                look.seconds = look.seconds or question.answered_at - self._started
+                look.answered_at = question.answered_at
+                look.seconds = look.seconds or look.answered_at - self._started
                 answers.append((look, question.answer))
         return answers
-
-
-def compare(looks: Sequence[HostLook], checksum: str | None, *, needs_horovod: bool) -> None:
-    """Finds what is missing on a host, or different from the others.
-
-    Args:
-        looks: What was found on the hosts; their problems grow.
-        checksum: The script's SHA-256 where the launcher is; None for a module.
-        needs_horovod: Whether Horovod must be there.
-    """
-    good = [look for look in looks if look.found]
-    for look in good:
-        found = look.found
-        if found["tfdistkit"] is None:
-            look.problems.append(problems.no_tfdistkit(found, __version__))
-        elif found["tfdistkit"] != __version__:
-            look.problems.append(problems.other_tfdistkit(found, __version__))
-        if needs_horovod and found["horovod"] is None:
-            look.problems.append(problems.no_horovod(found))
-        if found["script"] is None:
-            look.problems.append(problems.no_script(found))
-        elif checksum is not None and found["script"] != checksum:
-            look.problems.append(problems.other_script())
-    for package in ("python", *PACKAGES):
-        versions = {look.host: _series(package, look.found[package]) for look in good}
-        usual = problems.most_common(list(versions.values()))
-        for look in good:
-            if versions[look.host] != usual:
-                look.problems.append(problems.other_version(package, look.found[package], usual))
-
-
-def describe(looks: Sequence[HostLook]) -> str:
-    """Returns a table with one line for each host.
-
-    Args:
-        looks: What is known of them.
-    """
-    rows = [["host", "answers", "python", "tfdistkit", "tensorflow", "keras", "script", "address", "ports", "others"]]
-    for look in looks:
-        found = look.found
-        script = "-" if not found else "no" if found["script"] is None else "there"
-        address = f"{look.interface or '?'} {look.address}" if look.address else "-"
-        rows.append(
-            [
-                look.host,
-                "no" if look.seconds is None else "here" if look.is_here else f"{look.seconds:.1f} s",
-                *(str(found.get(package) or "-") for package in ("python", "tfdistkit", "tensorflow", "keras")),
-                script,
-                address,
-                f"{len(look.ports)} free" if look.ports else "-",
-                {True: "reached", False: "not all", None: "-"}[look.reaches],
-            ]
-        )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
 
 
 def _wanted(job: JobSpec) -> dict[str, Any]:
@@ -317,8 +241,3 @@ def _own_checksum(job: JobSpec) -> str | None:
         return None if job.program[:1] == ("-m",) else hashlib.sha256(Path(job.program[0]).read_bytes()).hexdigest()
     except OSError:
         return None
-
-
-def _series(package: str, version: str | None) -> str | None:
-    """What must be equal: of Python the first two numbers."""
-    return ".".join(version.split(".")[:2]) if package == "python" and version else version

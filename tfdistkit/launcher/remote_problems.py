@@ -11,7 +11,7 @@ from tfdistkit.launcher.hosts import HostsSpec
 from tfdistkit.launcher.remote_connection import Connection, Question
 
 if TYPE_CHECKING:
-    from tfdistkit.launcher.remote_check import HostLook
+    from tfdistkit.launcher.remote_looks import HostLook
 
 # What ssh says, and what to do.
 _OF_SSH = (
@@ -96,6 +96,12 @@ def no_interface(name: str, interfaces: Mapping[str, str]) -> Problem:
     """Returns that the interface that was asked for has no address."""
     do = f"Choose one of them: --network-interface {_listed(interfaces)}"
     return Problem(f"It has no interface {name!r} with an address.", do)
+
+
+def no_address(interfaces: Mapping[str, str]) -> Problem:
+    """Returns that nobody knows where the others reach a host."""
+    do = f"Choose an interface: --network-interface {_listed(interfaces)}"
+    return Problem("It is not known where the others reach it.", do)
 
 
 def no_way(host: str, address: str, why: str, interfaces: Mapping[str, str]) -> Problem:
