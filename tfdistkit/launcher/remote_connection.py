@@ -174,6 +174,8 @@ class Connection:
         if not data:
             self._ended_at = self._heard_at
             return
+        if self.is_over:
+            return  # it was given up, and everybody was told so
         if not self.is_up:
             noise, found, data = (self._greeting + data).partition(GREETING)
             self._greeting = noise[-_MOST_SAID_BYTES:]

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfdistkit.launcher.remote_connection import SILENCE_S, Connection, Question
@@ -199,8 +199,7 @@ class Fleet(threading.Thread):
         for one in self.connections:
             one.close_streams()
             _hang_up(one.child)
-        for one in self.connections:
-            _end(one.child)
+        _end([one.child for one in self.connections])
         for descriptor in (self._wake_reading, self._wake_writing):
             os.close(descriptor)
 
@@ -234,10 +233,15 @@ def _hang_up(child: subprocess.Popen[bytes]) -> None:
             pipe.close()
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
-    for number in (0, signal.SIGTERM, signal.SIGKILL):
-        if number:
-            child.send_signal(number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(_END_S)
+def _end(children: Sequence[subprocess.Popen[bytes]]) -> None:
+    """All at the same time: there can be many hosts that do not answer any more."""
+    for number in (None, signal.SIGTERM, signal.SIGKILL):
+        deadline = time.monotonic() + _END_S
+        for child in children:
+            if number is not None and child.poll() is None:
+                child.send_signal(number)
+        for child in children:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(max(0.0, deadline - time.monotonic()))
+        if all(child.poll() is not None for child in children):
             return
