@@ -59,3 +59,45 @@ def test_ranks_agree_about_data(printed: list[str]) -> None:
     assert (one["own batch"], two["own batch"]) == (3, 2)
     assert one["loop"] == two["loop"] == [78, 4]
     assert [a + b for a, b in zip(one["steps"], two["steps"])] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11, 12]]
+
+
+PREPARES = """
+import json, pathlib
+import numpy as np
+import tensorflow_datasets as tfds
+import tfdistkit
+from tfdistkit import data
+
+
+class Squares(tfds.core.GeneratorBasedBuilder):
+    '''Numbers and their squares; two files.'''
+
+    VERSION = tfds.core.Version("1.0.0")
+
+    def _info(self):
+        features = {"number": np.int64, "square": np.int64}
+        keys = ("number", "square")
+        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features), supervised_keys=keys)
+
+    def _split_generators(self, dl_manager):
+        pathlib.Path(f"prepared-by-{rank}").touch()
+        return {"train": self._generate_examples()}
+
+    def _generate_examples(self):
+        for i in range(9):
+            yield i, {"number": i, "square": i * i}
+
+
+builder = Squares(data_dir=str(folder / "tfds"))
+part = data.from_tfds(builder, as_supervised=True, download=True, shuffle=True)
+print(json.dumps([[int(number) for number, _ in part.as_numpy_iterator()], str(data.coverage(part.batch(2))),
+                  [path.name for path in pathlib.Path.cwd().glob("prepared-by-*")]]))
+"""
+
+
+@pytest.mark.parametrize("engine", ["multiworker"])
+@pytest.mark.part(PREPARES)
+def test_one_rank_prepares_and_all_read(printed: list[str]) -> None:
+    (one, *seen), (two, *seen_too) = (json.loads(text.splitlines()[-1]) for text in printed)
+    assert sorted(one + two) == list(range(9))
+    assert seen == seen_too == ["9 different elements, seen: 9 x1; by rank: 5, 4", ["prepared-by-0"]]

@@ -140,6 +140,17 @@ def test_steps_of_several_devices() -> None:
     steps = steps_of_own_data(element, 3, replicas=2, first_replica=1, devices=1)
     assert [x.numpy().tolist() for x, _, _ in steps] == [[1], [3, 5], []]
     assert steps_of_own_data(shard(dataset, **TWO[0]), 7, 2, 0, 1) is None
+    # Where nobody knows the batch size, each batch is cut into as many pieces as there are replicas.
+    steps = steps_of_own_data(element, None, replicas=2, first_replica=1, devices=1)
+    assert [x.numpy().tolist() for x, _, _ in steps] == [[1, 3], [5], [], []]
+
+
+def test_padding_without_its_weights_is_told() -> None:
+    dataset = tf.data.Dataset.range(3).map(lambda x: (x, x))
+    part = shard(dataset, even_steps="pad", **TWO[0]).map(lambda x, y, weight: (x, y))
+    for use in (coverage, lambda dataset: steps_of_own_data(dataset, None, 2, 0, 1)):
+        with pytest.raises(OptionError, match="weights that tell padding(.|\n)*hand the third value on"):
+            use(part.batch(2))
 
 
 def test_orders_ignore_the_global_seed() -> None:

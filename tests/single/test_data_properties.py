@@ -82,7 +82,7 @@ def check_parts(make: Callable[[int], tf.data.Dataset], size: int, workers: int,
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
-@some(20)
+@some(14)
 @given(size=SIZES, workers=WORKERS, even_steps=EVEN_STEPS, is_counted=st.booleans())
 def test_shard_by_element(size: int, workers: int, even_steps: str | None, is_counted: bool) -> None:
     dataset = tf.data.Dataset.range(size).map(lambda x: (x, x))
@@ -92,7 +92,7 @@ def test_shard_by_element(size: int, workers: int, even_steps: str | None, is_co
     check_parts(lambda i: shard(dataset, even_steps=even_steps, index=i, **place), size, workers, even_steps)
 
 
-@some(16)
+@some(12)
 @given(size=SIZES, batch_size=st.integers(1, 12), workers=WORKERS, even_steps=EVEN_STEPS)
 def test_shard_by_batch(size: int, batch_size: int, workers: int, even_steps: str | None) -> None:
     dataset = tf.data.Dataset.range(size).map(lambda x: (x, x)).batch(batch_size)
@@ -121,7 +121,7 @@ def test_shard_by_batch(size: int, batch_size: int, workers: int, even_steps: st
             assert sum(rows, []) == batch and max(lengths) - min(lengths) <= 1
 
 
-@some(14)
+@some(10)
 @given(size=SIZES, workers=WORKERS, even_steps=EVEN_STEPS, seed=SEEDS, shuffle=st.booleans())
 def test_from_arrays(size: int, workers: int, even_steps: str | None, seed: int, shuffle: bool) -> None:
     arrays = (np.arange(size), np.arange(size))
@@ -132,19 +132,19 @@ def test_from_arrays(size: int, workers: int, even_steps: str | None, seed: int,
     )  # fmt: skip
 
 
-@some(8)
+@some(6)
 @given(size=st.integers(1, 40), workers=WORKERS, seed=SEEDS)
 def test_arrays_have_one_order_for_any_number_of_workers(size: int, workers: int, seed: int) -> None:
     place = {"shuffle": True, "seed": seed}
     parts = [from_arrays(np.arange(size), num_shards=workers, index=i, **place) for i in range(workers)]
     alone = from_arrays(np.arange(size), **place)
-    epochs = [numbers(alone) for _ in range(3)]
-    assert [dealt([numbers(part) for part in parts]) for _ in range(3)] == epochs
+    epochs = [numbers(alone) for _ in range(2)]
+    assert [dealt([numbers(part) for part in parts]) for _ in range(2)] == epochs
     assert all(sorted(epoch) == list(range(size)) for epoch in epochs)
     assert size < 9 or epochs[0] != epochs[1]
 
 
-@some(12)
+@some(10)
 @given(
     written=st.sampled_from(WRITTEN), workers=WORKERS, even_steps=EVEN_STEPS, seed=SEEDS, shuffle=st.booleans(),
     policy=st.sampled_from(["auto", "file", "element"]),
@@ -167,7 +167,7 @@ def test_from_files(
     )  # fmt: skip
 
 
-@some(8)
+@some(6)
 @given(written=st.sampled_from(WRITTEN), workers=WORKERS, seed=st.none() | SEEDS)
 def test_files_have_one_order_for_any_number_of_workers(
     folders: dict, written: tuple[int, int], workers: int, seed: int | None
@@ -190,7 +190,7 @@ def test_parts_of_a_batch_are_the_batch(size: int, workers: int) -> None:
     assert sum(parts) == size and max(parts) - min(parts) <= 1 and parts == sorted(parts, reverse=True)
 
 
-@some(5)
+@some(4)
 @given(size=SIZES, workers=WORKERS, seed=SEEDS, policy=st.sampled_from(["seed", "off"]))
 def test_all_of_it_for_every_worker(size: int, workers: int, seed: int, policy: str) -> None:
     seeds = {"seed": seed} if policy == "seed" else {}

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdistkit.data.marks import PADDED, ROWS_OF_BATCHES, has_mark
-from tfdistkit.data.padding import require_weights_fit, weighted, without_padding
+from tfdistkit.data.padding import require_weights_fit, require_weights_kept, weighted, without_padding
 from tfdistkit.data.places import uneven
 from tfdistkit.errors import OptionError, explain
 
@@ -63,19 +63,28 @@ def steps_of_own_data(
 
     Returns:
         The batches of the replicas in turn. None if TensorFlow's way of cutting batches is right.
+
+    Raises:
+        OptionError: if the data was padded, and something took the weights of the padding away.
     """
+    is_padded = has_mark(dataset, PADDED)
+    if is_padded:
+        require_weights_kept(dataset.element_spec)
     if has_mark(dataset, ROWS_OF_BATCHES):
         steps = dataset if devices == 1 else _by_device(dataset, devices)
-    elif has_mark(dataset, PADDED) and batch_size is not None:
+    elif not is_padded:
+        return None
+    elif batch_size is None:
+        steps = _by_device(dataset, replicas)
+    else:
         # As TensorFlow does it: the parts of a batch differ by at most one row, and every step has the whole batch.
         sizes = [batch_size // replicas + (i < batch_size % replicas) for i in range(replicas)]
         steps = dataset.rebatch(sizes[first_replica:] + sizes[:first_replica])
-    else:
-        return None
-    return steps.map(without_padding) if has_mark(dataset, PADDED) else steps
+    return steps.map(without_padding) if is_padded else steps
 
 
 def _by_device(dataset: tf.data.Dataset, devices: int) -> tf.data.Dataset:
+    """Cuts every batch into one for each device."""
     in_tuple = isinstance(dataset.element_spec, tuple)
 
     def each(*elements: Any) -> tf.data.Dataset:

@@ -37,6 +37,27 @@ def require_weights_fit(element_spec: Any) -> None:
         )
 
 
+def require_weights_kept(element_spec: Any) -> None:
+    """Checks that padded elements still carry a sample weight.
+
+    Args:
+        element_spec: The `element_spec` of their dataset.
+
+    Raises:
+        OptionError: if they do not.
+    """
+    if not isinstance(element_spec, tuple) or len(element_spec) != 3:
+        raise OptionError(
+            explain(
+                'The weights that tell padding from data (`even_steps="pad"`) are gone.',
+                received=f"elements like {element_spec}",
+                expected="(x, y, sample_weight)",
+                do="Let every `map` after `shard` hand the third value on; or leave `even_steps` out: `fit` needs no "
+                "padding.",
+            )
+        )
+
+
 def weighted(element: tuple, padded: Any, rows: Any = None) -> tuple:
     """Gives an element, or a batch, the weight 1, or that of the user; padding weighs -0.0.
 

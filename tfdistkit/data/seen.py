@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfdistkit.collectives import all_gather
 from tfdistkit.data.batch_rows import rows_of_batches
 from tfdistkit.data.marks import PADDED, SHARDED, has_mark
-from tfdistkit.data.padding import is_padding
+from tfdistkit.data.padding import is_padding, require_weights_kept
 from tfdistkit.data.places import find_place
 from tfdistkit.errors import OptionError, explain
 
@@ -121,6 +121,8 @@ def count_own(
         A mark for each element, rows of padding, elements of the dataset.
     """
     is_padded = has_mark(dataset, PADDED)
+    if is_padded:
+        require_weights_kept(dataset.element_spec)
     marks: list[int] = []
     padding = batches = 0
     for element in dataset:
