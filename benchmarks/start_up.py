@@ -1,8 +1,9 @@
 """From the command to the first step of training on two hosts: `tfdistkit run -H` against starting both by hand.
 
 By hand: `ssh host1 env TF_CONFIG=... python train.py`, and the same for the other one, at the same time. Goal: at most
-1.5 s more. As root, it makes two hosts of its own (network namespaces with sshd) unless it is given some.
-Run: python benchmarks/start_up.py [--hosts node1,node2 --folder DIR]; DIR is the same on all hosts.
+1.5 s more. As root, it makes two hosts of its own (network namespaces with sshd) unless it is given some. With --bare
+the script loads no TensorFlow: what is left is what the two ways differ in, and can be seen on a busy machine, too.
+Run: python benchmarks/start_up.py [--bare] [--hosts node1,node2 --folder DIR]; DIR is the same on all hosts.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class Tell(keras.callbacks.Callback):
         os._exit(0)
 model.fit(np.ones((8, 8)), np.ones((8, 8)), verbose=0, callbacks=[Tell()])
 """
+_BARE = 'print("first step", flush=True)\n'
 _DEADLINE_S = 300.0
 _PATHS = os.environ.get("PYTHONPATH", "")
 
@@ -59,14 +61,14 @@ def place_of(args: argparse.Namespace) -> Iterator[Place]:
     """The hosts that are named, or two of our own."""
     if args.hosts:
         script = Path(args.folder, "first_step.py")
-        script.write_text(_SCRIPT)
+        script.write_text(_BARE if args.bare else _SCRIPT)
         names = args.hosts.split(",")
         yield Place(lambda *words: list(words), names, names, script)
         return
     if why_no_hosts():
         raise SystemExit(f"no hosts can be made here: {why_no_hosts()}; name some: --hosts node1,node2 --folder DIR")
     with tempfile.TemporaryDirectory() as folder, net_hosts(Path(folder, "net"), 2) as hosts:
-        script = hosts.write("first_step.py", _SCRIPT)
+        script = hosts.write("first_step.py", _BARE if args.bare else _SCRIPT)
         yield Place(lambda *words: hosts.command(0, *words), ["h1", "h2"], [hosts.address(1), hosts.address(2)], script)
 
 
@@ -102,6 +104,7 @@ def seconds_to(commands: list[list[str]]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--bare", action="store_true", help="without TensorFlow")
     parser.add_argument("--hosts", help="two hosts that ssh gets into, instead of our own")
     parser.add_argument("--folder", default=".", help="a folder that is the same on all hosts")
     args = parser.parse_args()
