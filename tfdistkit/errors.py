@@ -8,6 +8,8 @@ TfdistkitError
 ├── TooLateError             (RuntimeError)  a strategy was asked for after TensorFlow took its devices
 ├── UnsupportedError         (RuntimeError)  a combination that cannot work, found before training starts
 ├── BuildFailedError         (RuntimeError)  something could not be built on this machine; shows the first error
+├── CheckpointError          (OSError)       a checkpoint is damaged, or not there
+├── DivergenceError          (RuntimeError)  replicas that have to hold the same weights do not
 ├── RendezvousError          (TimeoutError)  the workers did not find each other before the deadline
 └── WorkerFailedError        (RuntimeError)  a worker process of a job failed; carries the first failure
 ```
@@ -45,6 +47,14 @@ class UnsupportedError(TfdistkitError, RuntimeError):
 
 class BuildFailedError(TfdistkitError, RuntimeError):
     """Something could not be downloaded, compiled or installed on this machine."""
+
+
+class CheckpointError(TfdistkitError, OSError):
+    """A checkpoint is damaged, or not there."""
+
+
+class DivergenceError(TfdistkitError, RuntimeError):
+    """Replicas that have to hold the same weights do not."""
 
 
 class RendezvousError(TfdistkitError, TimeoutError):

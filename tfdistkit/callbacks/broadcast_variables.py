@@ -9,11 +9,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdistkit.callbacks.model_state import optimizers_of, value_of, variables_of
 from tfdistkit.callbacks.ranks import Ranks, ranks_of, tell_once
 from tfdistkit.errors import OptionError, UnsupportedError, explain
-
-# Bounds the copies in memory: a model of many GB goes in pieces.
-_PIECE_BYTES = 64 * 2**20
 
 
 class BroadcastVariables(keras.callbacks.Callback):
@@ -67,7 +65,7 @@ class BroadcastVariables(keras.callbacks.Callback):
         if self.root_rank >= self._ranks.size:
             raise OptionError(explain("`root_rank` is no rank of this job.", received=f"root_rank={self.root_rank}",
                                       expected=f"0 to {self._ranks.size - 1}"))
-        self._again = not (self.model.built and all(one.built for one in _optimizers(self.model)))
+        self._again = not (self.model.built and all(one.built for one in optimizers_of(self.model)))
         _send(self.model, self._ranks, self.root_rank)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
@@ -78,17 +76,11 @@ class BroadcastVariables(keras.callbacks.Callback):
 
 
 def _send(model: keras.Model, ranks: Ranks, root: int) -> None:
-    variables = _variables(model)
-    values = [np.asarray(v.value.numpy()) for v in variables]
+    variables = variables_of(model)
+    values = [value_of(v) for v in variables]
     _require_equal_variables(ranks, values, root)
-    size_bytes = sum(v.nbytes for v in values)
-    packed = np.zeros(-(-size_bytes // 8) * 8, np.uint8)
-    if ranks.rank == root and values:
-        packed[:size_bytes] = np.concatenate([v.reshape(-1).view(np.uint8) for v in values])
-    for start in range(0, len(packed), _PIECE_BYTES):
-        piece = packed[start : start + _PIECE_BYTES]
-        # The others add zeros, to whole numbers: no bit of a float can change.
-        piece[:] = ranks.sum(piece.view(np.int64)).view(np.uint8)
+    sent_bytes = ranks.share(b"".join(v.tobytes() for v in values) if ranks.rank == root else b"", root)
+    packed = np.frombuffer(sent_bytes, np.uint8)
     if ranks.rank == root:
         return
     start = 0
@@ -114,20 +106,3 @@ def _require_equal_variables(ranks: Ranks, values: list[np.ndarray], root: int) 
             do="Build the model, and model.optimizer.build(model.trainable_variables), on every rank before one loads.",
         )
     )
-
-
-def _optimizers(model: keras.Model) -> list[Any]:
-    """The model's optimizer, and others that it keeps as attributes (a GAN's two, say)."""
-    found = [getattr(model, "optimizer", None), *vars(model).values()]
-    kept = {id(one): one for one in found if isinstance(one, keras.optimizers.Optimizer)}
-    return list(kept.values())
-
-
-def _variables(model: keras.Model) -> list[Any]:
-    metrics = {id(v) for v in model.metrics_variables}
-    found = {id(v): v for v in [*model.variables, *(v for one in _optimizers(model) for v in one.variables)]}
-    on_read = tf.VariableSynchronization.ON_READ
-    return [
-        v for v in found.values()
-        if id(v) not in metrics and getattr(v.value, "synchronization", None) != on_read and v.dtype != "string"
-    ]

@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from tfdistkit.callbacks.atomic import whole_file
+from tfdistkit.callbacks.checkpoint_files import files_of, names_each_file, seal
 from tfdistkit.callbacks.chief import writes_files
 from tfdistkit.errors import OptionError, explain
 
@@ -42,9 +43,11 @@ class ChiefCheckpoint(keras.callbacks.ModelCheckpoint):
         mode: `"auto"`, `"min"` or `"max"`: what of `monitor` is better.
         save_freq: `"epoch"`, or a number of batches.
         initial_value_threshold: What `monitor` has to improve on at first.
+        keep: How many of the newest files to keep: older ones that `filepath` names are removed, those of earlier
+            runs included. Default: all.
 
     Raises:
-        OptionError: (a ValueError) if `filepath` is an address such as `gs://...`.
+        OptionError: (a ValueError) if `filepath` is an address such as `gs://...`, or `keep` is wrong.
         ValueError: from Keras, if another argument is wrong.
         OSError: on the chief, in training, if the file cannot be written. What was there before stays.
 
@@ -67,6 +70,8 @@ class ChiefCheckpoint(keras.callbacks.ModelCheckpoint):
         mode: str = "auto",
         save_freq: str | int = "epoch",
         initial_value_threshold: float | None = None,
+        *,
+        keep: int | None = None,
     ):
         super().__init__(
             filepath,
@@ -87,6 +92,12 @@ class ChiefCheckpoint(keras.callbacks.ModelCheckpoint):
                     do="Save to a local or mounted path, and copy the file afterwards.",
                 )
             )
+        if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 1):
+            raise OptionError(explain("`keep` is no number of files.", received=f"keep={keep!r}", expected="1 or more"))
+        if keep is not None and not names_each_file(self.filepath):
+            raise OptionError(explain("`keep` has nothing to choose from: every save has the same name.",
+                                      received=f"filepath={self.filepath!r}", expected="fields in it, such as {epoch}"))
+        self.keep = keep
         self._saver: _Saver | None = None
 
     @property
@@ -116,6 +127,9 @@ class ChiefCheckpoint(keras.callbacks.ModelCheckpoint):
         self._saver = _Saver(super().model, _write if chief else _take_part)
         try:
             yield
+            if chief and self.keep is not None and self._saver.has_saved:
+                for path in files_of(filepath)[: -self.keep]:
+                    os.remove(path)
         finally:
             self._saver = None
             self.filepath, self.verbose = filepath, verbose
@@ -127,14 +141,17 @@ class _Saver:
     def __init__(self, model: keras.Model, save_by: Callable[[keras.Model, Callable[..., None], str], None]):
         self._model = model
         self._save_by = save_by
+        self.has_saved = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
     def save(self, filepath: str, **options: Any) -> None:
+        self.has_saved = True
         self._save_by(self._model, lambda path: self._model.save(path, **options), filepath)
 
     def save_weights(self, filepath: str, **options: Any) -> None:
+        self.has_saved = True
         self._save_by(self._model, lambda path: self._model.save_weights(path, **options), filepath)
 
 
@@ -144,6 +161,7 @@ def _write(model: keras.Model, save: Callable[[str], None], filepath: str) -> No
         with whole_file(filepath) as partial:
             _require_space(partial, _saved_variables(model))
             save(partial)
+            seal(partial)
     except IsADirectoryError:
         raise  # Keras has an explanation of its own
     except OSError as error:

@@ -10,6 +10,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+# Bounds the copies in memory: many GB go in pieces.
+PIECE_BYTES = 64 * 2**20
+
 _LOG = logging.getLogger(__name__)
 
 # How far above a callback its list is: the list, and one frame for each callback that wraps another.
@@ -79,14 +82,33 @@ class Ranks:
         table[self.rank] = row.view(np.int64)
         return self.sum(table.reshape(-1)).reshape(table.shape).view(row.dtype)
 
+    def share(self, data: bytes, root: int) -> bytes:
+        """Gives every rank the bytes of one.
+
+        Args:
+            data: What `root` has; what the others give is ignored.
+            root: Whose bytes they are.
+        """
+        is_root = self.rank == root
+        length = int(self.sum(np.array([len(data) if is_root else 0], np.int64))[0])
+        packed: np.ndarray = np.zeros(-(-length // 8) * 8, np.uint8)
+        if is_root:
+            packed[:length] = np.frombuffer(data, np.uint8)
+        for start in range(0, len(packed), PIECE_BYTES):
+            piece = packed[start : start + PIECE_BYTES]
+            # The others add zeros, to whole numbers: no bit can change.
+            piece[:] = self.sum(piece.view(np.int64)).view(np.uint8)
+        return packed[:length].tobytes()
+
 
 def ranks_of(model: keras.Model) -> Ranks:
     """Returns the ranks that train `model`: those of the strategy in whose scope it was made."""
-    return _ranks(model.distribute_strategy)
+    return ranks_of_strategy(model.distribute_strategy)
 
 
 @functools.lru_cache(maxsize=4)  # The callbacks of a job share one graph.
-def _ranks(strategy: tf.distribute.Strategy) -> Ranks:
+def ranks_of_strategy(strategy: tf.distribute.Strategy) -> Ranks:
+    """Returns the ranks of a strategy."""
     return Ranks(strategy)
 
 

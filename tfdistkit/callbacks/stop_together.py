@@ -132,7 +132,7 @@ def _is_stopper(callback: keras.callbacks.Callback) -> bool:
 
 
 def _may_stop(callback: keras.callbacks.Callback) -> bool:
-    if type(callback) in _OF_KERAS:
+    if type(callback) in _OF_KERAS or getattr(callback, "tfdistkit_stops_all_ranks", False):
         return False
     nothing = keras.callbacks.Callback
     # A LambdaCallback has its hooks in the object, not in the class.

@@ -15,10 +15,20 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdistkit.strategies import atomic_updates, exact_losses, keras_seams, lost_peer, table_parts, table_rows
+from tfdistkit.strategies import (
+    atomic_updates,
+    data_position,
+    exact_losses,
+    fit_hooks,
+    keras_seams,
+    lost_peer,
+    table_parts,
+    table_rows,
+)
 from tfdistkit.strategies import step as steps
 from tfdistkit.strategies.agreement import agree
 from tfdistkit.strategies.batch_parts import BatchPart
+from tfdistkit.strategies.step_clock import clock_of
 
 
 @functools.cache
@@ -36,6 +46,14 @@ def install() -> None:
 
 
 def _make_function(original: Any, model: Any, step_function: Any) -> Any:
+    """Makes a train or test function, and lets a clock measure it, if the model has one."""
+    clock = clock_of(model, step_function)
+    if clock is None:
+        return _make_agreeing_function(original, model, step_function)
+    return clock.timed(_make_agreeing_function(original, model, clock.watched(step_function, model)))
+
+
+def _make_agreeing_function(original: Any, model: Any, step_function: Any) -> Any:
     """The replica's part of a train or test step: afterwards logs and layer state agree on all replicas."""
     strategy = model.distribute_strategy
     if hasattr(strategy, "coordinated_function"):
@@ -51,7 +69,11 @@ def _make_function(original: Any, model: Any, step_function: Any) -> Any:
         if step is None:
             return step_function(data)
         step.in_keras_step = True
-        return agree(model, step, step_function(data))
+        logs = step_function(data)
+        end = step.begin_sum(logs)
+        agreed = agree(model, step, logs)
+        end(agreed)
+        return agreed
 
     @functools.wraps(step_function)
     def step_with_data(data: Any) -> Any:
@@ -92,7 +114,8 @@ def _make_epoch_iterator(
     if kwargs.get("shuffle") and hasattr(distribute_strategy, "agreed_shuffling"):
         agreed = distribute_strategy.agreed_shuffling()
     given = _ForKeras(distribute_strategy) if keras_seams.is_ours(distribute_strategy) else distribute_strategy
-    with agreed:
+    followed = iterator.tfdistkit_data = data_position.take_next()
+    with agreed, contextlib.nullcontext() if followed is None else followed.made(iterator):
         original(iterator, given, *args, **kwargs)
     distributed = keras_seams.dataset_of(iterator)
     if getattr(distributed, "tfdistkit_ends_every_epoch", False):
@@ -164,7 +187,9 @@ def _maybe_symbolic_build(original: Any, model: Any, iterator: Any = None, data_
     to a generator.
     """
     strategy = keras_seams.strategy_of(model)
-    if not keras_seams.is_ours(strategy):
+    if getattr(iterator, "tfdistkit_data", None) is not None:
+        strategy = model.distribute_strategy  # What was saved can only be put back into variables that there are.
+    elif not keras_seams.is_ours(strategy):
         return original(model, iterator=iterator, data_batch=data_batch)
     if iterator is not None:
         data_batch = _batch_like(strategy, iterator)
@@ -207,6 +232,11 @@ def _split_batch(strategy: Any, batch: Any) -> Any:
     return strategy.experimental_distribute_values_from_function(part)
 
 
+def _fit(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+    with fit_hooks.arguments_of_fit(original, model, args, kwargs) as call:
+        return _name_lost_peer(original, *call.args, **call.kwargs)
+
+
 def _predict_on_batch(original: Any, model: Any, x: Any) -> Any:
     """Each replica predicts its part of the batch; Keras lets each predict all of it, and returns all of them."""
     strategy = model.distribute_strategy
@@ -246,13 +276,17 @@ def _apply(original: Any, optimizer: Any, grads: Any, trainable_variables: Any =
         trainable_variables = list(trainable_variables)
     present = [i for i, g in enumerate(grads) if g is not None]
 
+    parts = step.without_empty([grads[i] for i in present])
+    end = step.begin_sum(parts)
+
     def apply(summed: list[Any]) -> None:
+        end(summed)
         for i, gradient in zip(present, summed):
             grads[i] = gradient
         with step.reduced_gradients():
             original(optimizer, grads, trainable_variables)
 
-    tf.distribute.get_strategy().apply_summed(step.without_empty([grads[i] for i in present]), apply)
+    tf.distribute.get_strategy().apply_summed(parts, apply)
 
 
 def _all_reduce_sum_gradients(original: Any, optimizer: Any, grads_and_vars: Any) -> Any:
@@ -314,7 +348,10 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "epoch_iterator": _make_epoch_iterator,
     "reduce_per_replica": _reduce_per_replica,
     "progress_bar": _one_progress_bar,
-    "fit": _name_lost_peer,
+    "epoch_steps": fit_hooks.epoch_steps,
+    "epoch_data": fit_hooks.epoch_data,
+    "epoch_logs": fit_hooks.epoch_logs,
+    "fit": _fit,
     "evaluate": _name_lost_peer,
     "predict": _name_lost_peer,
     "train_on_batch": _name_lost_peer,

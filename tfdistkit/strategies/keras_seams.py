@@ -16,8 +16,11 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 from keras.src.backend.common.stateless_scope import get_stateless_scope
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
+from keras.utils import PyDataset
 from tensorflow.python.data.experimental.ops import distribute as tf_data_distribute
+from tensorflow.python.data.ops import shuffle_op
 from tensorflow.python.distribute import distribute_utils
 from tensorflow.python.distribute import values as tf_values
 from tensorflow.python.distribute.collective_all_reduce_strategy import (
@@ -40,6 +43,7 @@ __all__ = [
     "MirroredExtended",
     "MirroredVariable",
     "ParameterServerStrategyV2Extended",
+    "PyDataset",
 ]
 
 
@@ -82,6 +86,11 @@ SEAMS: dict[str, Seam] = {
     "test_on_batch": Seam(f"{_MODEL}.test_on_batch", ("self",), "a lost worker is named"),
     "predict_on_batch": Seam(f"{_MODEL}.predict_on_batch", ("self", "x"), "one prediction for each row"),
     "epoch_iterator": Seam(f"{_TRAINER}:TFEpochIterator.__init__", ("self", "distribute_strategy"), "shuffling seeds"),
+    "epoch_steps": Seam(
+        "keras.src.trainers.epoch_iterator:EpochIterator._enumerate_iterator", ("self",), "resume in the middle"
+    ),
+    "epoch_data": Seam(f"{_TRAINER}:TFEpochIterator._get_iterator", ("self",), "how often the data was shuffled"),
+    "epoch_logs": Seam(f"{_MODEL}._get_metrics_result_or_logs", ("self", "logs"), "an epoch resumed at its end"),
     "end_epoch": Seam(f"{_TRAINER}:TFEpochIterator._interrupted_warning", ("self",), "datasets that the user sharded"),
     "progress_bar": Seam("keras.src.callbacks.progbar_logger:ProgbarLogger.set_params", ("self", "params"), "one bar"),
     "reduce_per_replica": Seam(
@@ -226,6 +235,11 @@ SEAMS: dict[str, Seam] = {
         "parameter_server: a coordinator that ends says nothing of functions on workers that are gone",
     ),
     "global_seed": Seam("tensorflow.python.eager.context:global_seed", (), "shuffling seeds"),
+    "arrays": Seam(
+        "keras.src.trainers.data_adapters.array_data_adapter:ArrayDataAdapter", ("shuffle",), "an order for each epoch"
+    ),
+    "shuffle": Seam("tensorflow.python.data.ops.shuffle_op:_ShuffleDataset", ("seed",), "can an order be repeated?"),
+    "dataset_inputs": Seam("tensorflow.python.data.ops.dataset_ops:DatasetV2._inputs", ("self",), "the same"),
 }
 
 
@@ -342,6 +356,44 @@ def let_data_end_every_epoch(epoch_iterator: Any) -> None:
         epoch_iterator._interrupted_warning = lambda: None  # Running out of data is how such an epoch ends.
 
 
+def num_batches_of(epoch_iterator: Any) -> int | None:
+    """Returns how many batches an epoch has; None as long as nobody knows."""
+    return epoch_iterator._num_batches
+
+
+def set_num_batches(epoch_iterator: Any, num_batches: int) -> None:
+    """Tells how many batches an epoch has, where its data cannot."""
+    epoch_iterator._num_batches = num_batches
+
+
+def has_iterator(epoch_iterator: Any) -> bool:
+    """Whether there is an iterator that the next epoch can go on with."""
+    return epoch_iterator._current_iterator is not None
+
+
+def go_on_with(epoch_iterator: Any, iterator: Any, steps_seen: int) -> None:
+    """Lets the next epoch go on with an iterator over the data, of which so many batches were seen."""
+    epoch_iterator._current_iterator = iterator
+    epoch_iterator._steps_seen = steps_seen
+
+
+def py_dataset_of(epoch_iterator: Any) -> PyDataset | None:
+    """Returns the PyDataset that an epoch iterator reads, if it does."""
+    return getattr(epoch_iterator.data_adapter, "py_dataset", None)
+
+
+def shuffles_arrays(epoch_iterator: Any) -> bool:
+    """Whether an epoch iterator reads arrays in an order of its own."""
+    return bool(isinstance(epoch_iterator.data_adapter, ArrayDataAdapter) and epoch_iterator.data_adapter._shuffle)
+
+
+def make_data_again(epoch_iterator: Any) -> None:
+    """Makes the dataset of an epoch iterator once more, by the seeds of this moment."""
+    dataset = epoch_iterator.data_adapter.get_tf_dataset()
+    strategy = epoch_iterator._distribute_strategy
+    epoch_iterator._distributed_dataset = strategy.experimental_distribute_dataset(dataset)
+
+
 def build_model(model: Any, batch: Any) -> None:
     """Builds a model from something with the shapes and dtypes of a batch."""
     model._symbolic_build(data_batch=batch)
@@ -409,6 +461,12 @@ def batch_size_of(dataset: tf.data.Dataset) -> int | None:
     """Returns the rows of the batches that a dataset's own `batch` makes; None if something else made them."""
     size = int(tf_data_distribute.compute_batch_size(dataset))
     return None if size < 0 else size
+
+
+def shuffle_seeds(dataset: tf.data.Dataset) -> list[list[int]]:
+    """Returns the two seeds of each `shuffle` in a dataset, `[0, 0]` for one that has none."""
+    own = [[int(dataset._seed), int(dataset._seed2)]] if isinstance(dataset, shuffle_op._ShuffleDataset) else []
+    return [seeds for one in dataset._inputs() for seeds in shuffle_seeds(one)] + own
 
 
 def is_mirrored(value: Any) -> bool:

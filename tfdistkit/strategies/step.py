@@ -47,6 +47,8 @@ class ReplicaStep:
         self.gradients_are_reduced = False
         self.updates_alone = False
         self.layer_state: list[Any] = []
+        # What measures the sums of this step, if something does (`step_clock`).
+        self.clock: Any = None
         self._sum_rows = sum_rows
         self._total: tf.Tensor | None = None
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
@@ -99,6 +101,17 @@ class ReplicaStep:
             lambda: [tf.zeros_like(t) if t.dtype.is_floating else tf.identity(t) for t in flat],
         )
         return tf.nest.pack_sequence_as(tensors, tf.nest.flatten(kept), expand_composites=True)
+
+    def begin_sum(self, parts: Any) -> Callable[[Any], None]:
+        """Lets a clock measure a sum over the replicas.
+
+        Args:
+            parts: What this replica adds.
+
+        Returns:
+            What is to be called with the sums.
+        """
+        return (lambda sums: None) if self.clock is None else self.clock.begin_sum(parts)
 
     @contextlib.contextmanager
     def reduced_gradients(self) -> Iterator[None]:

@@ -1,0 +1,368 @@
+"""`BackupAndResume` in one process: every kind of data, and whatever else has state."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import os
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from interrupted_runs import Broken, arrays, assert_same, compiled, light, run
+
+from tfdistkit.callbacks import BackupAndResume, LearningRateScale
+from tfdistkit.errors import OptionError, UnsupportedError
+
+pytestmark = pytest.mark.tensorflow
+
+Data = dict[str, Any]
+
+
+class Shuffled(keras.utils.PyDataset):
+    """Shuffles itself after each epoch, by a generator of its own or by NumPy's."""
+
+    def __init__(self, own: bool) -> None:
+        super().__init__()
+        self.x, self.y = arrays()
+        self.order = np.arange(len(self.x))
+        self.generator: Any = np.random.default_rng(3) if own else np.random
+        self.generator.shuffle(self.order)
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        rows = self.order[index * 4 : index * 4 + 4]
+        return self.x[rows], self.y[rows]
+
+    def on_epoch_end(self) -> None:
+        self.generator.shuffle(self.order)
+
+
+def in_arrays() -> Data:
+    x, y = arrays()
+    return {"x": x, "y": y, "batch_size": 4}
+
+
+def dataset() -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices(arrays())
+
+
+def generator() -> Iterator[Any]:
+    x, y = arrays()
+    random = np.random.default_rng(1)
+    for _ in itertools.count():
+        rows = random.integers(0, len(x), 4)
+        yield x[rows], y[rows]
+
+
+DATA: dict[str, Callable[[], Data]] = {
+    "arrays": in_arrays,
+    "arrays_in_order": lambda: {**in_arrays(), "shuffle": False},
+    "arrays_with_validation": lambda: {**in_arrays(), "validation_split": 0.3},
+    "shuffled": lambda: {"x": dataset().shuffle(22).batch(4)},
+    "shuffled_with_a_seed": lambda: {"x": dataset().shuffle(22, seed=1).batch(4).prefetch(1)},
+    "of_unknown_length": lambda: {"x": dataset().shuffle(22).filter(lambda x, y: x[0] > -1).batch(4)},
+    "repeated": lambda: {"x": dataset().shuffle(22).repeat().batch(4), "steps_per_epoch": 6},
+    "longer_than_an_epoch": lambda: {"x": dataset().shuffle(22).repeat(3).batch(4), "steps_per_epoch": 5},
+    "generator": lambda: {"x": generator(), "steps_per_epoch": 6},
+    "py_dataset": lambda: {"x": Shuffled(own=True)},
+    "py_dataset_by_numpy": lambda: {"x": Shuffled(own=False), "shuffle": False},
+}
+
+
+def no_callbacks() -> list[Any]:
+    return []
+
+
+@pytest.mark.parametrize("name", list(DATA))
+def test_data_goes_on_where_it_was(tmp_path: pathlib.Path, name: str) -> None:
+    expected = run(light, DATA[name], no_callbacks, None)
+    assert expected is not None
+    steps = expected["batches"]
+    # In the first epoch, in the middle of the second, and after its last step.
+    ends = [i for i, (a, b) in enumerate(itertools.pairwise(steps), 1) if a[0] != b[0]]
+    done = 0
+    for broken_at in (2, ends[0] + 3, ends[1]):
+        assert run(light, DATA[name], no_callbacks, tmp_path / "backup", broken_at - done) is None
+        done = broken_at - 1  # the step that broke off had no backup
+    found = run(light, DATA[name], no_callbacks, tmp_path / "backup")
+    assert found is not None
+    assert found["batches"] == steps[done:]
+    assert_same(found, expected)
+    assert not (tmp_path / "backup").exists()
+
+
+def test_without_a_seed_arrays_go_on_in_their_order(tmp_path: pathlib.Path) -> None:
+    """Another order in each epoch, as in Keras, but one that can be repeated: rows seen before are not seen again."""
+    seen: list[np.ndarray] = []
+
+    class Rows(keras.Model):
+        def train_step(self, data: Any) -> Any:
+            tf.py_function(lambda x: seen.append(x.numpy()), [data[0][:, 0]], [])
+            return super().train_step(data)
+
+    def make() -> keras.Model:
+        inputs = keras.Input((4,))
+        model = Rows(inputs, keras.layers.Dense(1)(inputs))
+        model.compile("sgd", "mse")
+        return model
+
+    tf.random.set_seed(None)
+    assert run(make, in_arrays, no_callbacks, tmp_path, 9, seed=None) is None
+    del seen[-1]  # The step that broke off had no backup.
+    assert run(make, in_arrays, no_callbacks, tmp_path, seed=None) is not None
+    epochs = [np.concatenate(seen[first : first + 6]) for first in (0, 6, 12)]
+    for rows in epochs:
+        np.testing.assert_array_equal(np.sort(rows), np.sort(arrays()[0][:, 0]))
+    assert not np.array_equal(epochs[0], epochs[1]) and not np.array_equal(epochs[1], epochs[2])
+
+
+class OwnStep(keras.Model):
+    """Logs that are no metrics, and an optimizer of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+        self.own = keras.optimizers.SGD(0.1, momentum=0.9)
+        self.dense.build((None, 4))
+        self.own.build(self.dense.trainable_variables)
+
+    def call(self, x: Any) -> Any:
+        return self.dense(x)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x) - y) ** 2)
+        self.own.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"own": loss}
+
+
+def own_step() -> keras.Model:
+    model = OwnStep()
+    model.compile("sgd")
+    return model
+
+
+def accumulating() -> keras.Model:
+    return compiled(optimizer=keras.optimizers.SGD(0.05, momentum=0.9, gradient_accumulation_steps=3, use_ema=True))
+
+
+def scaled() -> keras.Model:
+    return compiled(optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.05)))
+
+
+def decaying() -> keras.Model:
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.9)
+    return compiled(optimizer=keras.optimizers.Adam(schedule))
+
+
+def three_at_once() -> keras.Model:
+    return compiled(steps_per_execution=3)
+
+
+MODELS = {
+    "accumulating": (accumulating, 8),
+    "scaled": (scaled, 8),
+    "decaying": (decaying, 8),
+    "own_step": (own_step, 8),
+    "own_step_after_the_last": (own_step, 12),
+    "three_at_once": (three_at_once, 4),
+    "with_everything": (compiled, 12),
+}
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_models_go_on_where_they_were(tmp_path: pathlib.Path, name: str) -> None:
+    make, break_at = MODELS[name]
+    expected = run(make, in_arrays, no_callbacks, None)
+    assert expected is not None
+    assert run(make, in_arrays, no_callbacks, tmp_path, break_at) is None
+    found = run(make, in_arrays, no_callbacks, tmp_path)
+    assert found is not None
+    assert_same(found, expected)
+
+
+class Counter(keras.callbacks.Callback):
+    """State in an attribute, and state that it tells itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches, self.limit, self.total = 0, 100, [0.0]
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.batches += 1
+        self.total[0] += float(logs["loss"])
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        logs["counted"] = self.batches + self.total[0] / self.limit
+
+
+class Odd(keras.callbacks.Callback):
+    """Keeps something that is no plain data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: collections.deque[int] = collections.deque()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.kept.append(epoch)
+        logs["kept"] = len(self.kept)
+
+    def get_state(self) -> Any:
+        return list(self.kept)
+
+    def set_state(self, state: Any) -> None:
+        self.kept = collections.deque(state)
+
+
+def stateful_callbacks() -> list[Any]:
+    return [
+        Counter(),
+        Odd(),
+        keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9),
+        keras.callbacks.ReduceLROnPlateau("loss", patience=1, min_delta=0.2, cooldown=1),
+        keras.callbacks.EarlyStopping("loss", patience=2, min_delta=0.3, restore_best_weights=True),
+        LearningRateScale(lambda epoch: 1 / (1 + epoch), staircase=False),
+    ]
+
+
+@pytest.mark.parametrize("break_at", (8, 12, 13))
+def test_callbacks_go_on_where_they_were(tmp_path: pathlib.Path, break_at: int) -> None:
+    expected = run(light, in_arrays, stateful_callbacks, None)
+    assert expected is not None and {"counted", "kept", "learning_rate"} <= set(expected["history"])
+    assert run(light, in_arrays, stateful_callbacks, tmp_path, break_at) is None
+    found = run(light, in_arrays, stateful_callbacks, tmp_path)
+    assert found is not None
+    assert_same(found, expected)
+
+
+def test_a_training_that_broke_off_twice(tmp_path: pathlib.Path) -> None:
+    expected = run(light, DATA["shuffled"], stateful_callbacks, None)
+    assert expected is not None
+    for break_at in (5, 4, 3):
+        assert run(light, DATA["shuffled"], stateful_callbacks, tmp_path, break_at, save_freq="2 steps") is None
+    found = run(light, DATA["shuffled"], stateful_callbacks, tmp_path)
+    assert found is not None
+    assert_same(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("save_freq", "break_at", "first"),
+    [("epoch", 10, (1, 0)), ("2 epochs", 16, (2, 0)), ("2 epochs", 10, (0, 0)), (4, 11, (1, 2)),
+     ("0.001 seconds", 9, (1, 2))],
+)
+def test_frequencies(tmp_path: pathlib.Path, save_freq: Any, break_at: int, first: tuple[int, int]) -> None:
+    assert run(light, in_arrays, no_callbacks, tmp_path, break_at, save_freq=save_freq) is None
+    found = run(light, in_arrays, no_callbacks, tmp_path, save_freq=save_freq)
+    assert found is not None and found["batches"][0] == first
+
+
+def test_the_backup_of_a_training_that_ended_can_stay(tmp_path: pathlib.Path) -> None:
+    first = run(light, in_arrays, no_callbacks, tmp_path, delete_checkpoint=False)
+    again = run(light, in_arrays, no_callbacks, tmp_path, delete_checkpoint=False)
+    assert first is not None and again is not None
+    assert again["batches"] == []
+    assert_same(again, first)
+
+
+def test_early_stopping_stays_stopped(tmp_path: pathlib.Path) -> None:
+    def stopping() -> list[Any]:
+        return [keras.callbacks.EarlyStopping("loss", patience=1, min_delta=9, restore_best_weights=True)]
+
+    expected = run(light, in_arrays, stopping, tmp_path, delete_checkpoint=False)
+    found = run(light, in_arrays, stopping, tmp_path)
+    assert expected is not None and found is not None
+    assert expected["epochs"] == [0, 1] and found["batches"] == []
+    assert_same(found, expected)
+
+
+def refused(tmp_path: pathlib.Path, make_data: Callable[[], Data], make: Any = light, seed: int | None = 7) -> str:
+    with pytest.raises(UnsupportedError) as caught:
+        run(make, make_data, no_callbacks, tmp_path, seed=seed)
+    return str(caught.value)
+
+
+def test_an_order_that_cannot_be_repeated_is_refused_before_training(tmp_path: pathlib.Path) -> None:
+    keras.utils.set_random_seed(7)
+    tf.random.set_seed(None)
+    message = refused(tmp_path, DATA["shuffled"], seed=None)
+    assert "a dataset with `shuffle` without a seed" in message and "keras.utils.set_random_seed(7)" in message
+    options = tf.data.Options()
+    options.deterministic = False
+    assert "deterministic" in refused(tmp_path, lambda: {"x": dataset().batch(4).with_options(options)})
+    accepted = run(light, DATA["shuffled"], no_callbacks, tmp_path, seed=None, same_order=False)
+    assert accepted is not None and len(accepted["batches"]) == 18
+
+
+def test_other_data_or_models_than_those_of_the_backup_are_refused(tmp_path: pathlib.Path) -> None:
+    assert run(light, DATA["shuffled"], no_callbacks, tmp_path, 3) is None
+    assert "shuffles by the seeds" in refused(tmp_path, DATA["shuffled_with_a_seed"])
+    assert "shuffles by the seeds" in refused(tmp_path, DATA["shuffled"], seed=8)
+    assert "another number of batches" in refused(tmp_path, lambda: {"x": dataset().shuffle(22).batch(5)})
+    message = refused(tmp_path, DATA["shuffled"], own_step)
+    assert "that of another model or optimizer" in message and "Received: variable" in message
+    found = run(light, DATA["shuffled"], no_callbacks, tmp_path)
+    assert found is not None and found["batches"][0] == (0, 2)
+
+
+def test_a_self_shuffled_order_that_cannot_be_repeated_is_refused(tmp_path: pathlib.Path) -> None:
+    class Augmented(Shuffled):
+        def __getitem__(self, index: int) -> Any:
+            x, y = super().__getitem__(index)
+            return x + np.random.normal(size=x.shape).astype("float32"), y
+
+    data = {"x": Augmented(own=False)}
+    assert run(light, lambda: data, no_callbacks, tmp_path, 8) is None
+    assert "on_epoch_end makes cannot be repeated" in refused(tmp_path, lambda: {"x": Augmented(own=False)})
+
+
+@pytest.mark.parametrize("damage", ("cut", "bit", "empty_folder_name"))
+def test_a_damaged_backup_is_told(tmp_path: pathlib.Path, damage: str) -> None:
+    assert run(light, in_arrays, no_callbacks, tmp_path, 3) is None
+    path = tmp_path / "training.backup"
+    content = bytearray(path.read_bytes())
+    if damage == "cut":
+        path.write_bytes(content[: len(content) // 2])
+    elif damage == "bit":
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    else:
+        path.write_bytes(b"")
+        assert os.path.getsize(path) == 0
+    if damage == "empty_folder_name":
+        found = run(light, in_arrays, no_callbacks, tmp_path)
+        assert found is not None and found["batches"][0] == (0, 0)
+        return
+    message = refused(tmp_path, in_arrays)
+    assert "The backup is damaged" in message and "training.backup" in message
+
+
+def test_a_disk_that_takes_no_backup_ends_training(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(OSError, match="The backup could not be written"):
+        run(light, in_arrays, no_callbacks, tmp_path / "file" / "folder")
+
+
+@pytest.mark.parametrize("options", [{"save_freq": 0}, {"save_freq": "often"}, {"save_freq": True}, {"grace_s": -1},
+                                     {"save_freq": "0 steps"}, {"save_freq": "1.5 epochs"}])  # fmt: skip
+def test_wrong_options(options: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match="Received: "):
+        BackupAndResume("folder", **options)
+
+
+def test_wrong_places() -> None:
+    with pytest.raises(OptionError, match="`backup_dir`"):
+        BackupAndResume("gs://bucket/folder")
+    model = light()
+    with pytest.raises(UnsupportedError, match="more than one BackupAndResume"):
+        model.fit(*arrays(), callbacks=[BackupAndResume("a"), BackupAndResume("b")])
+    with pytest.raises(UnsupportedError, match="loop of your own"):
+        keras.callbacks.CallbackList([BackupAndResume("a")], model=model).on_train_begin()
+    assert issubclass(Broken, Exception)

@@ -1,0 +1,164 @@
+"""`ConsistencyCheck`: do all replicas still hold the same weights?"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfdistkit.callbacks.frequency import frequency_of
+from tfdistkit.callbacks.model_state import variables_of
+from tfdistkit.callbacks.ranks import Ranks, ranks_of, tell_once
+from tfdistkit.errors import DivergenceError, OptionError, explain
+
+_LOG = logging.getLogger(__name__)
+
+
+class ConsistencyCheck(keras.callbacks.Callback):
+    """Compares the weights of all replicas, and names the first variable that differs.
+
+    In synchronous training all replicas hold the same weights, bit for bit, after every step. When they do not -
+    a callback has set weights on one rank, or a memory has lost a bit - training goes on, and comes to nothing.
+    This compares a hash of everything that is to be the same: weights, layer state, seeds, and the variables of the
+    optimizers. It costs reading them once (1 GB/s or so) and one collective of eight bytes for each replica; only
+    where the hashes differ are there more collectives, to find out what and by how much.
+
+    Every rank must have it; its place in the list does not matter. With a single replica there is nothing to
+    compare, and the log says so. Not compared are metrics and variables with `synchronization="on_read"`.
+
+    Args:
+        every: A number of steps, `"epoch"`, or a text such as `"500 steps"`, `"2 epochs"`.
+        action: `"raise"`, or `"warn"` to say it in the log and go on.
+
+    Raises:
+        OptionError: (a ValueError) if an argument is wrong.
+        DivergenceError: (a RuntimeError) in training, on all ranks, if replicas differ.
+
+    Example:
+        ```python
+        model.fit(dataset, callbacks=[tfdistkit.callbacks.ConsistencyCheck(every=1000)])
+        ```
+    """
+
+    def __init__(self, every: int | str = "epoch", action: str = "raise"):
+        super().__init__()
+        self._frequency = frequency_of("every", every)
+        if self._frequency.unit == "seconds":
+            raise OptionError(explain("`every` has to come at the same step on all ranks, whose clocks differ.",
+                                      received=f"every={every!r}", expected="steps or epochs"))
+        if action not in ("raise", "warn"):
+            raise OptionError(explain("`action` is unknown.", received=f"action={action!r}",
+                                      expected='"raise" or "warn"'))
+        self.every, self.action = every, action
+        self._ranks: Ranks | None = None
+        self._steps = self._checked_at = 0
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Finds the other replicas."""
+        self._ranks = ranks_of(self.model)
+        self._steps = self._checked_at = 0
+        strategy: Any = self.model.distribute_strategy
+        if strategy.num_replicas_in_sync == 1:
+            self._ranks = None
+            tell_once("ConsistencyCheck has nothing to do: there is one replica.")
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Compares, every so many steps."""
+        self._steps += int(self.model.steps_per_execution)
+        if self._frequency.unit == "steps" and self._steps - self._checked_at >= self._frequency.amount:
+            self._checked_at = self._steps
+            self._check(f"after step {self._steps} of this run")
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Compares, every so many epochs."""
+        if self._frequency.unit == "epochs" and (epoch + 1) % self._frequency.amount == 0:
+            self._check(f"after epoch {epoch + 1}")
+
+    def _check(self, when: str) -> None:
+        if self._ranks is None:
+            return
+        difference = find_difference(self.model, self._ranks)
+        if difference is None:
+            return
+        message = explain(
+            "The replicas no longer hold the same weights.",
+            received=f"{difference}, {when}",
+            expected="the same bits on every replica",
+            do="Look for what only some ranks do: a callback that sets weights or the learning rate on one of them, "
+            "a loss or a branch that depends on the rank. BroadcastVariables makes them equal when training begins.",
+        )
+        if self.action == "raise":
+            raise DivergenceError(message)
+        if self._ranks.rank == 0:
+            _LOG.warning(message)
+
+
+def find_difference(model: keras.Model, ranks: Ranks) -> str | None:
+    """Says which is the first variable that is not the same on all replicas, and by how much.
+
+    Args:
+        model: The model.
+        ranks: The ranks that train it; all of them call this.
+
+    Returns:
+        A text, the same on every rank; None if there is no difference.
+    """
+    strategy: Any = model.distribute_strategy
+    variables = variables_of(model)
+    here = max((len(_copies(strategy, v)) for v in variables), default=1)
+    digests = np.array([[_digest(copy) for copy in _all(strategy, v, here)] for v in variables], np.int64)
+    whole = np.array([_digest(np.ascontiguousarray(digests[:, i])) for i in range(here)], np.int64)
+    everyone = ranks.gather(whole).reshape(-1)
+    if (everyone == everyone[0]).all():
+        return None
+    each = ranks.gather(np.ascontiguousarray(digests.T).reshape(-1)).reshape(ranks.size * here, -1)
+    index = int((each != each[0]).any(0).argmax())
+    variable = variables[index]
+    mine = _all(strategy, variable, here)
+    shared = ranks.share(mine[0].tobytes() if ranks.rank == 0 else b"", 0)
+    expected = np.frombuffer(shared, mine[0].dtype).reshape(mine[0].shape)
+    found = np.concatenate([_compare(one, expected) for one in mine])
+    return _tell(variable, ranks.gather(found).reshape(-1, 2), here)
+
+
+def _tell(variable: Any, found: np.ndarray, here: int) -> str:
+    replica = int((found[:, 1] > 0).argmax())
+    who = f"rank {replica // here}" if here == 1 else f"replica {replica}"
+    size = int(np.prod(variable.shape))
+    name = getattr(variable, "path", variable.name)
+    return (
+        f"`{name}`, the first variable that differs: that of {who} from that of {'rank' if here == 1 else 'replica'} 0 "
+        f"by up to {found[replica, 0]:.6g}, in {int(found[replica, 1])} of {size} numbers"
+    )
+
+
+def _copies(strategy: Any, variable: Any) -> list[Any]:
+    return list(strategy.experimental_local_results(variable.value))
+
+
+def _all(strategy: Any, variable: Any, here: int) -> list[np.ndarray]:
+    """The variable's values on each replica of this process; one that the replicas share comes several times."""
+    values = [np.asarray(copy.numpy()) for copy in _copies(strategy, variable)]
+    return values if len(values) == here else values[:1] * here
+
+
+def _digest(value: np.ndarray) -> int:
+    data = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+    return int.from_bytes(hashlib.blake2b(data.data, digest_size=8).digest(), "big", signed=True)
+
+
+def _compare(value: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    """The largest difference, and how many numbers differ in their bits."""
+    differ = (_bits(value) != _bits(expected)).any(1)
+    if not differ.any():
+        return np.zeros(2)
+    with np.errstate(invalid="ignore"):
+        by = np.abs(value.reshape(-1)[differ].astype(np.float64) - expected.reshape(-1)[differ].astype(np.float64))
+    return np.array([np.nan if np.isnan(by).all() else np.nanmax(by), differ.sum()], np.float64)
+
+
+def _bits(value: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(value).reshape(-1).view(np.uint8).reshape(value.size, -1)

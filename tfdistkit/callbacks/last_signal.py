@@ -1,0 +1,84 @@
+"""Signals that say that this process will be ended soon, and what is done in the time that is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from types import FrameType
+from typing import Any
+
+from tfdistkit.callbacks.ranks import tell_once
+
+# SIGTERM: `kill`, Kubernetes, SLURM at the time limit, a launcher. SIGUSR1: SLURM's `--signal=USR1@120`.
+_NUMBERS = (signal.SIGTERM, signal.SIGUSR1)
+
+
+class LastSignal:
+    """Notes a signal instead of ending at once, while it is entered; a deadline is kept by a thread.
+
+    A process that waits in TensorFlow for a rank that is gone runs no Python, so nothing but a thread could end it.
+
+    Args:
+        grace_s: Seconds from the signal after which the process ends, whatever it does; None leaves signals alone.
+    """
+
+    def __init__(self, grace_s: float | None):
+        self._grace_s = grace_s
+        self.number = 0
+        self._before: dict[int, Any] = {}
+        self._done = threading.Event()
+        self._read_end = self._write_end = self._wakeup_before = -1
+
+    def __enter__(self) -> LastSignal:
+        if self._grace_s is None:
+            return self
+        if threading.current_thread() is not threading.main_thread():
+            tell_once("BackupAndResume makes no backup on signals: Python takes them in the main thread only.")
+            return self
+        for number in _NUMBERS:
+            if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                self._before[number] = signal.signal(number, self._take)
+        self._read_end, self._write_end = os.pipe()
+        os.set_blocking(self._write_end, False)
+        # Written to by the C handler, even while the main thread runs no Python.
+        self._wakeup_before = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
+        threading.Thread(target=self._watch, name="tfdistkit-last-signal", daemon=True).start()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._write_end < 0:
+            return
+        signal.set_wakeup_fd(self._wakeup_before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._done.set()
+        os.close(self._write_end)
+        self._write_end = -1
+
+    def end(self, number: int) -> None:
+        """Ends this process as a signal would have ended it before."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.__exit__()
+        self.number = 0
+        os.kill(os.getpid(), number)
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        self.number = number
+
+    def _watch(self) -> None:
+        number = 0
+        while number not in self._before:
+            received = os.read(self._read_end, 1)
+            if not received:
+                break
+            number = received[0]
+        os.close(self._read_end)
+        if number and not self._done.wait(self._grace_s):
+            with contextlib.suppress(Exception):
+                print(f"tfdistkit: no backup within {self._grace_s:g} s of {signal.Signals(number).name}",
+                      file=sys.stderr, flush=True)
+            os._exit(128 + number)

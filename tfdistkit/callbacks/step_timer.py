@@ -1,0 +1,97 @@
+"""`StepTimer`: how fast training is, and what it waits for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfdistkit.callbacks.chief import writes_files
+from tfdistkit.callbacks.ranks import Ranks, ranks_of, tell_once
+from tfdistkit.strategies import keras_hooks, keras_seams
+from tfdistkit.strategies.step_clock import StepClock, attach
+
+# Per cent of computing below which it is said what holds training up.
+_ENOUGH = 90.0
+# In this order in the logs and in the line.
+_SHARES = ("computing", "communication", "input", "callbacks")
+_ADVICE = {
+    "communication": "a larger batch, or fewer and faster links between the ranks, would help",
+    "input": "`prefetch`, parallel `map` calls, or `cache` in the dataset would help",
+    "callbacks": "callbacks that look at every batch less often, or `steps_per_execution`, would help",
+}
+
+
+class StepTimer(keras.callbacks.Callback):
+    """Measures examples per second, and the shares of computing, communication, and waiting for data.
+
+    After each epoch the chief prints a line such as
+
+        Epoch 3: 1520 examples/s, 93.1 % computing, 5.2 % communication, 1.7 % input, 0.0 % callbacks
+
+    and, if less than 90 % was computing, what holds training up, and on which rank. The logs get
+    `examples_per_second`, `computing`, `communication`, `input` and `callbacks` (per cent): means over the ranks, the
+    same on all of them. How they are measured is said in docs/callbacks.md. The first execution of a step, in which
+    TensorFlow builds it, is not counted, nor is validation.
+
+    Every rank must have it; callbacks after it in the list see its logs. Under `parameter_server` it measures
+    nothing, and the log says so; with `jit_compile=True` only what can be seen from outside of a step.
+
+    Args:
+        verbose: 0 prints no line.
+
+    Example:
+        ```python
+        model.fit(dataset, callbacks=[tfdistkit.callbacks.StepTimer(), keras.callbacks.CSVLogger("log.csv")])
+        ```
+    """
+
+    def __init__(self, verbose: int = 1):
+        super().__init__()
+        self.verbose = verbose
+        self._clock: StepClock | None = None
+        self._ranks: Ranks | None = None
+        keras_hooks.install()
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Looks whether it can measure."""
+        strategy: Any = keras_seams.strategy_of(self.model)
+        self._ranks = None
+        if hasattr(strategy, "coordinated_function"):
+            tell_once("StepTimer measures nothing under 'parameter_server': the steps run in other processes.")
+            return
+        self._clock, self._ranks = attach(self.model), ranks_of(self.model)
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Begins to measure."""
+        if self._clock is not None and self._ranks is not None:
+            self._clock.reset()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Tells what there was."""
+        if self._clock is None or self._ranks is None:
+            return
+        times = self._clock.times()
+        total = times.total_s
+        row = 100.0 * np.array([0.0, times.communication_s, times.input_s, times.outside_s]) / total
+        row *= min(1.0, 100.0 / max(row.sum(), 1e-9))  # Two kinds of waiting may overlap.
+        row[0] = 100.0 - row.sum()
+        everyone: np.ndarray = np.append(row, times.rows / total).astype(np.float64)[None]
+        if not self._ranks.alone:
+            everyone = self._ranks.gather(everyone[0])
+        means = everyone.mean(0)
+        if logs is not None:
+            logs.update({"examples_per_second": float(means[-1]), **dict(zip(_SHARES, map(float, means)))})
+        if self.verbose and times.executions and writes_files(self.model):
+            self._tell(epoch, means, everyone)
+
+    def _tell(self, epoch: int, means: np.ndarray, everyone: np.ndarray) -> None:
+        shares = ", ".join(f"{share:.1f} % {name}" for name, share in zip(_SHARES, means))
+        print(f"\nEpoch {epoch + 1}: {means[-1]:.4g} examples/s, {shares}")
+        if means[0] >= _ENOUGH:
+            return
+        worst = 1 + int(means[1:-1].argmax())
+        rank = int(everyone[:, worst].argmax())
+        where = f", most on rank {rank} ({everyone[rank, worst]:.1f} %)" if len(everyone) > 1 else ""
+        print(f"Epoch {epoch + 1}: training waits for {_SHARES[worst]}{where}: {_ADVICE[_SHARES[worst]]}.")

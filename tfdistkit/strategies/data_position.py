@@ -1,0 +1,335 @@
+"""Where in its data a `fit` is, and a `fit` that begins in the middle of an epoch.
+
+Training that goes on after a restart must see the rest of the epoch, in the order of the run that broke off. For
+that the order is made again - the same seeds, as many iterators over the data as there had been - and the batches
+that were trained on are drawn and left out. So nothing has to be known about the data but that it repeats itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdistkit.errors import UnsupportedError, explain
+from tfdistkit.strategies import keras_seams
+
+_LOCAL = threading.local()
+# Of a model in an epoch that was resumed: the logs of its last step before the restart.
+_LOGS: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class DataState:
+    """Where in its data a `fit` is, in plain data.
+
+    Args:
+        epoch: The epoch to go on with, from 0.
+        batch: The first batch of it that was not trained on.
+        first_epoch: The epoch in which the first run began.
+        iterator: How many iterators over the data were made before the one of this epoch.
+        drawn: How many batches of it belong to earlier epochs (with `steps_per_epoch`).
+        num_batches: How many batches an epoch has, as far as Keras knew.
+        seed: What arrays are shuffled by.
+        order: The seeds of the dataset's own shuffling.
+        parts: In how many parts the user divided the data, one for each replica; 0 if tfdistkit divides it.
+        random_at_fit: What the global generators of Python and NumPy were when `fit` was called.
+        random_at_epoch: And when the epoch began.
+    """
+
+    epoch: int
+    batch: int
+    first_epoch: int
+    iterator: int
+    drawn: int
+    num_batches: int | None
+    seed: int
+    order: list[Any]
+    parts: int
+    random_at_fit: Any
+    random_at_epoch: Any
+
+
+class FitData:
+    """The training data of one `fit`: follows where it is, and begins where another `fit` broke off.
+
+    Args:
+        x: The argument of `fit`.
+        first_epoch: Its `initial_epoch`.
+        resumed: Where to begin; None for the beginning.
+        same_order: Whether data whose order cannot be repeated is an error.
+        on_position: Called when the first step would be the next to run.
+
+    Raises:
+        UnsupportedError: if the order of the data cannot be repeated, or is not that of `resumed`.
+    """
+
+    def __init__(
+        self, x: Any, first_epoch: int, resumed: DataState | None, same_order: bool, on_position: Callable[[], None]
+    ):
+        self.first_epoch = first_epoch if resumed is None else resumed.first_epoch
+        self._order = _order_of(x, same_order)
+        self._resumed, self._same_order, self._on_position = resumed, same_order, on_position
+        self._iterator: Any = None
+        self._seed = None if resumed is None else resumed.seed
+        self._made = self._drawn = self._in_use = self._drawn_before = self._next = 0
+        if resumed is not None:
+            if same_order and self._order != resumed.order:
+                raise _other_order(self._order, resumed.order)
+            _set_random(resumed.random_at_fit)
+        self._redeals = False
+        self._random_at_fit = self._random_at_epoch = _get_random()
+
+    @property
+    def steps_done(self) -> int:
+        """How many steps of the epoch have been handed out."""
+        return self._next
+
+    def state_in_epoch(self, epoch: int) -> DataState:
+        """Returns where this is, within an epoch, after the steps that have been handed out."""
+        return self._state(epoch, self._next, self._in_use, self._drawn_before, self._random_at_epoch)
+
+    def state_after_epoch(self, epoch: int) -> DataState:
+        """Returns where this is at the end of an epoch."""
+        goes_on = self._is_continued() and keras_seams.has_iterator(self._iterator)
+        place = (self._made - 1, self._drawn) if goes_on else (self._made, 0)
+        return self._state(epoch + 1, 0, *place, _get_random())
+
+    def _state(self, epoch: int, batch: int, iterator: int, drawn: int, random_at_epoch: Any) -> DataState:
+        return DataState(
+            epoch, batch, self.first_epoch, iterator, drawn, keras_seams.num_batches_of(self._iterator),
+            int(self._seed or 0), self._order, self._parts(), self._random_at_fit, random_at_epoch,
+        )  # fmt: skip
+
+    def _parts(self) -> int:
+        is_own = getattr(keras_seams.dataset_of(self._iterator), "tfdistkit_is_own_part", False)
+        return int(keras_seams.strategy_of_iterator(self._iterator).num_replicas_in_sync) if is_own else 0
+
+    def _is_continued(self) -> bool:
+        """Whether an epoch goes on with the iterator of the one before."""
+        return self._iterator.steps_per_epoch is not None
+
+    # What the hooks of Keras's epoch iterator call.
+
+    @contextlib.contextmanager
+    def made(self, iterator: Any) -> Iterator[None]:
+        """Around the making of the epoch iterator: what shuffles there does so alike in every run."""
+        self._iterator = iterator
+        own = keras_seams.global_seed()
+        if self._seed is None:
+            self._seed = random.SystemRandom().randrange(2**31) if own is None else own
+        with _global_seed(self._seed):
+            yield
+        # With a seed, Keras shuffles arrays alike in every epoch; without one it does not.
+        self._redeals = own is None and keras_seams.shuffles_arrays(iterator)
+
+    def count_iterator(self) -> None:
+        """Another iterator over the data is made."""
+        if self._redeals:
+            with _global_seed(int(self._seed or 0) + self._made):
+                keras_seams.make_data_again(self._iterator)
+        self._made, self._drawn = self._made + 1, 0
+
+    def steps(self, original: Any, iterator: Any) -> Iterator[Any]:
+        """The steps of an epoch; those that were trained on before a restart are left out."""
+        resumed, self._resumed = self._resumed, None
+        done = 0 if resumed is None else resumed.batch
+        if resumed is not None:
+            self._go_to(resumed)
+        self._random_at_epoch = _get_random()
+        is_first, is_waiting, each = True, resumed is not None, int(iterator.steps_per_execution)
+        for item in original(iterator):
+            begin, *_, data = item  # Newer versions of Keras tell the last step, too.
+            if is_first:
+                is_first, self._in_use, self._drawn_before = False, self._made - 1, self._drawn
+            self._drawn += each
+            self._next = begin + each
+            if self._next <= done:
+                if not self._is_continued():
+                    _draw(data, each)
+                continue
+            if begin < done:
+                raise _other_executions(done, each)
+            if is_waiting:
+                is_waiting = False
+                self._on_position()
+            yield item
+        if is_waiting:
+            self._on_position()  # All steps of the epoch were done; what is left is its end.
+
+    def _go_to(self, resumed: DataState) -> None:
+        iterator = self._iterator
+        self._require_same_data(resumed)
+        self._repeat_own_shuffling(resumed)
+        if self._redeals:
+            self._made = resumed.iterator
+        while self._made < resumed.iterator:
+            self._new_iterator()  # `shuffle` draws the seeds of an epoch when an iterator is made.
+        _set_random(resumed.random_at_epoch)
+        if self._is_continued():
+            current = self._new_iterator()
+            _draw(current, resumed.drawn + resumed.batch)
+            self._drawn = resumed.drawn
+            keras_seams.go_on_with(iterator, current, resumed.drawn)
+
+    def _new_iterator(self) -> Any:
+        self.count_iterator()
+        return iter(keras_seams.dataset_of(self._iterator))
+
+    def _require_same_data(self, resumed: DataState) -> None:
+        if self._parts() != resumed.parts:
+            raise UnsupportedError(
+                explain(
+                    "The data is divided in another way than in the run of the backup: every worker brings its own.",
+                    received=f"{self._parts()} parts",
+                    expected=f"{resumed.parts} parts, as many workers as before",
+                )
+            )
+        now, num_batches = keras_seams.num_batches_of(self._iterator), resumed.num_batches
+        if now is None and num_batches is not None:
+            keras_seams.set_num_batches(self._iterator, num_batches)  # Keras learns it in the first epoch.
+        elif now != num_batches:
+            raise UnsupportedError(
+                explain(
+                    "The data is not that of the backup: an epoch has another number of batches.",
+                    received=f"{now} batches",
+                    expected=f"{num_batches} batches, the same data with the same global batch size",
+                )
+            )
+
+    def _repeat_own_shuffling(self, resumed: DataState) -> None:
+        """A PyDataset may shuffle itself after each epoch."""
+        own = keras_seams.py_dataset_of(self._iterator)
+        if own is None:
+            return
+        before = _get_random()
+        for _ in range(resumed.epoch - resumed.first_epoch):
+            own.on_epoch_begin()
+            own.on_epoch_end()
+        pairs = zip(before, _get_random(), resumed.random_at_epoch, strict=True)
+        if self._same_order and any(not _equal(old, new) and not _equal(new, saved) for old, new, saved in pairs):
+            raise UnsupportedError(
+                explain(
+                    f"The order that {type(own).__name__}.on_epoch_end makes cannot be repeated: something else has "
+                    "used the global generators of Python or NumPy, too.",
+                    do="Shuffle with a generator of its own: `self.random = np.random.default_rng(7)`.",
+                )
+            )
+
+
+@contextlib.contextmanager
+def _global_seed(seed: int) -> Iterator[None]:
+    own = keras_seams.global_seed()
+    if own == seed:
+        yield
+        return
+    tf.random.set_seed(seed)
+    try:
+        yield
+    finally:
+        tf.random.set_seed(own)
+
+
+@contextlib.contextmanager
+def followed(data: FitData) -> Iterator[None]:
+    """Within it, the first epoch iterator that is made belongs to `data`."""
+    _LOCAL.next = data
+    try:
+        yield
+    finally:
+        _LOCAL.next = None
+
+
+def take_next() -> FitData | None:
+    """Returns whose epoch iterator is being made, once."""
+    data: FitData | None = getattr(_LOCAL, "next", None)
+    _LOCAL.next = None
+    return data
+
+
+def keep_logs(model: Any, logs: dict[str, Any] | None) -> None:
+    """Keeps the logs of the last step before a restart, for an epoch in which no step is left; None forgets them."""
+    if logs:
+        _LOGS[model] = dict(logs)
+    else:
+        _LOGS.pop(model, None)
+
+
+def kept_logs(model: Any) -> dict[str, Any]:
+    """Returns what `keep_logs` keeps; nothing for most models at most times."""
+    return _LOGS.get(model, {})
+
+
+def _draw(iterator: Any, batches: int) -> None:
+    with contextlib.suppress(StopIteration, tf.errors.OutOfRangeError):
+        for _ in range(batches):
+            next(iterator)
+
+
+def _get_random() -> Any:
+    return random.getstate(), np.random.get_state()
+
+
+def _set_random(states: Any) -> None:
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def _order_of(x: Any, same_order: bool) -> list[Any]:
+    """Returns the seeds by which a dataset shuffles.
+
+    Raises:
+        UnsupportedError: if `same_order`, and they are new in every run.
+    """
+    if not isinstance(x, tf.data.Dataset):
+        return []
+    seeds = keras_seams.shuffle_seeds(x)
+    why = None
+    if [0, 0] in seeds:
+        why = "`shuffle` without a seed"
+    elif x.options().deterministic is False:
+        why = "`options.deterministic = False`"
+    if why is None or not same_order:
+        return seeds
+    raise UnsupportedError(
+        explain(
+            "After a restart the data would come in another order, so that elements of an epoch would be seen twice.",
+            received=f"a dataset with {why}",
+            expected="an order that a new process can repeat",
+            do="Call keras.utils.set_random_seed(7) before the dataset is made, or write `shuffle(..., seed=7)`; "
+            "BackupAndResume(..., same_order=False) accepts another order.",
+        )
+    )
+
+
+def _other_order(seeds: list[Any], expected: list[Any]) -> UnsupportedError:
+    return UnsupportedError(
+        explain(
+            "The data comes in another order than in the run of the backup, so that elements would be seen twice.",
+            received=f"a dataset that shuffles by the seeds {seeds}",
+            expected=f"the seeds {expected}",
+            do="Call keras.utils.set_random_seed with the same number in every run, before the dataset is made; "
+            "BackupAndResume(..., same_order=False) accepts another order.",
+        )
+    )
+
+
+def _other_executions(done: int, each: int) -> UnsupportedError:
+    return UnsupportedError(
+        explain(
+            "`steps_per_execution` does not lead to the step of the backup.",
+            received=f"steps_per_execution={each}, a backup after {done} steps of an epoch",
+            expected="a number that divides it, as in the run before",
+        )
+    )
