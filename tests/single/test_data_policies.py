@@ -208,6 +208,26 @@ def test_wrong_batch_sizes_are_told(size: Any, place: dict[str, int], told: str)
         per_replica_batch_size(size, **place)
 
 
+def test_a_graph_makes_datasets_too(lines: list[str]) -> None:
+    """As the functions do that make the data of a parameter server's workers."""
+
+    @tf.function
+    def sums(index: int) -> Any:
+        place = {"num_shards": 2, "index": index}
+        made = [
+            from_arrays(np.arange(9), shuffle=True, seed=1, **place),
+            shard(tf.data.Dataset.range(9), **place),
+            shard(tf.data.Dataset.range(9), even_steps="drop", **place),
+            from_files(lines, tf.data.TextLineDataset, shuffle=True, seed=1, **place).map(
+                lambda line: tf.strings.to_number(line, tf.int64)
+            ),
+        ]
+        return [dataset.reduce(tf.constant(0, tf.int64), lambda total, number: total + number) for dataset in made]
+
+    parts = [[int(total) for total in sums(index)] for index in range(2)]
+    assert [one + two for one, two in zip(*parts)] == [36, 36, 28, 28]
+
+
 def test_coverage_counts_rows_padding_and_what_comes_twice() -> None:
     twice = tf.data.Dataset.from_tensor_slices(([1, 2, 2], [1, 2, 2]))
     found = coverage(twice)

@@ -61,16 +61,16 @@ def from_arrays(
     agreed = agree_on_seed(seed, parts, num_shards is not None) if shuffle or policy == "seed" else None
     if policy in ("seed", "off"):
         stream = own if policy == "seed" else 0
-        return marked(_in_order(tensors, rows, tf.data.Dataset.range(rows), agreed, stream))
+        return marked(_in_order(tensors, rows, range(rows), agreed, stream))
     if even_steps == "error" and rows % parts:
         raise uneven(rows, parts, "rows")
     end = {"drop": rows - rows % parts, "pad": rows + -rows % parts}.get(even_steps or "", rows)
-    dataset = _in_order(tensors, rows, tf.data.Dataset.range(own, end, parts), agreed, 0, even_steps == "pad")
+    dataset = _in_order(tensors, rows, range(own, end, parts), agreed, 0, even_steps == "pad")
     return marked(dataset, *([PADDED] if even_steps == "pad" and parts > 1 else []))
 
 
 def _in_order(
-    tensors: Any, rows: int, places: tf.data.Dataset, seed: int | None, stream: int, is_padded: bool = False
+    tensors: Any, rows: int, places: range, seed: int | None, stream: int, is_padded: bool = False
 ) -> tf.data.Dataset:
     """Returns the rows at some places of the order; with padding, places after the last one begin again."""
     if is_padded:
@@ -83,10 +83,11 @@ def _in_order(
         taken = tf.nest.map_structure(lambda tensor: _row(tensor, number), tensors)
         return weighted(taken, place >= rows) if is_padded else taken
 
+    numbers = tf.data.Dataset.range(places.start, places.stop, places.step)
     if seed is None:
-        return places.map(lambda place: row(place, None))
-    shuffled = epoch_seeds(seed, stream).flat_map(lambda epoch: places.map(lambda place: row(place, epoch)))
-    return shuffled.apply(tf.data.experimental.assert_cardinality(int(places.cardinality())))
+        return numbers.map(lambda place: row(place, None))
+    shuffled = epoch_seeds(seed, stream).flat_map(lambda epoch: numbers.map(lambda place: row(place, epoch)))
+    return shuffled.apply(tf.data.experimental.assert_cardinality(len(places)))
 
 
 def _row(tensor: Any, number: Any) -> Any:

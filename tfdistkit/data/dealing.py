@@ -29,8 +29,10 @@ def deal(dataset: tf.data.Dataset, num_shards: int, index: int, even_steps: str 
         dataset = with_weights(dataset)
     if num_shards == 1:
         return dataset
-    size = int(dataset.cardinality())
-    if even_steps is None or size == tf.data.INFINITE_CARDINALITY:
+    if even_steps is None:
+        return dataset.shard(num_shards, index)
+    size = _size(dataset)
+    if size == tf.data.INFINITE_CARDINALITY:
         return dataset.shard(num_shards, index)
     if size == tf.data.UNKNOWN_CARDINALITY:
         return _deal_by_rounds(dataset, num_shards, index, even_steps)
@@ -66,6 +68,12 @@ def padded(dataset: tf.data.Dataset, missing: int) -> tf.data.Dataset:
         return dataset
     # Cached, for the first element may lie behind a buffer that has to be filled.
     return dataset.concatenate(dataset.take(1).cache().repeat(missing).map(_as_padding))
+
+
+def _size(dataset: tf.data.Dataset) -> int:
+    """The number of elements; unknown in a graph that makes a dataset."""
+    size = tf.get_static_value(dataset.cardinality())
+    return tf.data.UNKNOWN_CARDINALITY if size is None else int(size)
 
 
 def _as_padding(*element: Any) -> tuple:

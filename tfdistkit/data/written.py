@@ -108,7 +108,8 @@ def load_index(folder: str) -> WrittenIndex:
     """
     path = f"{folder.rstrip('/')}/{INDEX}"
     try:
-        told = json.loads(tf.io.read_file(path).numpy())
+        with tf.io.gfile.GFile(path) as file:
+            told = json.loads(file.read())
         if told.get("format") != _FORMAT:
             raise ValueError(f"format {told.get('format')!r}")
         files = tuple(WrittenFile(**file) for file in told["files"])
