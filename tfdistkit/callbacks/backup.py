@@ -285,7 +285,7 @@ def _newest(path: str, ranks: Ranks) -> dict[str, Any] | None:
         data, written_ns = file.read(), os.fstat(file.fileno()).st_mtime_ns
     if not ranks.alone:
         everyone = ranks.gather(np.array([written_ns], np.int64))
-        data = ranks.share(data, int(everyone[:, 0].argmax()))
+        data = ranks.share(data, int(np.argmax(everyone[:, 0])))
     return read_backup(data, path) if data else None
 
 

@@ -80,7 +80,7 @@ def _send(model: keras.Model, ranks: Ranks, root: int) -> None:
     values = [value_of(v) for v in variables]
     _require_equal_variables(ranks, values, root)
     sent_bytes = ranks.share(b"".join(v.tobytes() for v in values) if ranks.rank == root else b"", root)
-    packed = np.frombuffer(sent_bytes, np.uint8)
+    packed: Any = np.frombuffer(sent_bytes, np.uint8)
     if ranks.rank == root:
         return
     start = 0

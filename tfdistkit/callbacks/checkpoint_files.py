@@ -162,7 +162,7 @@ def _on_this_rank(path: str, ranks: Ranks | None) -> Iterator[str]:
     row = np.array([digest is not None, int(digest[:15], 16) if digest else 0], np.int64)
     everyone = ranks.gather(row)
     _require_found(path, [bool(has) for has in everyone[:, 0]])
-    root = int(everyone[:, 0].argmax())  # The chief, if it has the file; else it was another rank's host then.
+    root = int(np.argmax(everyone[:, 0]))  # The chief, if it has the file; else it was another rank's host then.
     with tempfile.TemporaryDirectory(prefix="tfdistkit-") as scratch:
         if (everyone == everyone[root]).all():
             own = path

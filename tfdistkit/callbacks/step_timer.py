@@ -91,7 +91,7 @@ class StepTimer(keras.callbacks.Callback):
         print(f"\nEpoch {epoch + 1}: {means[-1]:.4g} examples/s, {shares}")
         if means[0] >= _ENOUGH:
             return
-        worst = 1 + int(means[1:-1].argmax())
-        rank = int(everyone[:, worst].argmax())
+        worst = 1 + int(np.argmax(means[1:-1]))
+        rank = int(np.argmax(everyone[:, worst]))
         where = f", most on rank {rank} ({everyone[rank, worst]:.1f} %)" if len(everyone) > 1 else ""
         print(f"Epoch {epoch + 1}: training waits for {_SHARES[worst]}{where}: {_ADVICE[_SHARES[worst]]}.")

@@ -88,7 +88,7 @@ def coverage(
     marks, padding, batches = count_own(dataset, batched, key)
     told = np.array([len(marks), batches, padding], np.int64)
     if parts > 1:
-        everyone = np.reshape(all_gather(tf.constant(told)).numpy(), [-1, 3])
+        everyone: Any = np.reshape(all_gather(tf.constant(told)).numpy(), [-1, 3])
         marks = all_gather(tf.constant(marks)).numpy()
     else:
         everyone = told[None]
