@@ -20,6 +20,7 @@ _ADVICE = {
     "communication": "a larger batch, or fewer and faster links between the ranks, would help",
     "input": "`prefetch`, parallel `map` calls, or `cache` in the dataset would help",
     "callbacks": "callbacks that look at every batch less often, or `steps_per_execution`, would help",
+    "computing": "it takes longer there than elsewhere, and the others wait",
 }
 
 
@@ -91,7 +92,24 @@ class StepTimer(keras.callbacks.Callback):
         print(f"\nEpoch {epoch + 1}: {means[-1]:.4g} examples/s, {shares}")
         if means[0] >= _ENOUGH:
             return
-        worst = 1 + int(np.argmax(means[1:-1]))
-        rank = int(np.argmax(everyone[:, worst]))
-        where = f", most on rank {rank} ({everyone[rank, worst]:.1f} %)" if len(everyone) > 1 else ""
-        print(f"Epoch {epoch + 1}: training waits for {_SHARES[worst]}{where}: {_ADVICE[_SHARES[worst]]}.")
+        what, rank = _bottleneck(everyone)
+        where = "" if len(everyone) == 1 or rank is None else f" on rank {rank}"
+        print(f"Epoch {epoch + 1}: training waits for {what}{where}: {_ADVICE[what]}.")
+
+
+def _bottleneck(everyone: np.ndarray) -> tuple[str, int | None]:
+    """Returns what holds training up, and where.
+
+    Args:
+        everyone: The shares of each rank. That of communication holds what a rank waits for slower ones, so it is
+            what the rank that waits least has that counts.
+    """
+    computing, communication, waiting, callbacks = everyone[:, :4].T
+    found = {
+        "communication": (communication.min(), None),
+        "input": (waiting.max(), int(np.argmax(waiting))),
+        "callbacks": (callbacks.max(), int(np.argmax(callbacks))),
+        "computing": (computing.max() - computing.min(), int(np.argmax(computing))),
+    }
+    what = max(found, key=lambda name: found[name][0])
+    return what, found[what][1]
