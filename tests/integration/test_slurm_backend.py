@@ -40,6 +40,8 @@ BACK_UP = TOGETHER + """
         time.sleep(0.5 * spec.rank)
         if spec.rank == 0:
             sys.exit(75)
+        # As BackupAndResume, which ends by the signal and leaves a mark.
+        pathlib.Path(os.environ["TFDISTKIT_TASK_DIR"], "backup").touch()
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
     signal.signal(signal.SIGUSR1, back_up)
@@ -180,6 +182,17 @@ def test_parameter_servers(slurm: SlurmCluster, tmp_path: Path) -> None:
     names = [line for line in re.findall(r"^(\d: .*)$", run.told, re.MULTILINE) if "slurmstepd" not in line]
     assert sorted(names) == ["0: chief 0", "1: worker 0", "2: worker 1", "3: ps 0"]
     assert "ps 0 ended with exit code 5" in run.told and "because of it: chief, worker 0, worker 1." in run.told
+
+
+def test_a_signal_without_a_backup_ends_the_job_for_good(slurm: SlurmCluster, tmp_path: Path) -> None:
+    script = TOGETHER + "    meet(); print('all there'); time.sleep(600)"
+    with started(slurm, tmp_path, script, "-np", "2", "--time", "5", "--backup-before", "60") as run:
+        run.wait_for("0: all there")
+        slurm.ask("scancel", "--signal=USR1", run.number)
+        assert run.end() == 138, run.told
+        assert slurm.job(run.number)["Restarts"] == "0"
+    assert " was killed by SIGUSR1 (host n" in run.told
+    assert "It was told to make a backup, and had none yet, or knows of none" in run.told
 
 
 def test_submitted_and_left_alone(slurm: SlurmCluster, tmp_path: Path) -> None:

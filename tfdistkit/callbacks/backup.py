@@ -21,6 +21,7 @@ from tfdistkit.callbacks.model_state import ModelState, copy_state, put_state
 from tfdistkit.callbacks.plain_data import is_plain
 from tfdistkit.callbacks.ranks import Ranks, ranks_of
 from tfdistkit.errors import OptionError, UnsupportedError, explain
+from tfdistkit.report.backups import leave_backup_mark
 from tfdistkit.strategies import data_position, keras_hooks, keras_seams
 from tfdistkit.strategies.data_position import DataState, FitData
 
@@ -273,6 +274,7 @@ class _Run:
             return
         with contextlib.suppress(tf.errors.OpError):  # A rank that is gone already has a backup, too.
             self._ranks.any(True)
+        leave_backup_mark()
         self._signals.end(self.signal)
         # A handler of the user's own has let the process live: it shall come to an end by itself.
         self._model.stop_training = True

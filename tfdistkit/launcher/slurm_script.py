@@ -15,13 +15,14 @@ from pathlib import Path
 
 from tfdistkit import env
 from tfdistkit.errors import OptionError, explain
+from tfdistkit.report.backups import FILE_NAME as BACKUP_FILE
 from tfdistkit.report.crashes import FILE_NAME as CRASH_FILE
 from tfdistkit.report.names import ProcessName
 
 # A script that ends with this has made a backup and wants to be started again (EX_TEMPFAIL of sysexits.h).
 AGAIN_EXIT_CODE = 75
-# It is told so by this signal, if the user wants it; one that ends by the signal, as with `BackupAndResume`, has made
-# its backup too.
+# It is told so by this signal, if the user wants it. One that ends by the signal, as with `BackupAndResume`, has made
+# its backup too if it says so (`report.backups`); else the signal came too early, or the script knows none.
 _SIGNAL = "USR1"
 _KILLED_BY_IT = 128 + signal.SIGUSR1
 # A rank that ended with it leaves this in the run folder; the batch script takes it away.
@@ -45,7 +46,8 @@ trap "is_stopped=1" TERM
 exec 3>&2 2> /dev/null
 (exec sh -c "echo \\$\\$ > {PID_FILE} && cd \\"\\$0\\" && exec \\"\\$@\\"" "$OLDPWD" "$@" 2>&3 3>&-)
 code=$?
-case $code in {{again}}) rm -f {CRASH_FILE}; : > "${env.RUN_DIR}/{_AGAIN}" && code=0 ;; esac
+if [ $code = {_KILLED_BY_IT} ] && [ -e {BACKUP_FILE} ]; then code={AGAIN_EXIT_CODE}; fi
+if [ $code = {AGAIN_EXIT_CODE} ]; then rm -f {CRASH_FILE}; : > "${env.RUN_DIR}/{_AGAIN}" && code=0; fi
 if [ -z "$is_stopped" ]; then
     echo "$code $(date +%s.%N) $(uname -n)" > .{ENDED_FILE} && mv .{ENDED_FILE} {ENDED_FILE}
 fi
@@ -56,7 +58,7 @@ exit $code'
 _RUN = f"""\
 rm -f "${env.RUN_DIR}/{_AGAIN}" "${env.RUN_DIR}/{ENDED_FILE}"
 for left in "${env.RUN_DIR}"/rank.* "${env.RUN_DIR}"/attempt.*/rank.*; do
-    rm -f "$left/{PID_FILE}" "$left/{ENDED_FILE}" "$left/{CRASH_FILE}"
+    rm -f "$left/{PID_FILE}" "$left/{ENDED_FILE}" "$left/{CRASH_FILE}" "$left/{BACKUP_FILE}"
 done
 export {env.ATTEMPT}=0 TASKS="${env.RUN_DIR}"
 while :; do
@@ -147,9 +149,7 @@ def batch_script(job: BatchSpec) -> str:
     directives = "\n".join(f"#SBATCH {_directive(word)}" for word in _sbatch_words(job))
     options = "--label" if job.tasks > 1 else ""
     run = _RUN.format(options=options, command=shlex.join(job.command), max_restarts=job.max_restarts)
-    codes = [AGAIN_EXIT_CODE, *([_KILLED_BY_IT] * (job.backup_before_s is not None))]
-    task = _TASK.format(again=" | ".join(map(str, codes)))
-    parts = [f"#!/bin/sh\n{directives}\n", _exports(job), task, run, _AGAIN_OR_END]
+    parts = [f"#!/bin/sh\n{directives}\n", _exports(job), _TASK, run, _AGAIN_OR_END]
     return "\n".join(parts)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,11 @@ from tfdistkit.report.failures import Failure, first_cause_first, signal_name
 from tfdistkit.report.names import ProcessName
 from tfdistkit.supervise.decision import Outcome
 from tfdistkit.supervise.result import JobResult
+
+_WITHOUT_BACKUP = (
+    "It was told to make a backup, and had none yet, or knows of none: give `fit` a BackupAndResume, and make the time "
+    "limit (--time) longer, or --backup-before shorter."
+)
 
 _LOOK_S = 0.2
 # The controller is asked more and more seldom: a job may wait for days.
@@ -207,6 +213,7 @@ def _look_at(job: BatchSpec, name: ProcessName, folder: Path) -> _Task:
             signal=signal_name(killed_by) if killed_by else None,
             log_path=job.log_path,
             role=name.role,
+            remark=_WITHOUT_BACKUP if killed_by == signal.SIGUSR1 else "",
         )
     else:
         failure = Failure(
