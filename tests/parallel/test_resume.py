@@ -14,7 +14,7 @@ sys.path.insert(0, str(SINGLE))
 
 pytestmark = pytest.mark.tensorflow
 
-ON_TWO_RANKS = ["multiworker", pytest.param("horovod", marks=pytest.mark.horovod)]
+ON_TWO_RANKS = ["multiworker", pytest.param("horovod", marks=[pytest.mark.horovod, pytest.mark.thorough])]
 
 SETUP = f"""
     import functools, json, pathlib, sys
