@@ -3,7 +3,7 @@
 By hand: `ssh host1 env TF_CONFIG=... python train.py`, and the same for the other one, at the same time. Goal: at most
 1.5 s more. As root, it makes two hosts of its own (network namespaces with sshd) unless it is given some. With --bare
 the script loads no TensorFlow: what is left is what the two ways differ in, and can be seen on a busy machine, too.
-Run: python benchmarks/start_up.py [--bare] [--hosts node1,node2 --folder DIR]; DIR is the same on all hosts.
+Run: python benchmarks/startup_on_hosts.py [--bare] [--hosts node1,node2 --folder DIR]; DIR is the same on all hosts.
 """
 
 from __future__ import annotations
