@@ -27,8 +27,8 @@ _BACKLOG = 1024
 
 # Runs in the Python of the workers, in their folder and under their variables: what they would find.
 _LOOK_AROUND = """
-import hashlib, json, os, sys
-from importlib import machinery, metadata
+import hashlib, importlib.util, json, os, sys
+from importlib import metadata
 wanted = json.loads(sys.argv[1])
 found = {"python": "%d.%d.%d" % sys.version_info[:3], "executable": sys.executable}
 for package, names in wanted["packages"].items():
@@ -45,8 +45,9 @@ except ImportError as error:
     found["tfdistkit"] = None
     found["why"] = str(error)
 if wanted["module"]:
-    top = wanted["module"].partition(".")[0]
-    there = top in sys.builtin_module_names or machinery.PathFinder.find_spec(top, [os.getcwd(), *sys.path])
+    sys.path.insert(0, os.getcwd())
+    # Every way that there is: a package that was installed for editing is on no path.
+    there = importlib.util.find_spec(wanted["module"].partition(".")[0])
     found["script"] = "module" if there else None
 else:
     try:
