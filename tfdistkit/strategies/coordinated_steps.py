@@ -148,7 +148,8 @@ class CoordinatedFunction:
         collected = False
         for number in [n for n, sent in self._sent.items() if keras_seams.has_ended(sent)]:
             try:
-                result = self._sent.pop(number).get()
+                sent = self._sent.pop(number)
+                result = self._strategy.fetcher.fetch(sent.get, self._strategy.check_workers, _LOOK_EVERY_S)
             except tf.errors.CancelledError:
                 self._strategy.raise_errors_of_steps()  # What another step raised, for which this one was cancelled.
                 raise

@@ -17,6 +17,7 @@ from tfdistkit.strategies import atomic_updates, keras_hooks, keras_seams
 from tfdistkit.strategies.coordinated_steps import CoordinatedFunction
 from tfdistkit.strategies.devices import require_not_started
 from tfdistkit.strategies.replica import KerasStrategyMixin, ReplicaMixin
+from tfdistkit.strategies.fetching import Fetcher
 from tfdistkit.strategies.serving import dismiss, serve
 from tfdistkit.strategies.worker_datasets import WorkerDataset, made_by_worker
 
@@ -61,6 +62,7 @@ class ParameterServerStrategy(KerasStrategyMixin, tf.distribute.ParameterServerS
         self.max_inflight = max_inflight_per_worker * self.num_workers
         # The function of `fit` or `evaluate` that has steps on their way.
         self.unfinished: CoordinatedFunction | None = None
+        self.fetcher = Fetcher()
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._addresses = _task_addresses(cluster)
         self._watch = Watch(self._addresses)
