@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import sys
@@ -121,15 +120,10 @@ def test_a_signal_cancels_the_job(slurm: SlurmCluster, tmp_path: Path, number: i
     script = TOGETHER + "    meet(); print('all there'); time.sleep(600)"
     with started(slurm, tmp_path, script, "--nnodes", "2", "-np", "2", "--max-restarts", "3") as run:
         run.wait_for("0: all there")
-        pid = next(pid for pid in slurm.login.pids_with(run.mark) if b"tfdistkit" in cmdline(pid))
-        os.kill(pid, number)
+        run.process.send_signal(number)
         assert run.end() == 128 + number, run.told
         assert slurm.job(run.number)["JobState"] == "CANCELLED"
         assert f"was ended by {signal.Signals(number).name}" in run.told and "attempt 1" not in run.told
-
-
-def cmdline(pid: int) -> bytes:
-    return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def test_a_rank_that_ignores_the_end_is_killed(slurm: SlurmCluster, tmp_path: Path) -> None:
