@@ -93,7 +93,10 @@ assert history == json.loads((here / "history.json").read_text()), history
 
 @pytest.mark.parametrize(
     ("engine", "number"),
-    [("multiworker", signal.SIGUSR1), pytest.param("horovod", signal.SIGTERM, marks=pytest.mark.horovod)],
+    [
+        ("multiworker", signal.SIGUSR1),
+        pytest.param("horovod", signal.SIGTERM, marks=[pytest.mark.horovod, pytest.mark.thorough]),
+    ],
 )
 def test_killed_and_told_to_end(
     request: pytest.FixtureRequest, tmp_path: pathlib.Path, engine: str, number: int
