@@ -58,7 +58,8 @@ RANKS = SETUP + """
     found = run(make, in_arrays, callbacks, folder / f"disk{rank}", save_freq=2)
     assert found["batches"][0] == (1, 1), found["batches"]  # broken off at step 3 + 5 - 1 = 7; backup after 2 + 4
     assert_same(found, expected)
-    assert not list(folder.glob("disk*"))
+    if rank == 0:  # its own, by itself: the others are through before it has taken it away
+        assert not list(folder.glob("disk*"))
 
     def light():
         with strategy.scope():
