@@ -71,6 +71,7 @@ class CoordinatedFunction:
 
     def _begin(self, iterator: Any) -> None:
         """A new epoch, or a new run; `fit` may go on with the iterator of the epoch before."""
+        keras_seams.wait_for_own_operations_only()
         if self._strategy.unfinished is not None:
             # A callback evaluates in the middle of an epoch. Keras has reset the metrics for it already.
             self._strategy.unfinished.finish(store=False)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -32,6 +33,7 @@ from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
 from tensorflow.python.distribute.parameter_server_strategy_v2 import ParameterServerStrategyV2Extended
 from tensorflow.python.distribute.values import MirroredVariable
 from tensorflow.python.eager import context as tf_context
+from tensorflow.python.eager import executor as tf_executor
 from tensorflow.python.trackable import base as trackable_base
 
 from tfdistkit.errors import UnsupportedError, explain
@@ -234,6 +236,12 @@ SEAMS: dict[str, Seam] = {
         (),
         "parameter_server: a coordinator that ends says nothing of functions on workers that are gone",
     ),
+    "executor": Seam(
+        "tensorflow.python.eager.executor:new_executor",
+        ("enable_async",),
+        "parameter_server: no waiting for operations of other threads",
+    ),
+    "thread_executor": Seam("tensorflow.python.eager.context:Context.executor", (), "the same"),
     "global_seed": Seam("tensorflow.python.eager.context:global_seed", (), "shuffling seeds"),
     "arrays": Seam(
         "keras.src.trainers.data_adapters.array_data_adapter:ArrayDataAdapter", ("shuffle",), "an order for each epoch"
@@ -517,6 +525,22 @@ def configure_coordination(cluster: tf.train.ClusterSpec, timeout_s: float) -> N
         cluster_register_timeout_in_ms=int(timeout_s * 1000),
         coordinated_jobs=jobs,
     )
+
+
+_executors = threading.local()
+
+
+def wait_for_own_operations_only() -> None:
+    """Gives this thread an executor of its own, so that it never waits for what other threads do.
+
+    Where a thread has none, each element of a dataset first waits for the operations of the executor that all such
+    threads share. On it TensorFlow frees the tensors on a worker; one that is cut off never answers.
+    """
+    if getattr(_executors, "own", None) is None:
+        context = tf_context.context()
+        context.ensure_initialized()
+        _executors.own = tf_executor.new_executor(enable_async=False)
+        context.executor = _executors.own
 
 
 def use_extended(strategy: Any, extended: type) -> None:

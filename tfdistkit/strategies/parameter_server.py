@@ -57,6 +57,7 @@ class ParameterServerStrategy(KerasStrategyMixin, tf.distribute.ParameterServerS
         )
         super().__init__(resolver)
         keras_seams.use_extended(self, ParameterServerExtended)
+        keras_seams.wait_for_own_operations_only()  # For loops of the user's own; `fit` may run in another thread.
         self.coordinator = tf.distribute.coordinator.ClusterCoordinator(self)
         self.num_workers = len(cluster.addresses["worker"])
         self.max_inflight = max_inflight_per_worker * self.num_workers
