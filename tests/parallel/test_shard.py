@@ -13,6 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tfdistkit.data.sources import open_source
+from tfdistkit.data.writing import write_shards
+
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(1000)]
 
 # Rows, global batch size: even, with remainders, uneven parts, and fewer rows than workers.
@@ -28,7 +31,7 @@ import keras, numpy as np
 import tensorflow as tf
 import tfdistkit
 
-cases, places, ways, epochs = json.loads(sys.argv[2])
+cases, places, ways, epochs, files = json.loads(sys.argv[2])
 strategy = tfdistkit.strategy("auto")
 
 
@@ -51,6 +54,9 @@ def dataset(rows, batch_size, place):
     x = np.random.default_rng(0).normal(size=(rows, 4)).astype("float32")
     arrays = (x, np.arange(rows, dtype="float32")[:, None])
     dataset = tf.data.Dataset.from_tensor_slices(arrays)
+    if place == "files":
+        rows = tfdistkit.data.from_files(files, shuffle=True, seed=3, buffer_size=40)
+        return rows.map(lambda row: (row["x"], row["y"])).batch(batch_size)
     if place == "arrays":
         return tfdistkit.data.from_arrays(arrays).batch(batch_size)
     if place == "padded":
@@ -79,7 +85,7 @@ def measure(rows, batch_size, place, steps_per_execution=1):
 
 
 found = {}
-for rows, batch_size, place in [(*case, place) for case in cases for place in places] + ways:
+for rows, batch_size, place in [(*case, place) for case in cases for place in places] + ways + [(97, 32, "files")]:
     found[f"{rows} {batch_size} {place}"] = measure(rows, batch_size, place)
 found["97 32 before, executing 3"] = measure(97, 32, "before", 3)
 if tfdistkit.is_chief():
@@ -92,11 +98,19 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, An
     return {workers: run(workers, tmp_path_factory.mktemp("shard")) for workers in (1, 2)}
 
 
+def written(folder: pathlib.Path) -> pathlib.Path:
+    """The rows of the script, in 4 files."""
+    x = np.random.default_rng(0).normal(size=(97, 4)).astype("float32")
+    np.savez(folder / "rows.npz", x=x, y=np.arange(97, dtype="float32")[:, None])
+    write_shards(open_source(str(folder / "rows.npz"), "train", None), folder / "rows", 4, lambda line: None)
+    return folder / "rows"
+
+
 def run(workers: int, folder: pathlib.Path) -> dict[str, Any]:
     script, result = folder / "train.py", folder / "found.json"
     script.write_text(TRAIN)
     command = [sys.executable, "-m", "tfdistkit", "run", "-np", str(workers), "--timeout", "420", str(script)]
-    command += [str(result), json.dumps([CASES, PLACES, WAYS, EPOCHS])]
+    command += [str(result), json.dumps([CASES, PLACES, WAYS, EPOCHS, str(written(folder))])]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
     job = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=460, check=False)
     assert job.returncode == 0, job.stdout + job.stderr
@@ -129,6 +143,15 @@ def test_two_workers_compute_what_one_computes(
     assert two["steps"] == one["steps"] == EPOCHS * -(-rows // batch_size)
     for what in ("loss", "evaluated", "kernel"):
         close(two[what], one[what])
+
+
+def test_files_read_by_two_are_shuffled_as_for_one(measured: dict[int, Any]) -> None:
+    one, two = measured[1]["97 32 files"], measured[2]["97 32 files"]
+    assert one["seen"] == two["seen"] == [1.0] * 97 and one["steps"] == two["steps"]
+    for what in ("loss", "evaluated", "kernel"):
+        close(two[what], one[what])
+    # Another order than that of the rows, and so other weights.
+    assert not np.allclose(one["kernel"], measured[1]["97 32 none"]["kernel"], rtol=1e-3)
 
 
 def test_several_steps_in_one_execution(measured: dict[int, Any]) -> None:

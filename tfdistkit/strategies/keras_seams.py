@@ -334,10 +334,15 @@ def dataset_of(epoch_iterator: Any) -> Any:
 
 def let_data_end_epoch(epoch_iterator: Any, dataset: Any) -> None:
     """Puts a dataset in whose steps nobody counted, so that an epoch ends when it has no more data."""
+    # Where Keras knows the number of batches, as it does in one process, it makes an iterator at the end of an epoch
+    # that nobody uses. A shuffled dataset counts it: the next epoch has the order after the next.
+    makes_another = epoch_iterator._num_batches is not None
     epoch_iterator._distributed_dataset = dataset
     epoch_iterator._num_batches = None
     if epoch_iterator.steps_per_epoch is None:
-        epoch_iterator._interrupted_warning = lambda: None  # Running out of data is how such an epoch ends.
+        # Running out of data is how such an epoch ends.
+        end = (lambda: iter(epoch_iterator._get_iterator())) if makes_another else (lambda: None)
+        epoch_iterator._interrupted_warning = end
 
 
 def raw_variable(variable: Any) -> Any:
