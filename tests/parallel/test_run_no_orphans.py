@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from job_process import Job, job, wait_until, write_script
 
+from tfdistkit.supervise.stopping import GRACE_S
+
 # A worker with a family: a child, a child in a session of its own, a child without our variables (it writes its pid,
 # since no mark finds it); a stubborn one also a shell that ignores
 # what asks it to end, with a child that does too.
@@ -20,9 +22,9 @@ FAMILY = """
     import os, pathlib, signal, subprocess, sys, time
     rank = os.environ["TFDISTKIT_RANK"]
     if "stubborn" in sys.argv:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
             signal.signal(number, signal.SIG_IGN)
-        subprocess.Popen(["sh", "-c", "trap '' INT TERM HUP; sleep 604 & wait"])
+        subprocess.Popen(["sh", "-c", "trap '' INT TERM HUP USR1; sleep 604 & wait"])
     subprocess.Popen(["sleep", "601"])
     subprocess.Popen(["sleep", "602"], start_new_session=True)
     bare = subprocess.Popen(["env", "-i", "sleep", "603"])
@@ -60,17 +62,18 @@ def is_sleep(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)], ids=["INT", "TERM", "HUP"]
-)
+@pytest.mark.parametrize("name", ["INT", "TERM", "HUP", "USR1"])
 @pytest.mark.parametrize("manners", ["polite", "stubborn"])
-def test_a_signal_to_the_launcher_ends_everything(
-    tmp_path: Path, number: signal.Signals, code: int, manners: str
-) -> None:
+def test_a_signal_to_the_launcher_ends_everything(tmp_path: Path, name: str, manners: str) -> None:
+    number = signal.Signals[f"SIG{name}"]
     with family(tmp_path, manners) as running:
         running.process.send_signal(number)
+        if manners == "stubborn" and name in ("TERM", "USR1"):
+            # They are given long, for a last backup; whoever cannot wait says it once more.
+            wait_until(lambda: "stopping the workers" in running.stderr_path.read_text(), "the launcher's answer")
+            running.process.send_signal(number)
         ended = running.end(deadline_s=9)
-        assert ended.code == code
+        assert ended.code == 128 + number
         assert f"the job was ended by {number.name}" in ended.stderr
         assert_nothing_left(running, tmp_path)
 
@@ -84,6 +87,28 @@ def test_a_second_ctrl_c_kills_at_once(tmp_path: Path) -> None:
         # Less than what the workers would be given to end by themselves.
         assert running.end(deadline_s=4).code == 130
         assert_nothing_left(running, tmp_path)
+
+
+def test_a_scheduler_that_ends_the_job_leaves_time_for_a_last_backup(tmp_path: Path) -> None:
+    script = write_script(
+        tmp_path,
+        f"""
+        import os, pathlib, signal, sys, time
+        def save(number, frame):
+            time.sleep({GRACE_S + 2})
+            print("saved", flush=True)
+            sys.exit(128 + number)
+        signal.signal(signal.SIGTERM, save)
+        pathlib.Path("up." + os.environ["TFDISTKIT_RANK"]).touch()
+        time.sleep(600)
+        """,
+    )
+    with job("-np", "2", script, cwd=tmp_path) as running:
+        running.wait_for_files(tmp_path / "up.0", tmp_path / "up.1")
+        running.process.send_signal(signal.SIGTERM)
+        ended = running.end()
+        assert running.left() == []
+    assert ended.code == 143 and sorted(ended.stdout.splitlines()) == ["[0] saved", "[1] saved"]
 
 
 def test_workers_get_the_signal_itself(tmp_path: Path) -> None:
@@ -177,8 +202,8 @@ def test_a_suspended_worker_is_ended_too(tmp_path: Path) -> None:
     with family(tmp_path, "stubborn") as running:
         for rank in (0, 1):
             os.kill(int((tmp_path / f"worker.{rank}").read_text()), signal.SIGSTOP)
-        running.process.send_signal(signal.SIGTERM)
-        assert running.end(deadline_s=15).code == 143
+        running.process.send_signal(signal.SIGHUP)
+        assert running.end(deadline_s=15).code == 129
         assert_nothing_left(running, tmp_path)
 
 

@@ -18,8 +18,9 @@ from tfdistkit.supervise.coordinated import SUSPENDED_S
 from tfdistkit.supervise.decision import Action, Decision, Outcome
 from tfdistkit.supervise.policy import decide
 from tfdistkit.supervise.result import History, JobResult
+from tfdistkit.supervise.signals import BACKUP_SIGNALS
 from tfdistkit.supervise.status import GroupStatus, WorkerStatus
-from tfdistkit.supervise.stopping import stop_workers, wait_for_end
+from tfdistkit.supervise.stopping import BACKUP_GRACE_S, stop_workers, wait_for_end
 from tfdistkit.supervise.watching import failure_of, look_at
 
 # How often crash records, signals and deadlines are looked at; the end of a worker is seen at once.
@@ -236,7 +237,15 @@ class Attempt:
         if decision.outcome is Outcome.INTERRUPTED:
             self._console.note(f"tfdistkit: {name}: stopping the workers (once more to kill them at once).")
         received = len(self._signals)
-        stop_workers(self._workers, decision.signal, hurry=lambda: len(self._signals) > received)
+
+        def hurry() -> bool:
+            return len(self._signals) > received
+
+        if decision.outcome is Outcome.INTERRUPTED and decision.signal in BACKUP_SIGNALS:
+            # The coordinator alone can make a backup, and needs the servers for it.
+            coordinators = [worker for worker in self._workers if worker.spec.name.role == "chief"]
+            stop_workers(coordinators or self._workers, decision.signal, hurry, BACKUP_GRACE_S)
+        stop_workers(self._workers, decision.signal, hurry)
 
     def _tell(self, event: str, worker: WorkerHandle, **fields: object) -> None:
         name = worker.spec.name

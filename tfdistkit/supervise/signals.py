@@ -1,4 +1,4 @@
-"""The signals that end a job: Ctrl-C, `kill`, a closed terminal."""
+"""The signals that end a job: Ctrl-C, `kill`, a closed terminal, a scheduler that wants the machine back."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import signal
 from types import FrameType, TracebackType
 from typing import Any
 
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Those of schedulers: the workers may make a last backup. SIGUSR1 is SLURM's `--signal=USR1@120`.
+BACKUP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+_ENDING = (signal.SIGINT, signal.SIGHUP, *BACKUP_SIGNALS)
 
 
 class SignalInbox:
