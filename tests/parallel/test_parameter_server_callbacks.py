@@ -143,3 +143,60 @@ def test_an_evaluation_in_the_middle_of_an_epoch(printed: list[str]) -> None:
     assert found["steps"] == 3 * STEPS and found["used"] == [3] * ROWS
     # As in Keras, the metrics of the epoch are those since, and those of the evaluation.
     assert found["seen"] == [ROWS + ROWS - 6 * 8] * 3
+
+
+RESUMED = """
+    class Broken(Exception):
+        pass
+    class BreakAfter(keras.callbacks.Callback):
+        "After so many steps of a run; it keeps the first logs."
+        def __init__(self, executions):
+            super().__init__()
+            self.left, self.first = executions, None
+        def on_train_batch_end(self, batch, logs=None):
+            self.first = self.first or [batch, logs["seen"]]
+            self.left -= 1
+            if not self.left:
+                raise Broken
+        def get_state(self):
+            return None
+        def set_state(self, state):
+            pass
+
+    def run(kind, executions=0):
+        keras.utils.set_random_seed(7)
+        model, end = make(steps_per_execution=1 if kind == "arrays" else 3), BreakAfter(executions)
+        given = dict(x=x, y=y, batch_size=BATCH) if kind == "arrays" else dict(x=data.shuffle(N).batch(BATCH))
+        backup = tfdistkit.callbacks.BackupAndResume(folder / kind, save_freq=6)
+        try:
+            seen = train(model, callbacks=[backup, end], **given)
+        except Broken:
+            return {"first": end.first}
+        return {**seen, "first": end.first, "steps": int(model.optimizer.iterations)}
+
+    found = {}
+    for kind, first, second in (("arrays", 8, 15), ("dataset", 3, 5)):
+        found[kind] = [run(kind, first), run(kind, second), run(kind)]
+        assert not (folder / kind).exists()
+    try:
+        own = strategy.distribute_datasets_from_function(
+            lambda context: tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH))
+        make().fit(own, callbacks=[tfdistkit.callbacks.BackupAndResume(folder / "refused")])
+    except tfdistkit.errors.UnsupportedError as error:
+        found["refused"] = str(error)
+    tell(**found)
+"""
+
+
+@pytest.mark.part(RESUMED, setup=SETUP)
+def test_training_that_was_broken_off_goes_on(printed: list[str]) -> None:
+    found = told(printed)
+    for kind, each in (("arrays", 1), ("dataset", 3)):
+        first, second, last = found[kind]
+        assert first["first"][0] == each - 1
+        # Backups after 6 steps of the first run, and 12 of the second, which are 6 of the second epoch.
+        assert [one["first"][0] for one in (second, last)] == [5 + each] * 2
+        assert all(one["first"][1] > 6 * 8 for one in (second, last)), "what was counted before is in the logs"
+        assert last["seen"] == last["once"] == [ROWS] * 3, "the history of all epochs"
+        assert last["steps"] == 3 * STEPS and last["used"] == [3] * ROWS
+    assert "the workers read the data themselves" in found["refused"]

@@ -63,8 +63,9 @@ STAGES = f"""
         if stage == "own data":
             own = strategy.distribute_datasets_from_function(of_worker)
             return model.fit(own, epochs=1000, verbose=0, callbacks=[Tell()])
-        backup = [keras.callbacks.BackupAndRestore("backup")] if stage == "backup" else []
-        epochs = {"backup": 5, "again": 2}.get(stage, 1000)
+        backup = tfdistkit.callbacks.BackupAndResume(stage, save_freq=40)
+        backup = [backup] if stage in ("backup", "told to end") else []
+        epochs = {"backup": 5, "told to end": 5, "again": 2}.get(stage, 1000)
         return model.fit(x, y, batch_size=BATCH, epochs=epochs, verbose=0, callbacks=[Tell(), *backup])
 
     for stage in sys.argv[1].split(","):
@@ -114,7 +115,7 @@ def test_workers_and_the_coordinator_are_killed_and_start_again(tmp_path: Path) 
         chief.kill()
         chief = running.start("chief 0", "backup,own data,gone")
         found = result(chief, "backup")
-        assert exact(found) and found["epochs"][0] >= 2 and found["epochs"][-1] == 4
+        assert exact(found) and found["epochs"] == [0, 1, 2, 3, 4]
         assert found["to"] == begun + 5 * STEPS
         assert all(one.process.poll() is None for one in running.running.values())
 
@@ -137,6 +138,26 @@ def test_workers_and_the_coordinator_are_killed_and_start_again(tmp_path: Path) 
         assert running.running["ps 0"].end(ENDED_WITHIN_S) == 0
         assert running.left() == []
         assert "Failed to remove function remotely" not in chief.printed
+
+
+def test_all_are_told_to_end_and_start_again(tmp_path: Path) -> None:
+    """As a scheduler does it: the coordinator makes a last backup, while the others still serve it."""
+    with roles(tmp_path, STAGES) as running:
+        chief = running.start_all("told to end")
+        chief.wait_for("told to end is under way", 2)
+        for role in reversed(running.running.values()):
+            role.process.send_signal(signal.SIGUSR1)
+        assert chief.end(NAMED_WITHIN_S) == -signal.SIGUSR1
+        for name in ("worker 0", "worker 1", "ps 0"):
+            assert running.running[name].end(ENDED_WITHIN_S) == 0
+        assert (tmp_path / "told to end" / "training.backup").exists()
+
+        chief = running.start_all("told to end")
+        found = result(chief, "told to end")
+        assert exact(found) and found["epochs"] == [0, 1, 2, 3, 4] and found["to"] == 5 * STEPS
+        assert 0 < chief.printed.count("told to end ended an epoch") < 5
+        assert chief.end() == 0
+        assert running.left() == []
 
 
 def test_what_is_stopped_is_named_and_a_server_that_dies(tmp_path: Path) -> None:
@@ -164,6 +185,7 @@ def test_what_is_stopped_is_named_and_a_server_that_dies(tmp_path: Path) -> None
         assert time.monotonic() - start < 30
         address = running.addresses["ps 0"]
         assert f"UnavailableError: Parameter server 0 ({address}) is gone, and the variables on it" in chief.printed
+        time.sleep(3)
         for name in ("worker 0", "worker 1"):  # They wait for another coordinator, as after one that was killed.
             assert running.running[name].process.poll() is None
             running.running[name].process.terminate()

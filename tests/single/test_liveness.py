@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -127,8 +129,8 @@ def serving(monkeypatch: pytest.MonkeyPatch) -> object:
     return serving
 
 
-def watch_in_thread(serving: object, address: str) -> threading.Thread:
-    thread = threading.Thread(target=serving._watch, args=(address, SOON_S, "ps 0"), daemon=True)  # type: ignore
+def watch_in_thread(serving: Any, address: str) -> threading.Thread:
+    thread = threading.Thread(target=serving._watch, args=(address, SOON_S, "ps 0", serving._ToldToEnd()), daemon=True)  # type: ignore
     thread.start()
     time.sleep(0.5)
     assert thread.is_alive()
@@ -178,7 +180,39 @@ def test_a_server_whose_coordinator_never_comes_says_so(serving: object) -> None
     with listening(None) as stopped:
         for address, seen in ((nowhere(), "nothing listens there"), (stopped, "does not answer")):
             with pytest.raises(RendezvousError, match=rf"within 1 seconds(.|\n)*{seen}(.|\n)*ps 0 waited for it"):
-                serving._watch(address, 1, "ps 0")  # type: ignore
+                serving._watch(address, 1, "ps 0", serving._ToldToEnd())  # type: ignore
+
+
+@pytest.mark.tensorflow
+def test_a_server_that_is_told_to_end_outlives_the_coordinator(
+    serving: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed: list[int] = []
+    monkeypatch.setattr(serving.os, "kill", lambda pid, number: killed.append(number))
+    monkeypatch.setattr(serving.signal, "signal", lambda number, handler: None)
+    monkeypatch.setattr(serving, "_GRACE_S", 1000.0)
+
+    def told_while_it_lives(lives_s: float) -> float:
+        told = serving._ToldToEnd()
+        with listening(answer) as address:
+            arguments = (address, SOON_S, "ps 0", told)
+            thread = threading.Thread(target=serving._watch, args=arguments, daemon=True)
+            thread.start()
+            time.sleep(0.5)
+            told.take(signal.SIGUSR1, None)
+            start = time.monotonic()
+            thread.join(lives_s)
+        thread.join(SOON_S)
+        assert not thread.is_alive()
+        return time.monotonic() - start
+
+    assert told_while_it_lives(1.0) >= 1.0 and not killed, "it ends well, after the coordinator"
+    monkeypatch.setattr(serving, "_BACKUP_GRACE_S", 0.5)
+    assert told_while_it_lives(SOON_S) < SOON_S and killed == [signal.SIGUSR1]
+    told = serving._ToldToEnd()
+    told.take(signal.SIGTERM, None)
+    serving._watch(nowhere(), 60, "ps 0", told)  # Nobody needs it.
+    assert killed == [signal.SIGUSR1, signal.SIGTERM]
 
 
 def test_it_needs_no_tensorflow() -> None:

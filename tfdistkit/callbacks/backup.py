@@ -24,6 +24,7 @@ from tfdistkit.errors import OptionError, UnsupportedError, explain
 from tfdistkit.report.backups import leave_backup_mark
 from tfdistkit.strategies import data_position, keras_hooks, keras_seams
 from tfdistkit.strategies.data_position import DataState, FitData
+from tfdistkit.strategies.worker_datasets import WorkerDataset
 
 _FILE = "training.backup"
 # Seconds between two questions whether a rank got a signal. A question costs 2 ms between processes of one host.
@@ -37,7 +38,8 @@ class BackupAndResume(keras.callbacks.Callback):
     Give it to `fit`, start the same script again after a crash or a preemption - by hand, by a scheduler, by
     `tfdistkit run --max-restarts` - and `fit` begins where the newest backup was made, also in the middle of an
     epoch, and ends with the weights of a run that nothing happened to: bit for bit with as many replicas, up to
-    the rounding of sums with another number of them (and the same global batch size). The backup holds weights,
+    the rounding of sums with another number of them (and the same global batch size). Under `parameter_server`, where
+    no two runs are alike, every element is trained on as often as without the interruption. The backup holds weights,
     layer state and seeds, the optimizers (slots, `iterations`, learning rate), metrics within the epoch, the state
     of the other callbacks (what `EarlyStopping` and `ReduceLROnPlateau` wait for, say; `History`, so that `fit`
     returns that of all epochs), and the place in the data.
@@ -62,7 +64,8 @@ class BackupAndResume(keras.callbacks.Callback):
     Raises:
         OptionError: (a ValueError) if an argument is wrong.
         UnsupportedError: (a RuntimeError) when training begins, on all ranks: if the order of the data cannot be
-            repeated; if a backup is damaged, or of another model or other data; under `parameter_server`.
+            repeated; if a backup is damaged, or of another model or other data; if workers of a parameter-server job
+            read the data themselves.
         OSError: on the chief, in training, if a backup cannot be written. What was there before stays.
 
     Example:
@@ -102,7 +105,7 @@ class BackupAndResume(keras.callbacks.Callback):
     @contextlib.contextmanager
     def tfdistkit_around_fit(self, model: keras.Model, arguments: dict[str, Any]) -> Iterator[None]:
         """Called by our hook of `fit`, with its arguments, which this may change."""
-        _require_supported(model)
+        _require_supported(model, arguments.get("x"))
         others = _put_last(self, arguments)
         ranks, path = ranks_of(model), os.path.join(self.backup_dir, _FILE)
         found = _newest(path, ranks)
@@ -257,6 +260,9 @@ class _Run:
     def save(self, data: DataState) -> None:
         """Makes a backup; all ranks call it."""
         assert self._states is not None
+        strategy: Any = keras_seams.strategy_of(self._model)
+        if hasattr(strategy, "settle_steps"):  # Under `parameter_server` they are on their way.
+            strategy.settle_steps()
         is_chief = writes_files(self._model)
         state = copy_state(self._model, self._ranks, with_values=is_chief)
         self.steps_since = self.epochs_since = 0
@@ -308,18 +314,23 @@ def _put_last(callback: BackupAndResume, arguments: dict[str, Any]) -> list[Any]
     return [one for one in others if not isinstance(one, keras.callbacks.ProgbarLogger)]
 
 
-def _require_supported(model: keras.Model) -> None:
+def _require_supported(model: keras.Model, x: Any) -> None:
     strategy: Any = keras_seams.strategy_of(model)
-    if strategy is None or (keras_seams.is_ours(strategy) and not hasattr(strategy, "coordinated_function")):
-        return
-    raise UnsupportedError(
-        explain(
-            "BackupAndResume cannot work here: the steps of a parameter-server job have no order to go on with."
-            if keras_seams.is_ours(strategy)
-            else "BackupAndResume works under the strategies of tfdistkit, and without one.",
-            received=type(strategy).__name__,
-            do="Use ChiefCheckpoint(save_freq=...), and load its newest file at the start."
-            if keras_seams.is_ours(strategy)
-            else "Make the strategy by tfdistkit.strategy(...).",
+    if strategy is not None and not keras_seams.is_ours(strategy):
+        raise UnsupportedError(
+            explain(
+                "BackupAndResume works under the strategies of tfdistkit, and without one.",
+                received=type(strategy).__name__,
+                do="Make the strategy by tfdistkit.strategy(...).",
+            )
         )
-    )
+    if isinstance(x, WorkerDataset):
+        raise UnsupportedError(
+            explain(
+                "BackupAndResume cannot work here: the workers read the data themselves, and how far each has come is "
+                "not known.",
+                received="data of strategy.distribute_datasets_from_function(...)",
+                expected="data that the coordinator reads: a tf.data.Dataset, arrays, a PyDataset",
+                do="Give `fit` the dataset itself; or use keras.callbacks.BackupAndRestore, which begins each epoch anew.",
+            )
+        )

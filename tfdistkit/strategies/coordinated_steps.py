@@ -18,7 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdistkit.strategies import atomic_updates, keras_seams
+from tfdistkit.strategies import atomic_updates, data_position, keras_seams
 from tfdistkit.strategies.worker_datasets import WorkerIterator
 
 # Seconds between two looks at whether a step has ended. TensorFlow has no way to wait for the first of several.
@@ -80,6 +80,8 @@ class CoordinatedFunction:
         self._iterator, self._owed = iterator, 0
         self._numbers = itertools.count()
         self._job.clear()
+        if data_position.kept_logs(self._model):  # An epoch that goes on where another run broke it off.
+            self._job.count_on()
         self._strategy.unfinished = self
 
     def _send_batches(self) -> None:
@@ -132,8 +134,14 @@ class CoordinatedFunction:
             self._make_room(0)
         if store:
             self._job.store()
+            self._job.complete_logs()
         if self._strategy.unfinished is self:
             self._strategy.unfinished = None
+
+    def settle(self) -> None:
+        """Waits for the steps that are on their way, and writes what they came to, in the middle of an epoch."""
+        self._make_room(0)
+        self._job.store()
 
     def _make_room(self, most: int) -> None:
         """Waits until at most so many steps are on their way, less one for the next."""
@@ -149,8 +157,7 @@ class CoordinatedFunction:
         collected = False
         for number in [n for n, sent in self._sent.items() if keras_seams.has_ended(sent)]:
             try:
-                sent = self._sent.pop(number)
-                result = self._strategy.fetcher.fetch(sent.get, self._strategy.check_workers, _LOOK_EVERY_S)
+                result = self._sent.pop(number).get()  # At once, for it is in this process.
             except tf.errors.CancelledError:
                 self._strategy.raise_errors_of_steps()  # What another step raised, for which this one was cancelled.
                 raise
@@ -171,6 +178,8 @@ class _Job:
         self._early: dict[int, Any] = {}
         self._next = 0
         self._sums: list[np.ndarray] | None = None
+        # What the variables of the metrics hold of this epoch already.
+        self._stored: list[np.ndarray] | None = None
         self.logs: Any = None
         # What Keras got last: for a train_step with logs of its own, it takes them for those of the epoch.
         self.returned: Any = None
@@ -255,7 +264,12 @@ class _Job:
 
     def clear(self) -> None:
         """Forgets what the steps of an epoch came to."""
-        self._sums, self.logs, self._early, self._next = None, None, {}, 0
+        self._sums, self._stored, self.logs, self._early, self._next = None, None, None, {}, 0
+
+    def count_on(self) -> None:
+        """Adds the steps to what the metrics have counted before."""
+        values = [tf.convert_to_tensor(keras_seams.raw_variable(v)) for v in self._model.metrics_variables]
+        self._stored = [vector.numpy() for vector in _packed(values)]
 
     def take(self, number: int, result: Any) -> tuple[bool, int]:
         """Adds the result of a step; returns whether it had batches, and the worker that has no more, or -1."""
@@ -268,34 +282,35 @@ class _Job:
             self._next += 1
             if result is not None:
                 added, newest = result
-                self._sums = added if self._sums is None else [a + b for a, b in zip(self._sums, added)]
+                self._sums = _added(self._sums, added)
         if self._sums is not None and self._sums is not before:
-            self.logs = self._results([tf.constant(s) for s in self._sums]) if self.logs_are_metrics else newest
+            total = map(tf.constant, _added(self._stored, self._sums))
+            self.logs = self._results(list(total)) if self.logs_are_metrics else newest
         return done > 0, dry
 
     def store(self) -> None:
         """Adds what the steps came to, to the metrics of the model."""
-        if self._sums is None:
-            return
-        if not self.logs_are_metrics:
-            self._complete_logs()
-            return
+        if self._sums is None or not self.logs_are_metrics:
+            return  # Metrics that are no more than logs are written in every step.
         variables = self._model.metrics_variables
         for variable, value in zip(variables, _unpacked(self._sums, variables)):
             keras_seams.raw_variable(variable).assign_add(value)
-        self._sums = None
+        self._stored, self._sums = _added(self._stored, self._sums), None
 
-    def _complete_logs(self) -> None:
+    def complete_logs(self) -> None:
         """Lets the last logs, which Keras takes for those of the epoch, show the metrics after the last step."""
-        if isinstance(self.logs, dict) and isinstance(self.returned, dict):
+        if not self.logs_are_metrics and isinstance(self.logs, dict) and isinstance(self.returned, dict):
             results = self._model.get_metrics_result()
             self.returned.update({name: results.get(name, value) for name, value in self.logs.items()})
-        self._sums = None
 
     def _results_of_sums(self, sums: list[tf.Tensor]) -> Any:
         variables = self._model.metrics_variables
         with keras.StatelessScope(state_mapping=list(zip(variables, _unpacked(sums, variables)))):
             return self._model.get_metrics_result()
+
+
+def _added(before: list[np.ndarray] | None, more: list[np.ndarray]) -> list[np.ndarray]:
+    return more if before is None else [a + b for a, b in zip(before, more)]
 
 
 def _same(values: Any) -> Any:

@@ -17,7 +17,6 @@ from tfdistkit.strategies import atomic_updates, keras_hooks, keras_seams
 from tfdistkit.strategies.coordinated_steps import CoordinatedFunction
 from tfdistkit.strategies.devices import require_not_started
 from tfdistkit.strategies.replica import KerasStrategyMixin, ReplicaMixin
-from tfdistkit.strategies.fetching import Fetcher
 from tfdistkit.strategies.serving import dismiss, serve
 from tfdistkit.strategies.worker_datasets import WorkerDataset, made_by_worker
 
@@ -63,7 +62,6 @@ class ParameterServerStrategy(KerasStrategyMixin, tf.distribute.ParameterServerS
         self.max_inflight = max_inflight_per_worker * self.num_workers
         # The function of `fit` or `evaluate` that has steps on their way.
         self.unfinished: CoordinatedFunction | None = None
-        self.fetcher = Fetcher()
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._addresses = _task_addresses(cluster)
         self._watch = Watch(self._addresses)
@@ -106,6 +104,11 @@ class ParameterServerStrategy(KerasStrategyMixin, tf.distribute.ParameterServerS
         """Waits for the steps that are on their way."""
         if self.unfinished is not None:
             self.unfinished.finish()
+
+    def settle_steps(self) -> None:
+        """Waits for them in the middle of an epoch, after which the variables hold all that they came to."""
+        if self.unfinished is not None:
+            self.unfinished.settle()
 
     def abandon_steps(self) -> None:
         """After an error in `fit` or `evaluate`: waits for what is on its way, so that the next finds nothing of it."""

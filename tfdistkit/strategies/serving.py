@@ -1,15 +1,19 @@
 """What a worker or a parameter server does: it serves the coordinator, and ends with it.
 
 A coordinator that ends well ends the others at once (`dismiss`). Of one that was killed they wait a while for the
-next, which somebody may start. Under our launcher they need not: it ends them, and starts all again.
+next, which somebody may start. Under our launcher they need not: it ends them, and starts all again. When all are told
+to end, they go on until the coordinator has ended: it may make a last backup of what they hold.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import threading
 import time
 from collections.abc import Iterable
+from types import FrameType
 from typing import NoReturn
 
 import tensorflow as tf
@@ -28,6 +32,10 @@ _GRACE_S = 60.0
 _GRACE_UNDER_LAUNCHER_S = 10.0
 # Seconds that a coordinator may be silent: somebody stopped it, or its machine is gone.
 _SILENT_GRACE_S = 600.0
+# Seconds to go on after a signal, while the coordinator lives; it has as many for its last backup (`BackupAndResume`).
+_BACKUP_GRACE_S = 25.0
+# One that was seen alive so many seconds before the signal was there when it came.
+_JUST_BEFORE_S = 2.0
 # Seconds for all tasks to hear that the coordinator is done.
 _DISMISSAL_S = 3.0
 _EVERY_S = 0.5
@@ -71,11 +79,47 @@ def serve(cluster: ClusterSpec, timeout_s: float) -> NoReturn:
     # `dismiss` ends this process from a thread of TensorFlow's.
     sys.stdout.flush()
     sys.stderr.flush()
-    _watch(cluster.addresses["chief"][0], timeout_s, f"{task.role} {task.index}")
+    told = _ToldToEnd()
+    told.listen()
+    _watch(cluster.addresses["chief"][0], timeout_s, f"{task.role} {task.index}", told)
     sys.exit(0)
 
 
-def _watch(address: str, timeout_s: float, who: str) -> None:
+class _ToldToEnd:
+    """A signal that asks this process to end, when it came."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._at = 0.0
+
+    def listen(self) -> None:
+        """Notes the signals of schedulers from now on; those that are ignored stay ignored."""
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGUSR1):
+                if signal.getsignal(number) is signal.SIG_DFL:
+                    signal.signal(number, self.take)
+
+    def take(self, number: int, frame: FrameType | None) -> None:
+        """Notes a signal."""
+        self._number, self._at = number, time.monotonic()
+
+    def obeyed(self, sign: Sign, alive_at: float | None) -> bool:
+        """Whether it is time to end, for the coordinator has; ends this process by the signal if nobody needs it.
+
+        Args:
+            sign: What is seen of the coordinator now.
+            alive_at: When it was seen alive for the last time.
+        """
+        if not self._number or (sign is Sign.ALIVE and time.monotonic() - self._at < _BACKUP_GRACE_S):
+            return False
+        if sign is Sign.GONE and alive_at is not None and alive_at > self._at - _JUST_BEFORE_S:
+            return True
+        signal.signal(self._number, signal.SIG_DFL)
+        os.kill(os.getpid(), self._number)
+        return True
+
+
+def _watch(address: str, timeout_s: float, who: str, told: _ToldToEnd) -> None:
     """Returns when the coordinator was there and is gone."""
     patience = {Sign.GONE: _GRACE_S, Sign.SILENT: _SILENT_GRACE_S}
     if _has_launcher():
@@ -86,9 +130,11 @@ def _watch(address: str, timeout_s: float, who: str) -> None:
         sign, now = look(address, _LOOK_S), time.monotonic()
         if sign is Sign.ALIVE:
             alive_at = now
-        elif alive_at is not None and now - alive_at > patience[sign]:
+        if told.obeyed(sign, alive_at):
             return
-        elif alive_at is None and now > deadline:
+        if alive_at is not None and now - alive_at > patience.get(sign, 0.0):
+            return
+        if alive_at is None and now > deadline:
             raise RendezvousError(
                 explain(
                     f"The coordinator did not come within {timeout_s:g} seconds (`timeout_s`).",
