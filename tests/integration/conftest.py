@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from equal_training import train_alone
+from equal_training import ENVIRONMENT, train_alone
+from interrupted_training import OPTIONS, TRAIN
 from net_hosts import NetHosts, net_hosts, why_no_hosts
 from slurm_cluster import SlurmCluster, slurm_cluster, why_no_slurm
+from slurm_jobs import Run, started
 
 # Set where real hosts must be tested: then what would be skipped fails.
 _REQUIRED = "TFDISTKIT_REQUIRE_HOSTS"
@@ -70,3 +72,12 @@ def mpirun() -> list[str]:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the training of `equal_training` comes to in one process."""
     return train_alone(tmp_path_factory.mktemp("alone"))
+
+
+@pytest.fixture(scope="session")
+def interrupted_job(slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """A training that SLURM interrupts: it takes its time, while others are tested."""
+    folder = tmp_path_factory.mktemp("interrupted")
+    with started(slurm, folder, TRAIN, *OPTIONS, nodes="n1,n3", **ENVIRONMENT) as run:
+        assert run.number
+        yield run

@@ -50,7 +50,9 @@ BACK_UP = TOGETHER + """
 
 
 @pytest.fixture(scope="module", autouse=True)
-def backup_job(slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+def backup_job(
+    slurm: SlurmCluster, interrupted_job: Run, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Run]:
     """A job that SLURM itself sends SIGUSR1, 20 to 50 s after its start: it runs while the other tests do."""
     options = ["--nnodes", "2", "-np", "2", "--time", "2", "--backup-before", "70"]
     with started(slurm, tmp_path_factory.mktemp("backup"), BACK_UP, *options, nodes="n3,n10") as run:

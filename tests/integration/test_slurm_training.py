@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from equal_training import ENVIRONMENT, check_equal, read_results, write_training
 from slurm_cluster import SlurmCluster
+from slurm_jobs import Run
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 240
@@ -51,3 +52,13 @@ def test_horovod_over_mpi(
     results = srun(slurm, tmp_path, "horovod", "n1,n2", SLURM_MPI_TYPE="pmix", PYTHONPATH=path, **tcp)
     check_equal(results, alone, ["n1", "n2"], "HorovodStrategy")
     assert all(one["horovod_over"] == "mpi" for one in results)
+
+
+@pytest.mark.tensorflow
+def test_a_training_that_reaches_its_time_limit_goes_on_as_if_nothing_had_happened(
+    slurm: SlurmCluster, interrupted_job: Run
+) -> None:
+    assert interrupted_job.end(DEADLINE_S) == 0, interrupted_job.told
+    results = [line.partition("RESULT ")[2] for line in interrupted_job.told.splitlines() if "RESULT " in line]
+    assert results == ["restarts 1, begins at step 1: False, the same weights: True"] * 2, interrupted_job.told
+    assert slurm.job(interrupted_job.number)["Restarts"] == "1"

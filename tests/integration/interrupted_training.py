@@ -1,0 +1,38 @@
+"""A training that SLURM interrupts, and starts again, comes to what it comes to without: to the last bit."""
+
+from __future__ import annotations
+
+# SLURM looks at time limits twice a minute: SIGUSR1 comes 40 to 70 s after the start.
+OPTIONS = ("--nnodes", "2", "-np", "2", "--time", "3", "--backup-before", "110")
+
+# Slow until it is interrupted: it would take longer than SLURM lets it.
+TRAIN = """
+    import os, time
+    import numpy as np
+    import keras, tfdistkit
+    strategy = tfdistkit.strategy("multiworker")
+    numbers = np.random.default_rng(1)
+    x, y = (numbers.normal(size=(40, width)).astype("float32") for width in (5, 1))
+    restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+
+    class Slow(keras.callbacks.Callback):
+        begins_at = None
+        def on_train_batch_end(self, batch, logs=None):
+            self.begins_at = self.begins_at or int(self.model.optimizer.iterations)
+            time.sleep(0 if restarts else 0.2)
+
+    def train(*callbacks):
+        keras.utils.set_random_seed(7)
+        with strategy.scope():
+            model = keras.Sequential([keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(1)])
+            model.compile(keras.optimizers.Adam(0.05), "mse")
+        model.fit(x, y, batch_size=8, epochs=200, verbose=0, callbacks=list(callbacks))
+        return model.get_weights()
+
+    slow = Slow()
+    weights = train(slow, tfdistkit.callbacks.BackupAndResume("backup"))
+    without = train()
+    same = all(np.array_equal(one, other) for one, other in zip(weights, without))
+    told = f"RESULT restarts {restarts}, begins at step 1: {slow.begins_at == 1}, the same weights: {same}"
+    os.write(1, (told + chr(10)).encode())
+"""
