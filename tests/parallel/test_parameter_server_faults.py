@@ -267,7 +267,6 @@ def pull_cable(machine: str) -> None:
     subprocess.run(["ip", "-n", machine, "link", "set", "eth0", "down"], check=True, timeout=30)
 
 
-
 def test_a_worker_that_is_cut_off_is_named(tmp_path: Path) -> None:
     with another_machine() as (machine, here, there):
         hosts = {"chief 0": here, "ps 0": here, "worker 0": here, "worker 1": there}

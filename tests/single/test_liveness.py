@@ -130,7 +130,8 @@ def serving(monkeypatch: pytest.MonkeyPatch) -> object:
 
 
 def watch_in_thread(serving: Any, address: str) -> threading.Thread:
-    thread = threading.Thread(target=serving._watch, args=(address, SOON_S, "ps 0", serving._ToldToEnd()), daemon=True)  # type: ignore
+    arguments = (address, SOON_S, "ps 0", serving._ToldToEnd())
+    thread = threading.Thread(target=serving._watch, args=arguments, daemon=True)
     thread.start()
     time.sleep(0.5)
     assert thread.is_alive()

@@ -331,6 +331,6 @@ def _require_supported(model: keras.Model, x: Any) -> None:
                 "not known.",
                 received="data of strategy.distribute_datasets_from_function(...)",
                 expected="data that the coordinator reads: a tf.data.Dataset, arrays, a PyDataset",
-                do="Give `fit` the dataset itself; or use keras.callbacks.BackupAndRestore, which begins each epoch anew.",
+                do="Give `fit` the dataset itself; keras.callbacks.BackupAndRestore works, and begins each epoch anew.",
             )
         )
