@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tfdistkit.strategies import (
     atomic_updates,
+    collective_deadline,
     data_position,
     exact_losses,
     fit_hooks,
@@ -62,6 +63,7 @@ def _make_agreeing_function(original: Any, model: Any, step_function: Any) -> An
         return original(model, step_function)
     if model.jit_compile is True:
         strategy.check_jit_compile()
+        collective_deadline.leave_to_tensorflow()
 
     @functools.wraps(step_function)
     def keras_step(data: Any) -> Any:
@@ -343,6 +345,8 @@ def _capture_in_function(original: Any, graph: Any, *args: Any, **kwargs: Any) -
 
 
 _HOOKS: dict[str, Callable[..., Any]] = {
+    "all_reduce": collective_deadline.around,
+    "all_gather": collective_deadline.around,
     "make_function": _make_function,
     "symbolic_build": _maybe_symbolic_build,
     "epoch_iterator": _make_epoch_iterator,

@@ -213,6 +213,15 @@ SEAMS: dict[str, Seam] = {
     "mwms_initial": Seam(
         f"{_MWMS}._get_variable_creator_initial_value", ("self", "replica_id", "device", "primary_var"), "horovod"
     ),
+    "all_reduce": Seam(
+        "tensorflow.python.ops.collective_ops:all_reduce_v2", ("t", "timeout"), "a deadline without a thread for each"
+    ),
+    "all_gather": Seam(
+        "tensorflow.python.ops.collective_ops:all_gather_v2", ("t", "timeout"), "a deadline without a thread for each"
+    ),
+    "abort": Seam(
+        "tensorflow.python.eager.context:Context.abort_collective_ops", ("self", "code", "message"), "the same"
+    ),
     "coordination": Seam(
         "tensorflow.python.eager.context:Context.configure_coordination_service",
         ("self", "service_type", "service_leader", "cluster_register_timeout_in_ms", "coordinated_jobs"),
@@ -530,6 +539,11 @@ def configure_coordination(cluster: tf.train.ClusterSpec, timeout_s: float) -> N
         cluster_register_timeout_in_ms=int(timeout_s * 1000),
         coordinated_jobs=jobs,
     )
+
+
+def abort_collectives(message: str) -> None:
+    """Ends the collectives of this process, all that run and all that come, with a DeadlineExceededError."""
+    tf_context.context().abort_collective_ops(tf.errors.DEADLINE_EXCEEDED, message)
 
 
 _executors = threading.local()

@@ -11,7 +11,7 @@ from tfdistkit.cluster.own_address import check_own_address
 from tfdistkit.cluster.rendezvous import meet
 from tfdistkit.cluster.spec import TRAINING_ROLES, ClusterSpec
 from tfdistkit.errors import ClusterConfigError, OptionError, RendezvousError, explain, nearest
-from tfdistkit.strategies import keras_hooks, keras_seams
+from tfdistkit.strategies import collective_deadline, keras_hooks, keras_seams
 from tfdistkit.strategies.devices import require_not_started, take_gpu_of_local_rank
 from tfdistkit.strategies.replica import KerasStrategyMixin, ReplicaMixin
 from tfdistkit.strategies.shuffling import AgreedShuffling
@@ -99,6 +99,7 @@ def build(cluster: ClusterSpec, *, communication: str = "auto", timeout_s: float
     meeting = meet(cluster, facts(), timeout_s)
     take_gpu_of_local_rank(cluster)
     strategy = _start(cluster, options, timeout_s)
+    collective_deadline.start(options.timeout_seconds)
     if keras_seams.global_seed() is None:
         # Shuffling without a seed of the user's own has to be the same on all ranks.
         tf.random.set_seed(int(meeting.facts[0]["seed"]))
