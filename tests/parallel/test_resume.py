@@ -39,6 +39,9 @@ SETUP = f"""
         data = tf.data.Dataset.from_tensor_slices(arrays()).shuffle(22).repeat().batch(5)
         return dict(x=data, steps_per_epoch=5)
 
+    def dealt(**place):
+        return dict(x=tfdistkit.data.from_arrays(arrays(), shuffle=True, seed=3, **place).batch(5))
+
     def callbacks():
         return [
             LearningRateWarmup(warmup_epochs=2),
@@ -107,6 +110,29 @@ RANKS = SETUP + """
     if rank == 0:
         np.savez(folder / "expected.npz", *expected["values"])
         print(json.dumps({"folder": str(folder), "loss": expected["history"]["loss"]}))
+
+    # The same where each rank brings its part.
+    expected = run(on_two, dealt, no_more, None)
+    alone = lambda: dealt(num_shards=1, index=0)
+    assert run(on_two, dealt, no_more, folder / "own parts", 8) is None
+    assert_same(run(on_two, dealt, no_more, folder / "own parts"), expected)
+    assert run(linear, alone, no_more, folder / f"alone{rank}", 8) is None
+    strategy.gather(tf.zeros([1]), axis=0)
+    found = run(on_two, dealt, no_more, folder / "alone0")
+    assert found["batches"][0] == (1, 2), found["batches"]
+    for a, b in zip(found["values"], expected["values"], strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    assert run(on_two, dealt, no_more, folder / "two own parts", 8) is None
+    strategy.gather(tf.zeros([1]), axis=0)
+    if rank == 0:
+        (folder / "own parts of one").mkdir()
+        (folder / "two own parts" / "training.backup").rename(folder / "own parts of one" / "training.backup")
+    strategy.gather(tf.zeros([1]), axis=0)
+    if rank == 0:
+        found = run(linear, alone, no_more, folder / "own parts of one")
+        assert found["batches"][0] == (1, 2), found["batches"]
+        for a, b in zip(found["values"], expected["values"], strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
     print("same")
 """
 

@@ -16,6 +16,7 @@ import tensorflow as tf
 from interrupted_runs import Broken, arrays, assert_same, compiled, light, run
 
 from tfdistkit.callbacks import BackupAndResume, LearningRateScale
+from tfdistkit.data import from_arrays
 from tfdistkit.errors import OptionError, UnsupportedError
 
 pytestmark = pytest.mark.tensorflow
@@ -67,6 +68,8 @@ DATA: dict[str, Callable[[], Data]] = {
     "arrays_with_validation": lambda: {**in_arrays(), "validation_split": 0.3},
     "shuffled": lambda: {"x": dataset().shuffle(22).batch(4)},
     "shuffled_with_a_seed": lambda: {"x": dataset().shuffle(22, seed=1).batch(4).prefetch(1)},
+    "dealt": lambda: {"x": from_arrays(arrays(), shuffle=True).batch(4)},
+    "dealt_with_a_seed": lambda: {"x": from_arrays(arrays(), shuffle=True, seed=1).batch(4)},
     "of_unknown_length": lambda: {"x": dataset().shuffle(22).filter(lambda x, y: x[0] > -1).batch(4)},
     "repeated": lambda: {"x": dataset().shuffle(22).repeat().batch(4), "steps_per_epoch": 6},
     "longer_than_an_epoch": lambda: {"x": dataset().shuffle(22).repeat(3).batch(4), "steps_per_epoch": 5},
@@ -294,6 +297,7 @@ def test_an_order_that_cannot_be_repeated_is_refused_before_training(tmp_path: p
     tf.random.set_seed(None)
     message = refused(tmp_path, DATA["shuffled"], seed=None)
     assert "a dataset with `shuffle` without a seed" in message and "keras.utils.set_random_seed(7)" in message
+    assert "a dataset with `shuffle=True` without a seed" in refused(tmp_path, DATA["dealt"], seed=None)
     options = tf.data.Options()
     options.deterministic = False
     assert "deterministic" in refused(tmp_path, lambda: {"x": dataset().batch(4).with_options(options)})
@@ -305,6 +309,7 @@ def test_other_data_or_models_than_those_of_the_backup_are_refused(tmp_path: pat
     assert run(light, DATA["shuffled"], no_callbacks, tmp_path, 3) is None
     assert "shuffles by the seeds" in refused(tmp_path, DATA["shuffled_with_a_seed"])
     assert "shuffles by the seeds" in refused(tmp_path, DATA["shuffled"], seed=8)
+    assert "shuffles by the seeds" in refused(tmp_path, DATA["dealt"])
     assert "another number of batches" in refused(tmp_path, lambda: {"x": dataset().shuffle(22).batch(5)})
     message = refused(tmp_path, DATA["shuffled"], own_step)
     assert "that of another model or optimizer" in message and "Received: variable" in message

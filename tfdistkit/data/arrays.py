@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdistkit.data.marks import PADDED, marked
+from tfdistkit.data.marks import ONE_ORDER, PADDED, marked, seed_mark
 from tfdistkit.data.orders import agree_on_seed, epoch_seeds
 from tfdistkit.data.padding import require_weights_fit, weighted
 from tfdistkit.data.places import find_place, require_choice, require_even_steps, uneven
@@ -61,12 +61,13 @@ def from_arrays(
     agreed = agree_on_seed(seed, parts, num_shards is not None) if shuffle or policy == "seed" else None
     if policy in ("seed", "off"):
         stream = own if policy == "seed" else 0
-        return marked(_in_order(tensors, rows, range(rows), agreed, stream))
+        return marked(_in_order(tensors, rows, range(rows), agreed, stream), *seed_mark(seed, agreed))
     if even_steps == "error" and rows % parts:
         raise uneven(rows, parts, "rows")
     end = {"drop": rows - rows % parts, "pad": rows + -rows % parts}.get(even_steps or "", rows)
     dataset = _in_order(tensors, rows, range(own, end, parts), agreed, 0, even_steps == "pad")
-    return marked(dataset, *([PADDED] if even_steps == "pad" and parts > 1 else []))
+    padded = [PADDED] if even_steps == "pad" and parts > 1 else []
+    return marked(dataset, ONE_ORDER, *seed_mark(seed, agreed), *padded)
 
 
 def _in_order(

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdistkit.data.dealing import deal, padded, with_weights
-from tfdistkit.data.marks import PADDED, marked
+from tfdistkit.data.marks import ONE_ORDER, PADDED, marked, seed_mark
 from tfdistkit.data.orders import agree_on_seed, epoch_seeds, permutation, shuffled
 from tfdistkit.data.pieces import Piece, can_deal_files, count_elements, longest_first, share_of_files
 from tfdistkit.data.places import find_place, require_choice, require_even_steps
@@ -72,12 +72,16 @@ def read_in_turns(pieces: Sequence[Piece], reader: Reader, request: Request) -> 
     policy = request.policy
     if policy == "auto":
         policy = "file" if can_deal_files(pieces, parts) else "element"
+    order = seed_mark(request.seed, seed)
     if policy == "file" and parts > 1:
-        return _own_files(turns, pieces, parts, index, request.even_steps)
+        own = _own_files(turns, pieces, parts, index, request.even_steps)
+        order += [ONE_ORDER] * can_deal_files(pieces, parts)
+        return marked(own, *order, *_pad_mark(request.even_steps, parts))
     dataset = _counted(turns.read(pieces), count_elements(pieces))
     if policy in ("seed", "off"):
-        return marked(dataset)
-    return marked(deal(dataset, parts, index, request.even_steps), *_pad_mark(request.even_steps, parts))
+        return marked(dataset, *order)
+    own = deal(dataset, parts, index, request.even_steps)
+    return marked(own, ONE_ORDER, *order, *_pad_mark(request.even_steps, parts))
 
 
 def _own_files(
@@ -96,7 +100,7 @@ def _own_files(
         dataset = padded(dataset, missing) if share.count else _all_padding(turns, pieces, missing)
     elif even_steps == "drop":
         dataset = dataset.take(share.wanted)
-    return marked(dataset, *_pad_mark(even_steps, parts))
+    return dataset
 
 
 def _all_padding(turns: _Turns, pieces: Sequence[Piece], missing: int) -> tf.data.Dataset:

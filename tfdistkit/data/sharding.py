@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdistkit.data.batch_rows import rows_of_batches
 from tfdistkit.data.dealing import deal
-from tfdistkit.data.marks import PADDED, ROWS_OF_BATCHES, SHARDED, has_mark, marked
+from tfdistkit.data.marks import ONE_ORDER, PADDED, ROWS_OF_BATCHES, SHARDED, has_mark, marked, seed_mark
 from tfdistkit.data.orders import agree_on_seed, shuffled
 from tfdistkit.data.places import find_place, require_choice, require_even_steps, whole_number
 from tfdistkit.errors import OptionError, explain
@@ -93,16 +93,17 @@ def shard(
     padded = [PADDED] if even_steps == "pad" and parts > 1 else []
     if policy == "batch":
         marks = [ROWS_OF_BATCHES] if parts > 1 else []
-        return marked(rows_of_batches(dataset, parts, own, even_steps), *marks, *padded)
+        return marked(rows_of_batches(dataset, parts, own, even_steps), ONE_ORDER, *marks, *padded)
     if policy == "file":
         _refuse_even_files(even_steps)
         return marked(_own_files(dataset, parts, own) if parts > 1 else dataset)
     if policy == "seed":
         agreed = agree_on_seed(seed, parts, num_shards is not None)
-        return marked(shuffled(dataset, require_buffer(buffer_size), agreed, stream=own))
+        dataset = shuffled(dataset, require_buffer(buffer_size), agreed, stream=own)
+        return marked(dataset, *seed_mark(seed, agreed))
     if policy == "off":
         return marked(dataset)
-    return marked(deal(dataset, parts, own, even_steps), *padded)
+    return marked(deal(dataset, parts, own, even_steps), ONE_ORDER, *padded)
 
 
 def require_buffer(buffer_size: Any) -> int:

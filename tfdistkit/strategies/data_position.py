@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdistkit.data.marks import CHOSEN_SEED, GIVEN_SEED, ONE_ORDER, has_mark, marks_of
 from tfdistkit.errors import UnsupportedError, explain
 from tfdistkit.strategies import keras_seams
 
@@ -36,10 +37,11 @@ class DataState:
         first_epoch: The epoch in which the first run began.
         iterator: How many iterators over the data were made before the one of this epoch.
         drawn: How many batches of it belong to earlier epochs (with `steps_per_epoch`).
-        num_batches: How many batches an epoch has, as far as Keras knew.
+        num_batches: How many batches an epoch has, as far as Keras knew; None for a worker's own part.
         seed: What arrays are shuffled by.
         order: The seeds of the dataset's own shuffling.
-        parts: In how many parts the user divided the data, one for each replica; 0 if tfdistkit divides it.
+        parts: In how many parts the user divided the data, one for each replica; 0 if tfdistkit divides it, or if the
+            parts together are what one process would see.
         random_at_fit: What the global generators of Python and NumPy were when `fit` was called.
         random_at_epoch: And when the epoch began.
     """
@@ -76,6 +78,7 @@ class FitData:
     ):
         self.first_epoch = first_epoch if resumed is None else resumed.first_epoch
         self._order = _order_of(x, same_order)
+        self._is_dealt = isinstance(x, tf.data.Dataset) and has_mark(x, ONE_ORDER) and not keras_seams.shuffle_seeds(x)
         self._resumed, self._same_order, self._on_position = resumed, same_order, on_position
         self._iterator: Any = None
         self._seed = None if resumed is None else resumed.seed
@@ -103,13 +106,17 @@ class FitData:
         return self._state(epoch + 1, 0, *place, _get_random())
 
     def _state(self, epoch: int, batch: int, iterator: int, drawn: int, random_at_epoch: Any) -> DataState:
+        num_batches = None if self._is_own_part() else keras_seams.num_batches_of(self._iterator)
         return DataState(
-            epoch, batch, self.first_epoch, iterator, drawn, keras_seams.num_batches_of(self._iterator),
+            epoch, batch, self.first_epoch, iterator, drawn, num_batches,
             int(self._seed or 0), self._order, self._parts(), self._random_at_fit, random_at_epoch,
         )  # fmt: skip
 
+    def _is_own_part(self) -> bool:
+        return bool(getattr(keras_seams.dataset_of(self._iterator), "tfdistkit_is_own_part", False))
+
     def _parts(self) -> int:
-        is_own = getattr(keras_seams.dataset_of(self._iterator), "tfdistkit_is_own_part", False)
+        is_own = self._is_own_part() and not self._is_dealt
         return int(keras_seams.strategy_of_iterator(self._iterator).num_replicas_in_sync) if is_own else 0
 
     def _is_continued(self) -> bool:
@@ -193,6 +200,8 @@ class FitData:
                 )
             )
         now, num_batches = keras_seams.num_batches_of(self._iterator), resumed.num_batches
+        if self._is_dealt and (self._is_own_part() or num_batches is None):
+            return  # On as many workers as it may be, of which one that is alone counts batches, and several do not.
         if now is None and num_batches is not None:
             keras_seams.set_num_batches(self._iterator, num_batches)  # Keras learns it in the first epoch.
         elif now != num_batches:
@@ -298,10 +307,13 @@ def _order_of(x: Any, same_order: bool) -> list[Any]:
     why = None
     if [0, 0] in seeds:
         why = "`shuffle` without a seed"
+    elif keras_seams.global_seed() is None and any(mark.startswith(CHOSEN_SEED) for mark in marks_of(x)):
+        why = "`shuffle=True` without a seed"
     elif x.options().deterministic is False:
         why = "`options.deterministic = False`"
     if why is None or not same_order:
-        return seeds
+        of_data = [mark.rpartition(":")[2] for mark in marks_of(x) if mark.startswith((CHOSEN_SEED, GIVEN_SEED))]
+        return seeds + [[int(seed)] for seed in of_data]
     raise UnsupportedError(
         explain(
             "After a restart the data would come in another order, so that elements of an epoch would be seen twice.",
