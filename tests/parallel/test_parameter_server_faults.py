@@ -247,6 +247,8 @@ def another_machine() -> Iterator[tuple[str, str, str]]:
     try:
         ip("netns", "add", name)
     except (OSError, subprocess.CalledProcessError) as error:
+        if os.environ.get("TFDISTKIT_REQUIRE_HOSTS"):  # As the tests of several hosts: what would be skipped fails.
+            raise
         pytest.skip(f"no network namespace can be made here: {getattr(error, 'stderr', error)}")
     try:
         ip("link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", name)
