@@ -8,7 +8,7 @@ import sys
 
 import pytest
 from net_hosts import LOGIN, NetHosts
-from ssh_jobs import PATHS
+from ssh_jobs import PATHS, wait_until
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(600)]
 
@@ -30,7 +30,7 @@ def doctor(hosts: NetHosts, *words: str) -> tuple[int, dict, dict]:
     report = json.loads(done.stdout)
     assert list(hosts.temporary(LOGIN).iterdir()) == []
     for number in (LOGIN, *hosts.numbers):
-        assert hosts.pids(number) == []
+        wait_until(lambda number=number: hosts.pids(number) == [], f"the end of all that ran on h{number}")
     return done.returncode, report, {(one["topic"], one["name"]): one for one in report["findings"]}
 
 
