@@ -242,6 +242,8 @@ class NetHosts:
         """Switches a host off: all of its processes are killed, sshd too, and nobody says goodbye."""
         os.kill(self.first_pid(number), signal.SIGKILL)
         self._collect(number)
+        # The kernel takes a dead network away when it has time; until then a new cable cannot have the old one's name.
+        self._ip(LOGIN, "link", "delete", f"v{number}", check=False)
 
     def is_off(self, number: int) -> bool:
         """Whether a host was switched off."""
@@ -285,8 +287,8 @@ class NetHosts:
         if number in self._servers:
             self._servers[number].wait(timeout=DEADLINE_S)
 
-    def _ip(self, number: int, *words: str) -> None:
-        _run("nsenter", "--target", str(self.first_pid(number)), "--net", "ip", *words)
+    def _ip(self, number: int, *words: str, check: bool = True) -> None:
+        _run("nsenter", "--target", str(self.first_pid(number)), "--net", "ip", *words, check=check)
 
 
 # Port 32022 in state LISTEN (0A): see proc_net_tcp(5).
