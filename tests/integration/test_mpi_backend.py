@@ -56,6 +56,28 @@ def test_mpis_world(on_hosts: NetHosts) -> None:
     }
 
 
+def test_roles_have_a_place_in_mpis_world(on_hosts: NetHosts) -> None:
+    """MPI counts host by host, while the servers of the first host come after the workers of the second."""
+    script = on_hosts.write("script.py", TELL + """
+    print(json.dumps(["TASK", json.loads(os.environ["TF_CONFIG"])["task"], os.environ.get("HOROVOD_RANK")]))
+    """)
+    words = ["--backend", "mpi", "-H", "h1:1,h2:1", "--ps", "2", "--mpi-args=--mca btl tcp,self --mca pml ob1"]
+    ended = run_on_hosts(on_hosts, *words, str(script), HOROVOD_RANK="0")
+    assert ended.code == 0, ended.stderr
+    told: dict[str, list[Any]] = {}
+    for line in ended.stdout.splitlines():
+        name, _, text = line[1:].partition("] ")
+        told.setdefault(name, []).append(json.loads(text))
+    total = sum(10 + rank for rank in range(5))
+    for name, host, rank in [("chief", "h1", 0), ("worker 0", "h1", 1), ("ps 0", "h1", 2)] + [
+        ("worker 1", "h2", 3), ("ps 1", "h2", 4)
+    ]:
+        role, _, index = name.partition(" ")
+        world, task = told[name]
+        assert world[:4] == [host, rank, 5, total]
+        assert task == ["TASK", {"type": role, "index": int(index or 0)}, None]
+
+
 def test_the_first_failure_is_told_and_nothing_is_left(on_hosts: NetHosts) -> None:
     script = on_hosts.write("script.py", SLEEP)
     with ssh_job(on_hosts, "--backend", "mpi", "-H", "h1:1,h2:1", str(script)) as running:
@@ -94,3 +116,18 @@ def test_the_training_of_one_process(on_hosts: NetHosts, alone: dict[str, Any], 
     ended = run_on_hosts(on_hosts, *words, deadline_s=240)
     assert ended.code == 0, ended.stderr
     check_equal(read_results(ended.stdout), alone, ["h1", "h2"], "HorovodStrategy")
+
+
+@pytest.mark.tensorflow
+def test_training_with_parameter_servers(on_hosts: NetHosts) -> None:
+    """Nobody says which strategy: the roles do, and MPI's variables do not speak against them."""
+    script = on_hosts.write("script.py", TRAIN + """
+    os.write(1, ("STEPS " + str(int(model.optimizer.iterations)) + chr(10)).encode())
+    """)
+    passed = [word for name, value in ENVIRONMENT.items() for word in ("-x", f"{name}={value}")]
+    words = ["--backend", "mpi", "-H", "h1:1,h2:1", "--ps", "1", *passed, str(script), "auto"]
+    ended = run_on_hosts(on_hosts, *words, deadline_s=240)
+    assert ended.code == 0, ended.stderr
+    (result,) = read_results(ended.stdout)
+    assert (result["host"], result["strategy"]) == ("h1", "ParameterServerStrategy")
+    assert "[chief] STEPS 6\n" in ended.stdout and result["losses"][1] < result["losses"][0]

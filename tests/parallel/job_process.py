@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,10 +15,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from tfdistkit.launcher.guardian import marked_processes
 
 # Generous: the machine may be busy. Every test ends long before.
 DEADLINE_S = 60.0
+
+needs_mpirun = pytest.mark.skipif(
+    shutil.which("mpirun") is None and os.environ.get("TFDISTKIT_REQUIRE_HOROVOD") != "1",
+    reason="Open MPI is not tested: there is no mpirun (apt-get install openmpi-bin)",
+)
 
 
 def _heed_signals() -> None:

@@ -11,15 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from job_process import Job, job, run_job, wait_until, write_script
+from job_process import Job, job, needs_mpirun, run_job, wait_until, write_script
 
 from tfdistkit.launcher.guardian import process_state
 
 ROOT = Path(__file__).parents[2]
-needs_mpirun = pytest.mark.skipif(
-    shutil.which("mpirun") is None and os.environ.get("TFDISTKIT_REQUIRE_HOROVOD") != "1",
-    reason="Open MPI is not tested: there is no mpirun (apt-get install openmpi-bin)",
-)
 BACKENDS = ["horovod", pytest.param("mpi", marks=needs_mpirun)]
 
 TELL = """

@@ -9,17 +9,18 @@ from pathlib import Path
 
 import pytest
 from cast_script import play
-from job_process import job, run_job, wait_until, write_script
+from job_process import job, needs_mpirun, run_job, wait_until, write_script
 
 from tfdistkit.report import read_events
 
-EVERYBODY = ["chief.0", "ps.0", "ps.1", "worker.0", "worker.1"]
+EVERYBODY = ["chief.0", "worker.0", "worker.1", "ps.0", "ps.1"]
 
 # All roles tell what they know; then the coordinator ends, and the others with it.
 TELL = """
 import tfdistkit
 known = {"rank": tfdistkit.rank() if role != "ps" else None, "size": tfdistkit.world_size(),
-         "local": tfdistkit.local_rank(), "is_chief": tfdistkit.is_chief(), "argv": sys.argv[1:]}
+         "local": tfdistkit.local_rank(), "is_chief": tfdistkit.is_chief(), "argv": sys.argv[1:],
+         "mpi": os.environ.get("OMPI_COMM_WORLD_RANK")}
 known["env"] = {name: value for name, value in os.environ.items() if name.startswith(("TF_", "TFDISTKIT_"))}
 print(json.dumps(known), flush=True)
 """
@@ -30,14 +31,16 @@ def ends(folder: Path) -> dict[str, int]:
     return {event["process"]: event["exit_code"] for event in read_events(folder) if event["event"] == "worker_ended"}
 
 
-def test_every_role_is_told_its_place_and_ends_with_the_coordinator(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["local", pytest.param("mpi", marks=needs_mpirun)])
+def test_every_role_is_told_its_place_and_ends_with_the_coordinator(tmp_path: Path, backend: str) -> None:
     script = write_script(tmp_path, play("print('done')", before=TELL))
-    ended = run_job("--ps", "2", "-np", "2", "--log-dir", "logs", script, "--lr", "1", cwd=tmp_path)
+    words = ["--backend", backend, "--ps", "2", "-np", "2", "--log-dir", "logs"]
+    ended = run_job(*words, script, "--lr", "1", cwd=tmp_path)
     assert (ended.code, ended.stderr) == (0, "")
     logs = tmp_path / "logs"
     assert sorted(path.name for path in logs.iterdir()) == sorted([*EVERYBODY, "events.jsonl"])
     clusters, tasks = set(), []
-    for name in EVERYBODY:
+    for number, name in enumerate(EVERYBODY):
         role, index = name.split(".")
         told = json.loads((logs / name / "stdout").read_text().splitlines()[0])
         config = json.loads(told["env"]["TF_CONFIG"])
@@ -48,6 +51,7 @@ def test_every_role_is_told_its_place_and_ends_with_the_coordinator(tmp_path: Pa
         rank = None if role == "ps" else int(index)
         assert [told[what] for what in ("rank", "size", "is_chief")] == [rank, 2, role == "chief"]
         assert (told["local"], told["argv"]) == (int(index) if is_worker else 0, ["--lr", "1"])
+        assert told["mpi"] == (str(number) if backend == "mpi" else None)
         variables = told["env"]
         assert variables["TFDISTKIT_TASK_DIR"] == str(logs / name) and variables["TFDISTKIT_RUN_DIR"] == str(logs)
         assert (variables["TFDISTKIT_ATTEMPT"], variables["TFDISTKIT_RANK"]) == ("0", index)

@@ -87,7 +87,6 @@ def test_a_mistake_in_the_words_of_run(
         (["-np", "2", "--ps", "-1", "train.py"], "`ps` is not a number of them. Received: -1. Expected: 0 or more"),
         (["-np", "2", "--max-restarts", "-1", "train.py"], "`max_restarts` is not a number of them"),
         (["-np", "2", "--ps", "1", "--backend", "horovod", "train.py"], "has no parameter servers"),
-        (["-np", "2", "--ps", "1", "--backend", "mpi", "train.py"], "has no parameter servers"),
         (["-np", "2", "--log-dir", "train.py/logs", "train.py"], "The folder for the logs cannot be used"),
     ],
 )

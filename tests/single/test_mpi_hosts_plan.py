@@ -13,27 +13,30 @@ from tfdistkit.cluster.routes import addresses_of_interfaces
 from tfdistkit.errors import OptionError
 from tfdistkit.launcher import JobSpec
 from tfdistkit.launcher.hosts import HostsSpec, parse_hosts
-from tfdistkit.launcher.mpi_hosts import agent_script, interface_options, rank_hosts
+from tfdistkit.launcher.mpi_hosts import agent_script, interface_options, mpi_ranks, rank_hosts
 
 
-def job(hosts: str, world_size: int) -> JobSpec:
+def job(hosts: str, world_size: int, ps: int = 0) -> JobSpec:
     spec = HostsSpec(parse_hosts(hosts), "python3", "/here")
-    return JobSpec(world_size, ("train.py",), Path("/logs"), backend="mpi", hosts=spec)
+    return JobSpec(world_size, ("train.py",), Path("/logs"), backend="mpi", hosts=spec, ps=ps)
 
 
 @pytest.mark.parametrize(
-    ("hosts", "world_size", "told"),
+    ("hosts", "world_size", "ps", "told", "ranks"),
     [
-        ("h1:2,h2:2", 4, "h1:2,h2:2"),
-        ("h1:2,h2:2", 3, "h1:2,h2:1"),
-        ("h1:2,h2:2", 2, "h1:2"),
-        ("me@h1:1,h2:1", 2, "h1:1,h2:1"),
+        ("h1:2,h2:2", 4, 0, "h1:2,h2:2", [0, 1, 2, 3]),
+        ("h1:2,h2:2", 3, 0, "h1:2,h2:1", [0, 1, 2]),
+        ("h1:2,h2:2", 2, 0, "h1:2", [0, 1]),
+        ("me@h1:1,h2:1", 2, 0, "h1:1,h2:1", [0, 1]),
+        # Coordinator and workers, then servers: 0 and 1 are on h1, 2 on h2; 3 on h1, 4 on h2.
+        ("h1:1,h2:1", 2, 2, "h1:3,h2:2", [0, 1, 3, 2, 4]),
+        ("h1:2,h2:1", 2, 1, "h1:4", [0, 1, 2, 3]),
     ],
 )
-def test_hosts_with_as_many_slots_as_ranks(hosts: str, world_size: int, told: str) -> None:
-    spec = job(hosts, world_size)
+def test_hosts_with_as_many_slots_as_ranks(hosts: str, world_size: int, ps: int, told: str, ranks: list[int]) -> None:
+    spec = job(hosts, world_size, ps)
     assert spec.hosts is not None
-    assert rank_hosts(spec, spec.hosts) == told
+    assert (rank_hosts(spec, spec.hosts), mpi_ranks(spec)) == (told, ranks)
 
 
 def test_mpirun_comes_to_a_host_as_we_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

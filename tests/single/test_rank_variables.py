@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,6 +53,18 @@ def test_mpi_tells_the_rank_itself() -> None:
         "HOROVOD_CONTROLLER": "mpi",
         "HOROVOD_CPU_OPERATIONS": "mpi",
     }
+
+
+def test_roles_in_mpis_world_are_told_by_tf_config() -> None:
+    job = JobSpec(2, ("train.py",), Path("/logs"), backend="mpi", ps=1)
+    processes = plan_processes(job, places_here((5001, 5002, 5003, 5004), 8, {}), python="python")
+    assert job.size == 4 and [one.number for one in processes] == [0, 1, 2, 3]
+    for one, role in zip(processes, ("chief", "worker", "worker", "ps"), strict=True):
+        assert json.loads(one.env[env.TF_CONFIG])["task"]["type"] == role
+        assert one.env[env.CLUSTER] == "tf_config" and "HOROVOD_CONTROLLER" not in one.env
+    asked = replace(job, env={env.CLUSTER: "mpi"})
+    with pytest.raises(OptionError, match=f"itself gives to each worker. Received: {env.CLUSTER}=mpi"):
+        plan_processes(asked, places_here((5001, 5002, 5003, 5004), 8, {}), python="python")
 
 
 def test_the_interface_is_the_users() -> None:

@@ -143,8 +143,8 @@ def _make_parser() -> _Parser:
         "--backend",
         choices=[*BACKENDS, slurm_options.BACKEND],
         default="local",
-        help="local: TensorFlow's own collectives (default); horovod: Horovod with Gloo; mpi: Horovod with mpirun; "
-        "slurm: a job of SLURM",
+        help="local: TensorFlow's own collectives (default); horovod: Horovod with Gloo; mpi: Horovod with mpirun, "
+        "or with --ps roles in MPI's world; slurm: a job of SLURM",
     )
     add("-m", "--module", action="store_true", help="the script is the name of a module, as in `python -m`")
     kept = "keep each worker's output in DIR/rank.<N>/stdout and stderr (with --ps in DIR/<role>.<N>/)"

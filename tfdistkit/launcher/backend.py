@@ -25,7 +25,7 @@ ON_HOSTS = {
 }
 
 # Those whose processes can have roles (chief, worker, ps): they are told of each other by TF_CONFIG.
-WITH_ROLES = ("local",)
+WITH_ROLES = ("local", "mpi")
 
 
 @dataclass(frozen=True)
@@ -102,18 +102,18 @@ class Backend(Protocol):
         """Ends every process of the job that is still there, kindly or not, and gives everything back."""
 
 
-def load_backend(name: str, job_id: str, world_size: int, mpi_args: Sequence[str] = ()) -> Backend:
+def load_backend(name: str, job_id: str, size: int, mpi_args: Sequence[str] = ()) -> Backend:
     """Returns a place to start a job's processes.
 
     Args:
         name: One of `BACKENDS`.
         job_id: The job's mark.
-        world_size: How many workers the job has.
+        size: How many processes the job has.
         mpi_args: More options for mpirun, for the one that calls it.
 
     Raises:
         TfdistkitError: if this machine lacks what the backend needs.
     """
     more = (mpi_args,) if mpi_args else ()
-    backend: Backend = importlib.import_module(BACKENDS[name]).Launcher(job_id, world_size, *more)
+    backend: Backend = importlib.import_module(BACKENDS[name]).Launcher(job_id, size, *more)
     return backend

@@ -40,7 +40,7 @@ _TIMEOUT = "HOROVOD_GLOO_TIMEOUT_SECONDS"
 
 _GLOO = horovod.NAMES
 # What a shell may hold of them.
-OTHER_CLUSTERS = (env.TF_CONFIG, _GLOO.rank, _GLOO.size, _GLOO.local_rank, _GLOO.local_size)
+_OTHER_CLUSTERS = (env.TF_CONFIG, _GLOO.rank, _GLOO.size, _GLOO.local_rank, _GLOO.local_size)
 
 _HOW_TO_INSTALL = "Install Open MPI: apt-get install openmpi-bin libopenmpi-dev"
 
@@ -50,16 +50,16 @@ class Launcher(local.Launcher):
 
     Args:
         job_id: The job's mark.
-        world_size: How many ranks.
+        size: How many ranks: all processes of the job.
         mpi_args: More options for mpirun.
     """
 
-    def __init__(self, job_id: str, world_size: int, mpi_args: Sequence[str] = ()):
-        super().__init__(job_id, world_size)
+    def __init__(self, job_id: str, size: int, mpi_args: Sequence[str] = ()):
+        super().__init__(job_id, size)
         self._folder = Path(tempfile.mkdtemp(prefix="tfdistkit-mpi-"))
         self._world: _World | None = None
         try:
-            self._world = _World(self._folder, world_size, env.child_env({env.JOB_ID: job_id}), mpi_args)
+            self._world = _World(self._folder, size, env.child_env({env.JOB_ID: job_id}), mpi_args)
             self._world.gather(_START_S)
         except BaseException:
             self.close()
@@ -68,8 +68,7 @@ class Launcher(local.Launcher):
     def own_variables(self, spec: ProcessSpec) -> Mapping[str, str | None]:
         assert self._world is not None
         self.patience_s = patience_of(spec)
-        # Variables of this shell that describe another cluster are not passed on.
-        return {**dict.fromkeys(OTHER_CLUSTERS), **self._world.variables(spec.name.index)}
+        return {**without_other_clusters(spec), **self._world.variables(spec.number)}
 
     def close(self) -> None:
         if self._world is not None:
@@ -77,6 +76,15 @@ class Launcher(local.Launcher):
         # Kills the placeholders too, should they still be there: they carry the job's mark.
         super().close()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def without_other_clusters(spec: ProcessSpec) -> dict[str, None]:
+    """Returns the variables that a process must not inherit: in the shell they would describe another cluster.
+
+    Args:
+        spec: The process, and what it is told itself.
+    """
+    return {name: None for name in _OTHER_CLUSTERS if name not in spec.env}
 
 
 def patience_of(spec: ProcessSpec) -> float:
@@ -89,12 +97,12 @@ def patience_of(spec: ProcessSpec) -> float:
 
 
 def mpirun_command(
-    world_size: int, slot_command: list[str], *, is_root: bool, more: Sequence[str] = ()
+    size: int, slot_command: list[str], *, is_root: bool, more: Sequence[str] = ()
 ) -> list[str]:
     """Returns the command that makes an MPI world.
 
     Args:
-        world_size: How many ranks.
+        size: How many ranks.
         slot_command: What each rank runs.
         is_root: Whether the user is root, to whom Open MPI says no unless told otherwise.
         more: More options; of two that contradict each other, mpirun takes the last.
@@ -110,25 +118,25 @@ def mpirun_command(
     # Not bound to cores: TensorFlow's threads spread over all that the launcher may use. More ranks than cores are
     # the user's decision.
     options = ["--bind-to", "none", "--map-by", "slot", "--oversubscribe", *(["--allow-run-as-root"] * is_root)]
-    return [mpirun, *options, *more, "-np", str(world_size), *slot_command]
+    return [mpirun, *options, *more, "-np", str(size), *slot_command]
 
 
 class _World:
     """A running mpirun and the variables of its ranks."""
 
-    def __init__(self, folder: Path, world_size: int, variables: Mapping[str, str], mpi_args: Sequence[str]):
-        self._size = world_size
+    def __init__(self, folder: Path, size: int, variables: Mapping[str, str], mpi_args: Sequence[str]):
+        self._size = size
         self._ranks: dict[int, dict[str, str]] = {}
         self._held: list[socket.socket] = []
         self._base = variables
         path = folder / "slots"
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(path))
-        self._listener.listen(world_size)
+        self._listener.listen(size)
         self._listener.settimeout(_LOOK_S)
         self._complaints = folder / "mpirun.log"
         command = mpirun_command(
-            world_size,
+            size,
             [sys.executable, "-I", "-S", mpi_slot.__file__, str(path)],
             is_root=os.geteuid() == 0,
             more=mpi_args,

@@ -27,8 +27,9 @@ from tfdistkit.cluster.mpi import OPEN_MPI
 from tfdistkit.cluster.routes import addresses_of_interfaces
 from tfdistkit.errors import UnsupportedError, explain
 from tfdistkit.launcher import ssh
-from tfdistkit.launcher.hosts import HostsSpec, spread
-from tfdistkit.launcher.mpi import OTHER_CLUSTERS, mpirun_command, patience_of
+from tfdistkit.launcher.hosts import HostsSpec
+from tfdistkit.launcher.mpi import mpirun_command, patience_of, without_other_clusters
+from tfdistkit.launcher.planning import hosts_of_tasks
 from tfdistkit.launcher.remote_workers import RemoteWorker
 from tfdistkit.launcher.spec import JobSpec, ProcessSpec
 
@@ -45,6 +46,7 @@ class Launcher(ssh.Launcher):
         self._world: _World | None = None
         super().__init__(job, hurry)
         assert job.hosts is not None
+        self._ranks = mpi_ranks(job)
         try:
             interfaces = {place.interface for place in self.places}
             self._world = _World(job, job.hosts, interfaces.pop() if len(interfaces) == 1 else None)
@@ -57,8 +59,8 @@ class Launcher(ssh.Launcher):
         assert self._world is not None
         # MPI waits for a silent peer for ever; as long as Horovod's Gloo does must be enough.
         self.patience_s = patience_of(spec)
-        # Variables of the shell there that describe another cluster are not passed on.
-        self._more_variables = {**dict.fromkeys(OTHER_CLUSTERS), **self._world.variables(spec.name.index)}
+        rank = self._ranks[spec.number]
+        self._more_variables = {**without_other_clusters(spec), **self._world.variables(rank)}
         return super().start(spec)
 
     def close(self) -> None:
@@ -74,8 +76,20 @@ def rank_hosts(job: JobSpec, hosts: HostsSpec) -> str:
         job: What the user wants.
         hosts: Its hosts.
     """
-    used = spread(hosts.slots, job.world_size)
+    used = hosts_of_tasks(job)
     return ",".join(f"{_name(hosts.slots[place].host)}:{used.count(place)}" for place in dict.fromkeys(used))
+
+
+def mpi_ranks(job: JobSpec) -> list[int]:
+    """Returns the rank of each process in MPI's world: mpirun counts host by host, and servers are not on the last.
+
+    Args:
+        job: What the user wants, with hosts.
+    """
+    used = hosts_of_tasks(job)
+    order = list(dict.fromkeys(used))
+    by_rank = sorted(range(job.size), key=lambda number: order.index(used[number]))
+    return [by_rank.index(number) for number in range(job.size)]
 
 
 def agent_script(hosts: HostsSpec) -> str:
@@ -100,7 +114,7 @@ class _World:
     """A running mpirun and the variables of its ranks."""
 
     def __init__(self, job: JobSpec, hosts: HostsSpec, interface: str | None):
-        self._size = job.world_size
+        self._size = job.size
         self._ranks: dict[int, dict[str, str]] = {}
         self._unread = b""
         self._folder = Path(tempfile.mkdtemp(prefix="tfdistkit-mpi-"))
@@ -112,7 +126,7 @@ class _World:
         options += ["--mca", "plm_rsh_no_tree_spawn", "1"]
         options += interface_options(interface)
         command = mpirun_command(
-            job.world_size,
+            job.size,
             [hosts.python, "-I", "-S", "-c", _SLOT.read_text(encoding="utf-8")],
             is_root=os.geteuid() == 0,
             more=[*options, *job.mpi_args],

@@ -59,9 +59,10 @@ def plan_processes(
     Raises:
         OptionError: if the user sets a variable that the backend gives to each worker.
     """
-    check_variables(job.backend, job.env)
+    clusters = _clusters(job, places)
+    check_variables(job.backend, job.env, clusters[0])
     processes = []
-    for place, cluster in zip(places, _clusters(job, places), strict=True):
+    for number, (place, cluster) in enumerate(zip(places, clusters, strict=True)):
         task = cluster.task
         defaults = default_variables(job.backend, place.interface)
         name = ProcessName(task.index, task.role if job.ps else None)
@@ -81,7 +82,7 @@ def plan_processes(
         }
         reads = job.passes_stdin and job.world_size == 1 and not job.ps and job.hosts is None
         command = (python, "-m", "tfdistkit.worker", *job.program)
-        processes.append(ProcessSpec(name, place.host, command, variables, folder, passes_stdin=reads))
+        processes.append(ProcessSpec(name, place.host, command, variables, folder, passes_stdin=reads, number=number))
     return tuple(processes)
 
 

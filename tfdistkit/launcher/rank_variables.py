@@ -9,7 +9,7 @@ from tfdistkit.cluster import horovod
 from tfdistkit.cluster.spec import ClusterSpec
 from tfdistkit.cluster.tf_config import to_tf_config
 from tfdistkit.errors import OptionError, explain
-from tfdistkit.launcher.places import HERE, LOOPBACK
+from tfdistkit.launcher.places import LOOPBACK
 
 # The network interface of NCCL.
 NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"
@@ -39,17 +39,18 @@ def default_variables(backend: str, interface: str | None) -> dict[str, str]:
     return {**nccl, horovod.GLOO_INTERFACE: interface} if backend == "horovod" else nccl
 
 
-def check_variables(backend: str, wanted: Mapping[str, str]) -> None:
+def check_variables(backend: str, wanted: Mapping[str, str], cluster: ClusterSpec) -> None:
     """Lets nobody set what the launcher itself tells each worker.
 
     Args:
         backend: One of `launcher.backend.BACKENDS`.
         wanted: The variables that the user sets for the workers.
+        cluster: All processes.
 
     Raises:
         OptionError: if one of them is the launcher's.
     """
-    own = rank_variables(backend, ClusterSpec({"worker": (f"{HERE}:1",)}))
+    own = rank_variables(backend, cluster)
     for name in wanted:
         if name in own:
             raise OptionError(
@@ -66,7 +67,9 @@ def _tf_config(cluster: ClusterSpec) -> dict[str, str]:
 
 
 def _mpi(cluster: ClusterSpec) -> dict[str, str]:
-    """Rank and size are MPI's own to tell."""
+    """Rank and size are MPI's own to tell; roles are not."""
+    if "ps" in cluster.addresses:
+        return {**_tf_config(cluster), env.CLUSTER: "tf_config"}
     return {horovod.CONTROLLER: "mpi", horovod.CPU_OPERATIONS: "mpi"}
 
 

@@ -53,6 +53,11 @@ class JobSpec:
     mpi_args: tuple[str, ...] = ()
     job_id: str = field(default_factory=lambda: secrets.token_hex(16))
 
+    @property
+    def size(self) -> int:
+        """How many processes there are, with a coordinator and servers if it has them."""
+        return self.world_size + (1 + self.ps if self.ps else 0)
+
     def __post_init__(self) -> None:
         _check_count("np", self.world_size)
         if self.threads_per_worker is not None:
@@ -102,6 +107,7 @@ class ProcessSpec:
         env: The variables to set, over those of the starting process.
         folder: Where its logs, its crash record and what it leaves for the launcher go.
         passes_stdin: Whether it reads what the starting process would read; otherwise it reads nothing.
+        number: Its number among all processes of the job, whatever their roles.
     """
 
     name: ProcessName
@@ -110,6 +116,7 @@ class ProcessSpec:
     env: Mapping[str, str]
     folder: Path
     passes_stdin: bool = False
+    number: int = 0
 
     @property
     def stdout_path(self) -> Path:

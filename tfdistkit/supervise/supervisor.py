@@ -48,7 +48,7 @@ def run_job(
             stack.callback(backend.close)
         make_folders(job.run_dir, processes)
         events = stack.enter_context(EventLog(job.run_dir))
-        backend = backend or load_backend(job.backend, job.job_id, job.world_size, job.mpi_args)
+        backend = backend or load_backend(job.backend, job.job_id, job.size, job.mpi_args)
         history = History(job.max_restarts)
         events.add("job_started", job_id=job.job_id, program=job.program, np=job.world_size, ps=job.ps)
         while True:
@@ -95,7 +95,7 @@ def _prepare(
                 stack.callback(prepared.backend.close)
             for process in prepared.processes:
                 process.folder.mkdir(parents=True, exist_ok=True)
-            backend = prepared.backend or load_backend(job.backend, job.job_id, job.world_size, job.mpi_args)
+            backend = prepared.backend or load_backend(job.backend, job.job_id, job.size, job.mpi_args)
             stack.pop_all()
     except (TfdistkitError, OSError) as problem:
         console.note(f"tfdistkit: it cannot be started again: {problem}")
