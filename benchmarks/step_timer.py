@@ -1,4 +1,4 @@
-"""What `StepTimer` costs: `fit` with it to `fit` without it, in one process and on two workers.
+"""What `StepTimer` costs: `fit` with it to `fit` without: in one process, on two workers, on two workers and a server.
 
 Goal: less than 1 % of a step. Run: python benchmarks/step_timer.py
 """
@@ -43,7 +43,7 @@ def measure(rounds: int, steps: int) -> None:
     variants = {"without": trained(strategy, steps, []), "with StepTimer": trained(strategy, steps, [timer])}
     found = pairs.in_turn(variants, rounds)
     if tfdistkit.is_chief():
-        print(f"{tfdistkit.world_size()} process(es)")
+        print(f"{type(strategy).__name__}, {tfdistkit.world_size()} worker(s)")
         pairs.show(found, "without", "s/step")
 
 
@@ -56,9 +56,9 @@ def main() -> None:
     if args.measure:
         measure(args.rounds, args.steps)
         return
-    for workers in ("1", "2"):
+    for cluster in (["-np", "1"], ["-np", "2"], ["-np", "2", "--ps", "1"]):
         words = [__file__, "--measure", "--rounds", str(args.rounds), "--steps", str(args.steps)]
-        command = [sys.executable, "-m", "tfdistkit", "run", "-np", workers, *words]
+        command = [sys.executable, "-m", "tfdistkit", "run", *cluster, *words]
         subprocess.run(command, check=True, timeout=1800)
 
 

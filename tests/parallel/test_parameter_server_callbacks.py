@@ -145,6 +145,50 @@ def test_an_evaluation_in_the_middle_of_an_epoch(printed: list[str]) -> None:
     assert found["seen"] == [ROWS + ROWS - 6 * 8] * 3
 
 
+TIMED = """
+    import time
+    from tensorflow.python.data.experimental.ops import testing
+    SHARES = ("computing", "communication", "input", "callbacks")
+    def timed(data, *callbacks, model=None, **given):
+        timer = tfdistkit.callbacks.StepTimer(verbose=0)
+        seen = train(model or make(), data, callbacks=[*callbacks, timer], **given)
+        return {name: seen[name] for name in ("once", "seen", "examples_per_second", *SHARES)}
+
+    def slow(numbers):
+        time.sleep(0.05)
+        return numbers
+    slow_data = data.batch(BATCH).map(
+        lambda x, y: (tf.ensure_shape(tf.numpy_function(slow, [x], tf.float32), [None, 5]), y))
+    sleep = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: time.sleep(0.05))
+    def of_own(context):
+        own = tf.data.Dataset.from_tensor_slices((x, y)).shard(context.num_input_pipelines, context.input_pipeline_id)
+        return own.batch(BATCH).apply(testing.sleep(50_000))  # Python functions do not run on workers.
+    found = {
+        "arrays": timed(x, y=y, batch_size=BATCH, model=make(steps_per_execution=3)),
+        "input": timed(slow_data),
+        "callbacks": timed(x, sleep, y=y, batch_size=BATCH),
+        "own": timed(strategy.distribute_datasets_from_function(of_own)),
+    }
+    tell(**found)
+"""
+
+
+@pytest.mark.part(TIMED, setup=SETUP)
+def test_the_timer_tells_what_workers_wait_for(printed: list[str]) -> None:
+    found = told(printed)
+    for kind, seen in found.items():
+        assert seen["once"] == seen["seen"] == [ROWS] * 3, kind
+        for epoch in range(3):
+            shares = [seen[share][epoch] for share in ("computing", "communication", "input", "callbacks")]
+            assert min(shares) >= 0 and sum(shares) == pytest.approx(100), (kind, seen)
+        assert seen["communication"][2] > 0 and seen["computing"][2] > 0
+    # Each of the batches takes 0.05 s to come, or to be looked at.
+    for kind, held_up, at_once in (("input", "input", 1), ("callbacks", "callbacks", 1), ("own", "input", 2)):
+        seen = found[kind]
+        assert seen[held_up][2] == max(seen[share][2] for share in ("computing", "input", "callbacks")) > 20, seen
+        assert 0 < seen["examples_per_second"][2] < at_once * 8 / 0.05, seen
+
+
 RESUMED = """
     class Broken(Exception):
         pass

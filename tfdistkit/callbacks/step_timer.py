@@ -8,9 +8,9 @@ import keras
 import numpy as np
 
 from tfdistkit.callbacks.chief import writes_files
-from tfdistkit.callbacks.ranks import Ranks, ranks_of, tell_once
-from tfdistkit.strategies import keras_hooks, keras_seams
-from tfdistkit.strategies.step_clock import StepClock, attach
+from tfdistkit.callbacks.ranks import Ranks, ranks_of
+from tfdistkit.strategies import keras_hooks
+from tfdistkit.strategies.step_clock import attach
 
 # Per cent of computing below which it is said what holds training up.
 _ENOUGH = 90.0
@@ -36,8 +36,8 @@ class StepTimer(keras.callbacks.Callback):
     same on all of them. How they are measured is said in docs/callbacks.md. The first execution of a step, in which
     TensorFlow builds it, is not counted, nor is validation.
 
-    Every rank must have it; callbacks after it in the list see its logs. Under `parameter_server` it measures
-    nothing, and the log says so; with `jit_compile=True` only what can be seen from outside of a step.
+    Every rank must have it; callbacks after it in the list see its logs. Under `parameter_server` the coordinator tells
+    means over the workers; with `jit_compile=True` it tells only what can be seen from outside of a step.
 
     Args:
         verbose: 0 prints no line.
@@ -51,17 +51,12 @@ class StepTimer(keras.callbacks.Callback):
     def __init__(self, verbose: int = 1):
         super().__init__()
         self.verbose = verbose
-        self._clock: StepClock | None = None
+        self._clock: Any = None
         self._ranks: Ranks | None = None
         keras_hooks.install()
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Looks whether it can measure."""
-        strategy: Any = keras_seams.strategy_of(self.model)
-        self._ranks = None
-        if hasattr(strategy, "coordinated_function"):
-            tell_once("StepTimer measures nothing under 'parameter_server': the steps run in other processes.")
-            return
+        """Lets the steps be measured."""
         self._clock, self._ranks = attach(self.model), ranks_of(self.model)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:

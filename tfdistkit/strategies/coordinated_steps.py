@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdistkit.strategies import atomic_updates, data_position, keras_seams
+from tfdistkit.strategies.coordinated_clock import CoordinatedClock, stopwatch, with_input
 from tfdistkit.strategies.worker_datasets import WorkerIterator
 
 # Seconds between two looks at whether a step has ended. TensorFlow has no way to wait for the first of several.
@@ -34,12 +35,16 @@ class CoordinatedFunction:
         strategy: The strategy, which says how many steps may be on their way, and whether the workers live.
         model: The Keras model.
         step_function: Its `train_step` or `test_step`.
+        clock: What measures the steps, if something does.
     """
 
-    def __init__(self, strategy: Any, model: Any, step_function: Callable[[Any], Any]):
+    def __init__(
+        self, strategy: Any, model: Any, step_function: Callable[[Any], Any], clock: CoordinatedClock | None = None
+    ):
         self._strategy = strategy
         self._model = model
-        self._job = _Job(strategy, model, step_function)
+        self._job = _Job(strategy, model, step_function, clock)
+        self._clock = clock or CoordinatedClock(strategy.num_workers)
         self._iterator: Any = None
         # Steps on their way, by their number.
         self._sent: dict[int, Any] = {}
@@ -49,6 +54,14 @@ class CoordinatedFunction:
         self._owed = 0
 
     def __call__(self, iterator: Any) -> Any:
+        with self._clock.execution():
+            logs = self._execute(iterator)
+        if self._clock.has_warmed_up():
+            self._make_room(0)
+            self._clock.reset()
+        return logs
+
+    def _execute(self, iterator: Any) -> Any:
         try:
             if self._strategy.unfinished is not self:
                 self._begin(iterator)
@@ -85,7 +98,8 @@ class CoordinatedFunction:
         self._strategy.unfinished = self
 
     def _send_batches(self) -> None:
-        batches = tuple(itertools.islice(_drawn(self._iterator), int(self._model.steps_per_execution)))
+        with self._clock.input():
+            batches = tuple(itertools.islice(_drawn(self._iterator), int(self._model.steps_per_execution)))
         if not batches:
             self.finish()
             raise StopIteration
@@ -132,6 +146,7 @@ class CoordinatedFunction:
             except StopIteration:
                 break
             self._make_room(0)
+        self._clock.end()
         if store:
             self._job.store()
             self._job.complete_logs()
@@ -148,7 +163,8 @@ class CoordinatedFunction:
         looked = time.monotonic()
         while len(self._sent) > max(0, most - 1):
             if not self._collect_what_is_done():
-                time.sleep(_POLL_EVERY_S)
+                with self._clock.waiting():
+                    time.sleep(_POLL_EVERY_S)
                 if time.monotonic() - looked > _LOOK_EVERY_S:
                     looked = time.monotonic()
                     self._strategy.check_workers()
@@ -172,8 +188,10 @@ class CoordinatedFunction:
 class _Job:
     """What the workers run, and what their results come to."""
 
-    def __init__(self, strategy: Any, model: Any, step_function: Callable[[Any], Any]):
-        self._strategy, self._model, self._step_function = strategy, model, step_function
+    def __init__(
+        self, strategy: Any, model: Any, step_function: Callable[[Any], Any], clock: CoordinatedClock | None
+    ):
+        self._strategy, self._model, self._step_function, self._clock = strategy, model, step_function, clock
         # Results that came before those of earlier steps; the order of the sums makes the last bits.
         self._early: dict[int, Any] = {}
         self._next = 0
@@ -231,10 +249,12 @@ class _Job:
 
         @tf.autograph.experimental.do_not_convert
         def one(batch: Any) -> Any:
-            with atomic_updates.running(model.metrics_variables if collect else ()) as updates:
+            collected = model.metrics_variables if collect else ()
+            with stopwatch(self._clock) as watch, atomic_updates.running(collected) as updates:
                 logs = self._strategy.run(self._step_function, args=(batch,))
                 self.logs_are_metrics = isinstance(logs, dict) and set(logs) == set(model.get_metrics_result())
-            return _packed(updates.sums()), {} if self.logs_are_metrics else logs
+            seen = [] if watch is None else [watch.seen(batch, logs)]
+            return _packed([*updates.sums(), *seen]), {} if self.logs_are_metrics else logs
 
         return tf.function(one, reduce_retracing=True, autograph=False)
 
@@ -245,6 +265,7 @@ class _Job:
 
         @tf.autograph.experimental.do_not_convert
         def on_own_data(iterator: Any, worker: Any) -> Any:
+            began = tf.timestamp()
             sums, logs = nothing
             done, dry = tf.constant(0), tf.constant(False)
             for _ in range(steps):
@@ -254,6 +275,8 @@ class _Job:
                 sums = [a + b for a, b in zip(sums, more)]
                 done += tf.cast(batch.has_value(), tf.int32)
                 dry = tf.logical_not(batch.has_value())
+            if self._clock is not None:
+                sums = with_input(sums, began)
             # Whether it did any, and the worker that has no more; together, for every tensor travels on its own.
             return sums, logs, [tf.stack([done, tf.where(dry, worker, -1)])]
 
@@ -274,8 +297,11 @@ class _Job:
     def take(self, number: int, result: Any) -> tuple[bool, int]:
         """Adds the result of a step; returns whether it had batches, and the worker that has no more, or -1."""
         sums, logs, own_data = result
+        sums = [value.numpy() for value in sums]
+        if self._clock is not None:
+            self._clock.take(sums)
         done, dry = (int(value) for value in own_data[0]) if own_data else (1, -1)
-        self._early[number] = ([value.numpy() for value in sums], logs) if done else None
+        self._early[number] = (sums, logs) if done else None
         before, newest = self._sums, None
         while self._next in self._early:
             result = self._early.pop(self._next)

@@ -18,6 +18,7 @@ import tensorflow as tf
 from tfdistkit.strategies import (
     atomic_updates,
     collective_deadline,
+    coordinated_clock,
     data_position,
     exact_losses,
     fit_hooks,
@@ -49,6 +50,8 @@ def install() -> None:
 def _make_function(original: Any, model: Any, step_function: Any) -> Any:
     """Makes a train or test function, and lets a clock measure it, if the model has one."""
     clock = clock_of(model, step_function)
+    if hasattr(model.distribute_strategy, "coordinated_function"):
+        return model.distribute_strategy.coordinated_function(model, step_function, clock)
     if clock is None:
         return _make_agreeing_function(original, model, step_function)
     return clock.timed(_make_agreeing_function(original, model, clock.watched(step_function, model)))
@@ -57,8 +60,6 @@ def _make_function(original: Any, model: Any, step_function: Any) -> Any:
 def _make_agreeing_function(original: Any, model: Any, step_function: Any) -> Any:
     """The replica's part of a train or test step: afterwards logs and layer state agree on all replicas."""
     strategy = model.distribute_strategy
-    if hasattr(strategy, "coordinated_function"):
-        return strategy.coordinated_function(model, step_function)
     if not keras_seams.is_ours(strategy) or strategy.num_replicas_in_sync == 1:
         return original(model, step_function)
     if model.jit_compile is True:
@@ -272,6 +273,8 @@ def _apply(original: Any, optimizer: Any, grads: Any, trainable_variables: Any =
     """
     step = steps.current()
     if step is None or step.gradients_are_reduced:
+        grads = list(grads)
+        coordinated_clock.gradients_are_there(grads)
         return original(optimizer, grads, trainable_variables)
     grads = list(grads)
     if trainable_variables is not None:

@@ -14,6 +14,7 @@ from tfdistkit.cluster.own_address import check_own_address
 from tfdistkit.cluster.spec import ClusterSpec
 from tfdistkit.errors import ClusterConfigError, OptionError, RendezvousError, UnsupportedError, explain
 from tfdistkit.strategies import atomic_updates, keras_hooks, keras_seams
+from tfdistkit.strategies.coordinated_clock import CoordinatedClock
 from tfdistkit.strategies.coordinated_steps import CoordinatedFunction
 from tfdistkit.strategies.devices import require_not_started
 from tfdistkit.strategies.replica import KerasStrategyMixin, ReplicaMixin
@@ -87,7 +88,13 @@ class ParameterServerStrategy(KerasStrategyMixin, tf.distribute.ParameterServerS
             return super().distribute_datasets_from_function(made_by_worker(dataset_fn), options)
         return WorkerDataset(self, dataset_fn)
 
-    def coordinated_function(self, model: Any, step_function: Any) -> CoordinatedFunction:
+    def clock(self) -> CoordinatedClock:
+        """Returns what measures the steps of a model."""
+        return CoordinatedClock(self.num_workers)
+
+    def coordinated_function(
+        self, model: Any, step_function: Any, clock: CoordinatedClock | None = None
+    ) -> CoordinatedFunction:
         """Returns what Keras calls for the steps of `fit` and `evaluate`."""
         if model.jit_compile is True:
             raise UnsupportedError(
@@ -98,7 +105,7 @@ class ParameterServerStrategy(KerasStrategyMixin, tf.distribute.ParameterServerS
                     do="Remove `jit_compile=True` from `model.compile(...)`.",
                 )
             )
-        return CoordinatedFunction(self, model, step_function)
+        return CoordinatedFunction(self, model, step_function, clock)
 
     def finish_steps(self) -> None:
         """Waits for the steps that are on their way."""

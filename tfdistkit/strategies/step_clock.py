@@ -16,7 +16,8 @@ import tensorflow as tf
 from tfdistkit.strategies import keras_seams
 from tfdistkit.strategies import step as steps
 
-_OF_MODEL: weakref.WeakKeyDictionary[Any, StepClock] = weakref.WeakKeyDictionary()
+# A strategy whose steps run in other processes has a `clock()` of its own.
+_OF_MODEL: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 # Of so many first executions, and after that of every so many, it is seen what a call costs when data is ready.
 _SAMPLED_FIRST, _SAMPLED_EVERY = 8, 64
@@ -152,15 +153,16 @@ class StepClock:
         self._end.assign(tf.maximum(self._end.read_value(), now))
 
 
-def attach(model: Any) -> StepClock:
+def attach(model: Any) -> Any:
     """Returns the clock of a model; the train function is made anew if it had none."""
     if model not in _OF_MODEL:
-        _OF_MODEL[model] = StepClock(model)
+        strategy = model.distribute_strategy
+        _OF_MODEL[model] = strategy.clock() if hasattr(strategy, "clock") else StepClock(model)
         model.make_train_function(force=True)
     return _OF_MODEL[model]
 
 
-def clock_of(model: Any, step_function: Any) -> StepClock | None:
+def clock_of(model: Any, step_function: Any) -> Any:
     """Returns the clock of a model whose train function is being made; None for other functions and models."""
     return None if step_function == model.test_step else _OF_MODEL.get(model)
 
