@@ -1,9 +1,11 @@
 """`parameter_server`: steps per second with 1 and 2 workers of one thread and one server, against one process.
 
-An MLP of 1M parameters and an embedding-heavy model (a table of 1M x 16), with `steps_per_execution` 1 and 10; a
-compute-bound model whose step takes 20 ms or more, for the gain of the second worker (goal: 1.7). Where tf_keras is
-installed, legacy Keras with TensorFlow's own strategy runs the same models. Also told: bytes on the loopback
-device per step against the rows that a step touches, and the memory of a worker beside a table of 1 GB.
+An MLP of 1M parameters and an embedding-heavy model (a table of 1M x 16), with `steps_per_execution` 1 and 10. For
+the gain of the second worker (goal: 1.7): a compute-bound model whose step takes 20 ms or more, and one on a stand-in
+for an accelerator, whose step waits 25 ms while the cores are free, as they are when a GPU computes: so the workers do
+not share what they compute on. Where tf_keras is installed, legacy Keras with TensorFlow's own strategy runs the
+same models. Also told: bytes on the loopback device per step against the rows that a step touches, and the memory of a
+worker beside a table of 1 GB.
 Run: python benchmarks/parameter_server.py
 """
 
@@ -24,7 +26,9 @@ from typing import Any
 _THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "4", "OMP_NUM_THREADS": "1"}
 _ROWS = 256
 # Model -> steps in a measurement.
-_MODELS = {"MLP 1M": 60, "embedding": 200, "compute-bound": 40}
+_MODELS = {"MLP 1M": 60, "embedding": 200, "compute-bound": 40, "accelerator": 80}
+_EXECUTIONS = 16
+_ACCELERATOR_S = 0.025
 _TABLE = (1_000_000, 16)
 _LOOKUPS = 4
 
@@ -39,9 +43,29 @@ def build(keras: Any, name: str, table: tuple[int, int]) -> tuple[Any, tuple[int
     if name == "MLP 1M":
         hidden = [layers.Dense(1000, activation="relu"), layers.Dense(500, activation="relu")]
         return keras.Sequential([keras.Input((512,)), *hidden, layers.Dense(1)]), (512,), "float32"
+    if name == "accelerator":
+        model = keras.Sequential([keras.Input((64,)), waiting(layers.Layer)(), layers.Dense(256), layers.Dense(1)])
+        return model, (64,), "float32"
     hidden = [layers.Conv2D(16, 3, padding="same", activation="relu") for _ in range(3)]
     last = [layers.GlobalAveragePooling2D(), layers.Dense(1)]
     return keras.Sequential([keras.Input((16, 16, 3)), *hidden, *last]), (16, 16, 3), "float32"
+
+
+def waiting(base: Any) -> Any:
+    """Returns a layer that waits, in the worker's graph: Python functions do not run on workers."""
+    import tensorflow as tf
+    from tensorflow.python.data.experimental.ops import testing
+
+    class Waiting(base):  # type: ignore[misc]
+        def call(self, inputs: Any) -> Any:
+            # Made of the inputs, or it would wait once, when the graph is simplified.
+            data = tf.data.Dataset.from_tensors(tf.stop_gradient(inputs))
+            # It sleeps for the element, and again for the end.
+            late = data.apply(testing.sleep(int(1e6 * _ACCELERATOR_S / 2)))
+            with tf.control_dependencies([late.get_single_element()]):
+                return tf.identity(inputs)
+
+    return Waiting
 
 
 def loopback_bytes() -> int:
@@ -110,13 +134,15 @@ def measure(args: argparse.Namespace) -> None:
         draw = np.random.default_rng(0)
         x = draw.integers(0, table[0], (_ROWS, *shape)) if dtype == "int32" else draw.normal(size=(_ROWS, *shape))
         rows = (tf.constant(x.astype(dtype)), tf.zeros((_ROWS, 1)))
-        steps = _MODELS[name]
+        # Enough of them that the last one, which a single worker runs, does not matter.
+        steps = max(_MODELS[name], _EXECUTIONS * args.spe)
         data: Any = tf.data.Dataset.from_tensors(rows).repeat()
         if args.how == "reading":
             data = strategy.distribute_datasets_from_function(functools.partial(repeated, rows))
         if legacy:
             data = keras.utils.experimental.DatasetCreator(functools.partial(repeated, rows))
-        model.fit(data, steps_per_epoch=2 * args.spe, verbose=0)
+        # Each of the workers is to have run some.
+        model.fit(data, steps_per_epoch=4 * tfdistkit.world_size() * args.spe, verbose=0)
         before, start = loopback_bytes(), time.perf_counter()
         model.fit(data, steps_per_epoch=steps, verbose=0)
         seconds = time.perf_counter() - start
@@ -145,42 +171,56 @@ def has_legacy() -> bool:
     return importlib.util.find_spec("tf_keras") is not None
 
 
+def tell_ratio(
+    what: str, above: str, below: str, spe: int, rates: dict[tuple[str, int, str], list[float]], models: list[str]
+) -> None:
+    """Prints medians of ratios; those of a round stand beside each other."""
+    print(f"{what:<26}", end="")
+    for name in models:
+        pairs = zip(rates[above, spe, name], rates[below, spe, name])
+        print(f"{statistics.median(one / other for one, other in pairs):>16.2f}", end="")
+    print()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--how", help=argparse.SUPPRESS)
     parser.add_argument("--spe", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--out", help=argparse.SUPPRESS)
-    parser.add_argument("--only", help=argparse.SUPPRESS)
+    parser.add_argument("--only", choices=_MODELS, help="one model only")
+    parser.add_argument("--reading", action="store_true", help="also workers that read their data themselves")
     parser.add_argument("--table-rows", type=int, default=_TABLE[0], help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.how:
         measure(args)
         return
     kinds = {"one process": ("one_device", 0), "ours, 1 worker": ("ours", 1), "ours, 2 workers": ("ours", 2)}
-    # As legacy's workers do.
-    kinds |= {"ours, 1 that reads": ("reading", 1), "ours, 2 that read": ("reading", 2)}
+    if args.reading:  # As legacy's workers do.
+        kinds |= {"ours, 1 that reads": ("reading", 1), "ours, 2 that read": ("reading", 2)}
     if has_legacy():
         kinds |= {"legacy, 1 worker": ("legacy", 1), "legacy, 2 workers": ("legacy", 2)}
+    models = [args.only] if args.only else list(_MODELS)
     rates: dict[tuple[str, int, str], list[float]] = {}
     moved: list[float] = []
     for _ in range(args.rounds):
         for spe in (1, 10):
             for kind, (how, workers) in kinds.items():
-                found = run(how, workers, spe)
-                for name in _MODELS:
+                found = run(how, workers, spe, *(["--only", args.only] if args.only else []))
+                for name in models:
                     rates.setdefault((kind, spe, name), []).append(found[name]["rate"])
-                if kind == "ours, 1 worker" and spe == 1:
+                if kind == "ours, 1 worker" and spe == 1 and "embedding" in models:
                     moved.append(found["embedding"]["bytes"])
     for spe in (1, 10):
-        print(f"{f'steps per second, spe={spe}':<26}" + "".join(f"{name:>16}" for name in _MODELS))
+        print(f"{f'steps per second, spe={spe}':<26}" + "".join(f"{name:>16}" for name in models))
         for kind in kinds:
-            print(f"{kind:<26}" + "".join(f"{statistics.median(rates[kind, spe, n]):>16.1f}" for n in _MODELS))
-        print(f"{'2 workers over 1':<26}", end="")
-        for name in _MODELS:
-            pairs = zip(rates["ours, 1 worker", spe, name], rates["ours, 2 workers", spe, name])
-            print(f"{statistics.median(two / one for one, two in pairs):>16.2f}", end="")
-        print()
+            print(f"{kind:<26}" + "".join(f"{statistics.median(rates[kind, spe, n]):>16.1f}" for n in models))
+        tell_ratio("2 workers over 1", "ours, 2 workers", "ours, 1 worker", spe, rates, models)
+        if has_legacy():
+            tell_ratio("1 worker over legacy", "ours, 1 worker", "legacy, 1 worker", spe, rates, models)
+            tell_ratio("2 workers over legacy", "ours, 2 workers", "legacy, 2 workers", spe, rates, models)
+    if "embedding" not in models:
+        return
     touched = _ROWS * _LOOKUPS * _TABLE[1] * 4
     print(f"embedding: {statistics.median(moved):,.0f} bytes moved per step; the rows of a step hold {touched:,}")
     large = run("ours", 1, 1, "--only", "embedding", "--table-rows", str(16 * _TABLE[0]))

@@ -42,6 +42,25 @@ def test_evaluate_is_that_of_one_process_every_time(printed: list[str]) -> None:
             assert results[0] == results[1] == results[2], kind
 
 
+HEARD = """
+    import time
+    from tfdistkit.strategies import keras_seams
+    step = tf.function(lambda number: number + 1)
+    found = []
+    for number in range(3):
+        keras_seams.step_ended.clear()
+        value = strategy.schedule(step, (tf.constant(number),))
+        found.append([keras_seams.step_ended.wait(60), keras_seams.has_ended(value), int(value.get())])
+    tell(found=found)
+"""
+
+
+@pytest.mark.part(HEARD, setup=SETUP)
+def test_the_end_of_a_step_is_heard(printed: list[str]) -> None:
+    """Were it not, every step would still be found, but late: TensorFlow has changed what we listen to."""
+    assert told(printed)["found"] == [[True, True, number + 1] for number in range(3)]
+
+
 PREDICT = """
     model = plain()
     alone = sequential(keras.layers.Dense(8, activation="relu"))

@@ -22,8 +22,8 @@ from tfdistkit.strategies import atomic_updates, data_position, keras_seams
 from tfdistkit.strategies.coordinated_clock import CoordinatedClock, stopwatch, with_input
 from tfdistkit.strategies.worker_datasets import WorkerIterator
 
-# Seconds between two looks at whether a step has ended. TensorFlow has no way to wait for the first of several.
-_POLL_EVERY_S = 0.0005
+# Seconds after which it is looked at steps that nobody was told of: one that failed, say.
+_POLL_EVERY_S = 0.05
 # Seconds between two looks at whether waiting still makes sense.
 _LOOK_EVERY_S = 0.5
 
@@ -162,9 +162,10 @@ class CoordinatedFunction:
         """Waits until at most so many steps are on their way, less one for the next."""
         looked = time.monotonic()
         while len(self._sent) > max(0, most - 1):
+            keras_seams.step_ended.clear()
             if not self._collect_what_is_done():
                 with self._clock.waiting():
-                    time.sleep(_POLL_EVERY_S)
+                    keras_seams.step_ended.wait(_POLL_EVERY_S)
                 if time.monotonic() - looked > _LOOK_EVERY_S:
                     looked = time.monotonic()
                     self._strategy.check_workers()

@@ -232,6 +232,11 @@ SEAMS: dict[str, Seam] = {
         ("self",),
         "parameter_server: waiting for a step with a deadline",
     ),
+    "remote_value_get": Seam(
+        "tensorflow.python.distribute.coordinator.values:RemoteValueImpl.get",
+        ("self",),
+        "parameter_server: hearing of the end of a step, without asking all the time",
+    ),
     "worker_resource": Seam(
         "tensorflow.python.distribute.coordinator.cluster_coordinator:Worker.create_resource",
         ("self", "function", "args", "kwargs"),
@@ -565,6 +570,18 @@ def wait_for_own_operations_only() -> None:
 def use_extended(strategy: Any, extended: type) -> None:
     """Gives a strategy, which makes its extended part by itself, a subclass of that part."""
     strategy.extended.__class__ = extended
+
+
+# Set when a step may have ended. Whoever waits for steps clears it, looks at them, and waits for it.
+step_ended = threading.Event()
+
+
+def tell_of_end(original: Any, value: Any) -> Any:
+    """Hook of what TensorFlow's thread for a worker calls when a step has ended there: it fetches what it returned."""
+    try:
+        return original(value)
+    finally:
+        step_ended.set()
 
 
 def has_ended(value: Any) -> bool:
