@@ -124,14 +124,16 @@ class Stopwatch:
         """Called before an optimizer applies gradients; the first one counts."""
         if self._computed is not None or tf.compat.v1.get_default_graph() is not self._graph:
             return
-        reads = [one.outputs[0] for one in self._operations() if one.type in _READS]
+        there = [t for t in tf.nest.flatten(gradients, expand_composites=True) if tf.is_tensor(t)]
+        # Not those that nothing comes of: TensorFlow leaves them out, and a table would be read as a whole.
+        needed = _behind(there, self._operations())
+        reads = [one.outputs[0] for one in needed if one.type in _READS]
         numbers = [tf.reshape(t, [-1])[:1] for t in reads if t.dtype.is_floating or t.dtype.is_integer]
         # What came is used, if only by the coordinator, which throws it away: otherwise TensorFlow would wait for
         # the read on the server, not for its way here.
         self._came = tf.add_n([tf.reduce_sum(tf.cast(number, tf.float32)) for number in numbers] or [tf.zeros([])])
         with tf.control_dependencies([self._came]):
             self._read_s = tf.timestamp() - self._began
-        there = [t for t in tf.nest.flatten(gradients, expand_composites=True) if tf.is_tensor(t)]
         with tf.control_dependencies(there):
             self._computed = tf.timestamp()
 
@@ -205,6 +207,17 @@ def gradients_are_there(gradients: Any) -> None:
     current = getattr(_LOCAL, "current", None)
     if current is not None:
         current.gradients_are_there(gradients)
+
+
+def _behind(tensors: list[tf.Tensor], operations: list[Any]) -> list[Any]:
+    """Returns those operations that tensors come of."""
+    left, found = [t.op for t in tensors], set()
+    while left:
+        one = left.pop()
+        if one not in found:
+            found.add(one)
+            left += [*(t.op for t in one.inputs), *one.control_inputs]
+    return [one for one in operations if one in found]
 
 
 def _place(vectors: list[Any]) -> int:
