@@ -83,7 +83,7 @@ def test_a_step_notes_its_rows_and_reads_nothing_that_it_would_not_read() -> Non
         return watch.seen((x,), {"loss": loss})
 
     rows, whole_s, communication_s, input_s, _ = step(tf.ones([3])).numpy()
-    assert (rows, input_s) == (3, 0) and whole_s > 0 and communication_s > 0
+    assert (rows, input_s) == (3, 0) and 0 <= communication_s <= whole_s < 10
     assert weight.numpy() == -1
     graph = step.get_concrete_function(tf.ones([3])).graph
     (unused,) = (one for one in graph.get_operations() if one.type == "ReadVariableOp" and one.outputs[0].shape.rank)
