@@ -133,9 +133,10 @@ class Stopwatch:
         # the read on the server, not for its way here.
         self._came = tf.add_n([tf.reduce_sum(tf.cast(number, tf.float32)) for number in numbers] or [tf.zeros([])])
         with tf.control_dependencies([self._came]):
-            self._read_s = tf.timestamp() - self._began
+            read = tf.timestamp()
         with tf.control_dependencies(there):
-            self._computed = tf.timestamp()
+            self._computed = tf.maximum(read, tf.timestamp())
+        self._read_s = read - self._began
 
     def seen(self, data: Any, logs: Any) -> tf.Tensor:
         """Returns, as float32: rows, seconds of the step, of communication, of waiting for data; a meaningless number.
