@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 from pathlib import Path
 
 import pytest
-from job_process import job, run_job, wait_until, write_script
+from job_process import job, needs_mpirun, run_job, wait_until, write_script
 
 import tfdistkit
 from tfdistkit.errors import WorkerFailedError
 from tfdistkit.report import read_events
-
-needs_mpirun = pytest.mark.skipif(
-    shutil.which("mpirun") is None and os.environ.get("TFDISTKIT_REQUIRE_HOROVOD") != "1",
-    reason="Open MPI is not tested: there is no mpirun (apt-get install openmpi-bin)",
-)
 
 # Attempt 0: an exception. Attempt 1: a kill. Then all goes well.
 THIRD_TIME_LUCKY = """
