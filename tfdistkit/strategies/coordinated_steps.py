@@ -266,7 +266,7 @@ class _Job:
 
         @tf.autograph.experimental.do_not_convert
         def on_own_data(iterator: Any, worker: Any) -> Any:
-            began = tf.timestamp()
+            began = None if self._clock is None else tf.timestamp()
             sums, logs = nothing
             done, dry = tf.constant(0), tf.constant(False)
             for _ in range(steps):
