@@ -43,14 +43,13 @@ def test_evaluate_is_that_of_one_process_every_time(printed: list[str]) -> None:
 
 
 HEARD = """
-    import time
-    from tfdistkit.strategies import keras_seams
+    from tfdistkit.strategies.sent_steps import SentStep, step_ended
     step = tf.function(lambda number: number + 1)
     found = []
     for number in range(3):
-        keras_seams.step_ended.clear()
-        value = strategy.schedule(step, (tf.constant(number),))
-        found.append([keras_seams.step_ended.wait(60), keras_seams.has_ended(value), int(value.get())])
+        step_ended.clear()
+        sent = SentStep(strategy.schedule, step, (tf.constant(number),))
+        found.append([step_ended.wait(60), sent.has_ended(), int(sent.result())])
     tell(found=found)
 """
 
@@ -59,6 +58,50 @@ HEARD = """
 def test_the_end_of_a_step_is_heard(printed: list[str]) -> None:
     """Were it not, every step would still be found, but late: TensorFlow has changed what we listen to."""
     assert told(printed)["found"] == [[True, True, number + 1] for number in range(3)]
+
+
+LOST = """
+    import collections, threading
+    from tensorflow.python.distribute.coordinator.values import RemoteValueImpl
+    fetch = RemoteValueImpl._copy_to_local
+    threads = collections.Counter()
+    def lose(which):
+        calls = []
+        def losing(value):
+            calls.append(value)
+            threads[threading.current_thread().name] += 1
+            if len(calls) in which:
+                raise tf.errors.UnavailableError(None, None, "the worker died with it")
+            return fetch(value)
+        RemoteValueImpl._copy_to_local = losing
+    model = plain()
+    model.fit(x, y, batch_size=BATCH, verbose=0)
+    threads.clear()
+    before = int(model.optimizer.iterations.numpy())
+    lose({3, 6, 7})
+    history = model.fit(x, y, batch_size=BATCH, verbose=0).history
+    steps, fetched_by = int(model.optimizer.iterations.numpy()) - before, dict(threads)
+    lose(set(range(1000)))
+    try:
+        model.fit(x, y, batch_size=BATCH, verbose=0)
+    except tf.errors.UnavailableError as error:
+        message = error.message
+    RemoteValueImpl._copy_to_local = fetch
+    after = model.fit(x, y, batch_size=BATCH, verbose=0).history["seen"]
+    tell(history=history, steps=steps, fetched_by=fetched_by, error=message, after=after)
+"""
+
+
+@pytest.mark.part(LOST, setup=SETUP)
+def test_a_step_whose_result_is_lost_with_a_worker_runs_again(printed: list[str]) -> None:
+    found = told(printed)
+    assert found["history"]["seen"] == found["history"]["once"] == [ROWS]
+    assert found["steps"] == STEPS + 3
+    assert sum(found["fetched_by"].values()) == STEPS + 3
+    # TensorFlow's thread fetches what has ended before anybody could say that we fetch it: the exception.
+    assert found["fetched_by"]["Results"] > STEPS, found["fetched_by"]
+    assert "the worker died with it" in found["error"]
+    assert found["after"] == [ROWS]
 
 
 PREDICT = """

@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from tfdistkit.strategies import atomic_updates, data_position, keras_seams
 from tfdistkit.strategies.coordinated_clock import CoordinatedClock, stopwatch, with_input
+from tfdistkit.strategies.sent_steps import SentStep, step_ended
 from tfdistkit.strategies.worker_datasets import WorkerIterator
 
 # Seconds after which it is looked at steps that nobody was told of: one that failed, say.
@@ -47,7 +48,7 @@ class CoordinatedFunction:
         self._clock = clock or CoordinatedClock(strategy.num_workers)
         self._iterator: Any = None
         # Steps on their way, by their number.
-        self._sent: dict[int, Any] = {}
+        self._sent: dict[int, SentStep] = {}
         self._numbers = itertools.count()
         # Workers without more data of their own, and the steps that found none and have to be made up for.
         self._dry: set[int] = set()
@@ -105,7 +106,7 @@ class CoordinatedFunction:
             raise StopIteration
         step = self._job.on_batches(batches)
         self._make_room(self._strategy.max_inflight)
-        self._sent[next(self._numbers)] = self._strategy.schedule(step, batches)
+        self._sent[next(self._numbers)] = SentStep(self._strategy.schedule, step, batches)
 
     def _send_for_own_data(self, steps: int) -> None:
         iterator = self._iterator
@@ -119,7 +120,7 @@ class CoordinatedFunction:
                 self.finish()
                 raise StopIteration
             own_data = (iterator.remote(), iterator.worker_ids())
-            self._sent[next(self._numbers)] = self._strategy.schedule(step, own_data)
+            self._sent[next(self._numbers)] = SentStep(self._strategy.schedule, step, own_data)
             self._owed -= 1
 
     def _logs(self, wait: bool) -> Any:
@@ -162,22 +163,25 @@ class CoordinatedFunction:
         """Waits until at most so many steps are on their way, less one for the next."""
         looked = time.monotonic()
         while len(self._sent) > max(0, most - 1):
-            keras_seams.step_ended.clear()
+            step_ended.clear()
             if not self._collect_what_is_done():
                 with self._clock.waiting():
-                    keras_seams.step_ended.wait(_POLL_EVERY_S)
+                    step_ended.wait(_POLL_EVERY_S)
                 if time.monotonic() - looked > _LOOK_EVERY_S:
                     looked = time.monotonic()
                     self._strategy.check_workers()
 
     def _collect_what_is_done(self) -> bool:
         collected = False
-        for number in [n for n, sent in self._sent.items() if keras_seams.has_ended(sent)]:
+        for number in [n for n, sent in self._sent.items() if sent.has_ended()]:
             try:
-                result = self._sent.pop(number).get()  # At once, for it is in this process.
+                result = self._sent[number].result()
             except tf.errors.CancelledError:
                 self._strategy.raise_errors_of_steps()  # What another step raised, for which this one was cancelled.
                 raise
+            if result is None:
+                continue
+            del self._sent[number]
             collected = True
             done, worker = self._job.take(number, result)
             self._owed += not done

@@ -24,6 +24,7 @@ from tfdistkit.strategies import (
     fit_hooks,
     keras_seams,
     lost_peer,
+    sent_steps,
     table_parts,
     table_rows,
 )
@@ -374,7 +375,7 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "scale_loss": exact_losses.scale_loss,
     "unscale_loss": exact_losses.unscale_loss,
     "next_seed": _next_seed,
-    "remote_value_get": keras_seams.tell_of_end,
+    "remote_value_get": sent_steps.fetch_aside,
     "take": table_rows.take,
     "adagrad_step": table_rows.adagrad_step,
     "clip_by_global_norm": table_rows.clip_by_global_norm,

@@ -235,7 +235,7 @@ SEAMS: dict[str, Seam] = {
     "remote_value_get": Seam(
         "tensorflow.python.distribute.coordinator.values:RemoteValueImpl.get",
         ("self",),
-        "parameter_server: hearing of the end of a step, without asking all the time",
+        "parameter_server: the next step need not wait for the results of the last, and hearing of its end",
     ),
     "worker_resource": Seam(
         "tensorflow.python.distribute.coordinator.cluster_coordinator:Worker.create_resource",
@@ -570,18 +570,6 @@ def wait_for_own_operations_only() -> None:
 def use_extended(strategy: Any, extended: type) -> None:
     """Gives a strategy, which makes its extended part by itself, a subclass of that part."""
     strategy.extended.__class__ = extended
-
-
-# Set when a step may have ended. Whoever waits for steps clears it, looks at them, and waits for it.
-step_ended = threading.Event()
-
-
-def tell_of_end(original: Any, value: Any) -> Any:
-    """Hook of what TensorFlow's thread for a worker calls when a step has ended there: it fetches what it returned."""
-    try:
-        return original(value)
-    finally:
-        step_ended.set()
 
 
 def has_ended(value: Any) -> bool:
