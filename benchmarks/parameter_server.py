@@ -105,8 +105,8 @@ def repeated(rows: Any, _: Any = None) -> Any:
     """Returns a dataset without end."""
     import tensorflow as tf
 
-    # TensorFlow's thread that tunes a pipeline can sleep through its end, in plain Keras too: of 12 fits of 5.1 s, 3 took
-    # 10.22 s, until the thread's next turn.
+    # TensorFlow's thread that tunes a pipeline can sleep through its end, in plain Keras too: of 12 fits of 5.1 s,
+    # 3 took 10.22 s, until the thread's next turn.
     options = tf.data.Options()
     options.autotune.enabled = False
     return tf.data.Dataset.from_tensors(rows).repeat().with_options(options)

@@ -91,6 +91,7 @@ class CoordinatedFunction:
             self._strategy.unfinished.finish(store=False)
         if iterator is not self._iterator:
             self._dry = set()
+            self._job.begin_other_data()
         self._iterator, self._owed = iterator, 0
         self._numbers = itertools.count()
         self._job.clear()
@@ -207,14 +208,29 @@ class _Job:
         # What Keras got last: for a train_step with logs of its own, it takes them for those of the epoch.
         self.returned: Any = None
         self.logs_are_metrics = False
-        self._results = tf.function(self._results_of_sums, autograph=False)
+        self._results: Any = None
         self._one_step: Any = None
         # By how many they take: TensorFlow fails to generalize a function over the number of its arguments.
         self._on_batches: dict[int, Any] = {}
         self._own_data: dict[int, Any] = {}
+        # What these came to for data like that of this iterator. TensorFlow takes longer to find it.
+        self._traced: dict[Any, Any] = {}
+
+    def begin_other_data(self) -> None:
+        """The batches are of another dataset from now on, perhaps of another structure."""
+        self._traced = {}
 
     def on_batches(self, batches: tuple[Any, ...]) -> Any:
         """Returns a step that takes batches like these, as many of them, as its arguments."""
+        leaves = tf.nest.flatten(batches)
+        if not all(isinstance(leaf, tf.Tensor) for leaf in leaves):
+            return self._on_any_batches(batches)
+        like = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        if like not in self._traced:
+            self._traced[like] = self._on_any_batches(batches).get_concrete_function(*batches)
+        return self._traced[like]
+
+    def _on_any_batches(self, batches: tuple[Any, ...]) -> Any:
         if len(batches) not in self._on_batches:
             one_step = self._choose_step(batches[0])
 
@@ -316,7 +332,7 @@ class _Job:
                 self._sums = _added(self._sums, added)
         if self._sums is not None and self._sums is not before:
             total = map(tf.constant, _added(self._stored, self._sums))
-            self.logs = self._results(list(total)) if self.logs_are_metrics else newest
+            self.logs = self._results_of(list(total)) if self.logs_are_metrics else newest
         return done > 0, dry
 
     def store(self) -> None:
@@ -334,7 +350,12 @@ class _Job:
             results = self._model.get_metrics_result()
             self.returned.update({name: results.get(name, value) for name, value in self.logs.items()})
 
-    def _results_of_sums(self, sums: list[tf.Tensor]) -> Any:
+    def _results_of(self, sums: list[tf.Tensor]) -> Any:
+        if self._results is None:
+            self._results = tf.function(self._compute_results, autograph=False).get_concrete_function(sums)
+        return self._results(sums)
+
+    def _compute_results(self, sums: list[tf.Tensor]) -> Any:
         variables = self._model.metrics_variables
         with keras.StatelessScope(state_mapping=list(zip(variables, _unpacked(sums, variables)))):
             return self._model.get_metrics_result()
