@@ -111,8 +111,7 @@ class CoordinatedFunction:
 
     def _send_for_own_data(self, steps: int) -> None:
         iterator = self._iterator
-        own_data = (iterator.remote(), iterator.worker_ids())
-        step = self._job.on_own_data(iterator.element_spec, own_data, int(self._model.steps_per_execution))
+        step = self._job.on_own_data(iterator.element_spec, int(self._model.steps_per_execution))
         self._owed += steps
         while self._owed:
             # A worker that ran dry answers at once, and must not be asked all the time.
@@ -121,6 +120,7 @@ class CoordinatedFunction:
                 self._owed = 0
                 self.finish()
                 raise StopIteration
+            own_data = (iterator.remote(), iterator.worker_ids())
             self._sent[next(self._numbers)] = SentStep(self._strategy.schedule, step, own_data)
             self._owed -= 1
 
@@ -213,7 +213,7 @@ class _Job:
         # By how many they take: TensorFlow fails to generalize a function over the number of its arguments.
         self._on_batches: dict[int, Any] = {}
         self._own_data: dict[int, Any] = {}
-        # What these became for data like that of this iterator: TensorFlow would look for it twice in every step.
+        # What these came to for data like that of this iterator. TensorFlow takes longer to find it.
         self._traced: dict[Any, Any] = {}
 
     def begin_other_data(self) -> None:
@@ -245,15 +245,12 @@ class _Job:
             self._on_batches[len(batches)] = tf.function(on_batches, autograph=False, reduce_retracing=True)
         return self._on_batches[len(batches)]
 
-    def on_own_data(self, element_spec: Any, own_data: tuple[Any, ...], steps: int) -> Any:
+    def on_own_data(self, element_spec: Any, steps: int) -> Any:
         """Returns a step that takes its batches from the worker's own iterator."""
         if steps not in self._own_data:
             self._choose_step(element_spec)
             self._own_data[steps] = self._make_on_own_data(element_spec, steps)
-        if steps not in self._traced:
-            like = map(keras_seams.spec_on_worker, own_data)
-            self._traced[steps] = self._own_data[steps].get_concrete_function(*like)
-        return self._traced[steps]
+        return self._own_data[steps]
 
     def _choose_step(self, batch: Any) -> Any:
         """Collects the metrics, unless the logs are more than the results of the metrics.

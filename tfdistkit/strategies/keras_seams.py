@@ -590,11 +590,6 @@ def iterator_per_worker(strategy: Any, functions: list[Callable[[], Any]]) -> An
     return coordinator_values.PerWorkerDistributedIterator(tuple(_remote_values(strategy, functions)))
 
 
-def spec_on_worker(value: Any) -> Any:
-    """Returns what a tf.function is traced for that gets, of these, the value of its worker."""
-    return value._values[0]._type_spec
-
-
 def _remote_values(strategy: Any, functions: list[Callable[[], Any]]) -> list[Any]:
     values = []
     for worker, function in zip(strategy.coordinator._cluster.workers, functions):
