@@ -37,7 +37,7 @@ def test_evaluate_is_that_of_one_process_every_time(printed: list[str]) -> None:
     assert alone["once"] == alone["seen"] == ROWS
     for kind, results in found.items():
         for result in results:
-            # Other batches, or sums of several steps or of one worker, are added up otherwise: the last bits may differ.
+            # Other batches, or sums of several steps or of one worker, are added up otherwise: last bits may differ.
             same_order = kind in ("arrays", "tf.data")
             assert result == pytest.approx(alone, abs=1e-7 if same_order else 1e-6), kind
         if kind != "a dataset of each worker":  # There the order of the sums is that of the answers.
