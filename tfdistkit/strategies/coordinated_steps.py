@@ -213,7 +213,7 @@ class _Job:
         # By how many they take: TensorFlow fails to generalize a function over the number of its arguments.
         self._on_batches: dict[int, Any] = {}
         self._own_data: dict[int, Any] = {}
-        # What these came to for data like that of this iterator. TensorFlow takes longer to find it.
+        # What those on batches became for data like this iterator's: TensorFlow would look twice in every step.
         self._traced: dict[Any, Any] = {}
 
     def begin_other_data(self) -> None:

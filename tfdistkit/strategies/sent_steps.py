@@ -30,7 +30,7 @@ class SentStep:
 
     Args:
         schedule: What hands a step to a worker, `schedule(step, args)`, and returns its `RemoteValue`.
-        step: The `tf.function`.
+        step: The `tf.function`, or one of its concrete functions.
         args: Its arguments.
     """
 
