@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pathlib
+import shutil
 import time
 from typing import Any
 
@@ -102,6 +103,29 @@ def test_the_newest_files_are_kept(tmp_path: pathlib.Path) -> None:
     assert files(tmp_path) == ["01.keras", "04.keras", "07-copy.keras", "best.keras", "x.keras"]
     model = load_checkpoint(template)
     assert int(model.optimizer.iterations) == 2  # the newest, not that with the highest number
+
+
+@pytest.mark.parametrize("ending", ["keras", "weights.h5"])
+def test_only_own_files_are_removed(tmp_path: pathlib.Path, ending: str) -> None:
+    """Not those with names that `filepath` cannot make, nor those that somebody else wrote under one that it can."""
+    for name in ("2024-01-01", "1e3", "2024", "001", "+7"):
+        (tmp_path / f"{name}.{ending}").write_text("not ours")
+    weights_only = ending == "weights.h5"
+    small().fit(*arrays(), verbose=0, epochs=1, callbacks=[
+        keras.callbacks.ModelCheckpoint(tmp_path / f"9{{epoch}}.{ending}", save_weights_only=weights_only)])
+
+    def save(epochs: int) -> None:
+        saving = ChiefCheckpoint(tmp_path / f"{{epoch}}.{ending}", save_weights_only=weights_only, keep=1)
+        small().fit(*arrays(), verbose=0, epochs=epochs, callbacks=[saving])
+
+    save(2)
+    shutil.copy2(tmp_path / f"2.{ending}", tmp_path / f"5.{ending}")
+    save(3)  # As after a resume, in a process that has written none of them.
+    left = {name.removesuffix(f".{ending}") for name in files(tmp_path)}
+    assert left == {"+7", "001", "1e3", "2024", "2024-01-01", "3", "5", "91"}
+    load_checkpoint(tmp_path / f"3.{ending}", small() if weights_only else None)
+    loaded = small()
+    loaded.load_weights(tmp_path / f"3.{ending}")
 
 
 def test_what_is_best_is_kept(tmp_path: pathlib.Path) -> None:

@@ -12,7 +12,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdistkit.callbacks.backup_file import read_backup, write_backup
+from tfdistkit.callbacks.backup_file import write_backup
+from tfdistkit.callbacks.backup_generations import Backup, newest_backup, remove_backups
 from tfdistkit.callbacks.callback_states import CallbackStates
 from tfdistkit.callbacks.chief import writes_files
 from tfdistkit.callbacks.frequency import frequency_of
@@ -64,8 +65,8 @@ class BackupAndResume(keras.callbacks.Callback):
     Raises:
         OptionError: (a ValueError) if an argument is wrong.
         UnsupportedError: (a RuntimeError) when training begins, on all ranks: if the order of the data cannot be
-            repeated; if a backup is damaged, or of another model or other data; if workers of a parameter-server job
-            read the data themselves.
+            repeated; if there is a backup, and no generation of it can be read, or it is of another model or other
+            data; if workers of a parameter-server job read the data themselves.
         OSError: on the chief, in training, if a backup cannot be written. What was there before stays.
 
     Example:
@@ -107,15 +108,16 @@ class BackupAndResume(keras.callbacks.Callback):
         """Called by our hook of `fit`, with its arguments, which this may change."""
         _require_supported(model, arguments.get("x"))
         others = _put_last(self, arguments)
-        ranks, path = ranks_of(model), os.path.join(self.backup_dir, _FILE)
-        found = _newest(path, ranks)
+        ranks, path = ranks_of(model), os.path.realpath(os.path.join(self.backup_dir, _FILE))
+        backup = newest_backup(path, ranks)
+        found = backup.content if backup else None
         first = int(arguments.get("initial_epoch") or 0)
         resumed = DataState(**found["data"]) if found else None
         if resumed is not None:
             last = int(arguments.get("epochs") or 1)
             arguments["initial_epoch"] = max(last, resumed.epoch) if found and found["stopped"] else resumed.epoch
         with LastSignal(self.grace_s) as signals:
-            run = self._run = _Run(model, ranks, path, signals, others, found)
+            run = self._run = _Run(model, ranks, path, signals, others, backup)
             run.data = FitData(arguments.get("x"), first, resumed, self.same_order, run.begin_in_epoch)
             try:
                 with data_position.followed(run.data):
@@ -171,10 +173,7 @@ class BackupAndResume(keras.callbacks.Callback):
         """Removes the backup."""
         run = self._running()
         if self.delete_checkpoint and not run.signal:
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                os.remove(run.path)
-            with contextlib.suppress(OSError):
-                os.rmdir(self.backup_dir)  # Only an empty folder goes.
+            remove_backups(run.path)
 
     @property
     def _every_s(self) -> float | None:
@@ -190,9 +189,12 @@ class _Run:
 
     data: FitData
 
-    def __init__(self, model: Any, ranks: Ranks, path: str, signals: LastSignal, others: list[Any], found: Any):
+    def __init__(self, model: Any, ranks: Ranks, path: str, signals: LastSignal, others: list[Any],
+                 backup: Backup | None):
         self._model, self._ranks, self.path, self._signals, self._others = model, ranks, path, signals, others
-        self._found: dict[str, Any] | None = found
+        self._found = backup.content if backup else None
+        # A newest file that cannot be read makes way; the one before it stays until there is a new one.
+        self._keeps_newest = backup is None or backup.keeps_newest
         self._states: CallbackStates | None = None
         self._logs: dict[str, Any] = {}
         self.signal = 0
@@ -272,7 +274,8 @@ class _Run:
                 "data": vars(data), "model": vars(state), "callbacks": self._states.get(), "logs": self._logs,
                 "stopped": bool(self._model.stop_training and data.batch == 0),
             }  # fmt: skip
-            write_backup(self.path, content)
+            write_backup(self.path, content, self._keeps_newest)
+            self._keeps_newest = True
 
     def end_by_signal(self) -> None:
         """After the last backup: ends this process, when all ranks have come here."""
@@ -284,17 +287,6 @@ class _Run:
         self._signals.end(self.signal)
         # A handler of the user's own has let the process live: it shall come to an end by itself.
         self._model.stop_training = True
-
-
-def _newest(path: str, ranks: Ranks) -> dict[str, Any] | None:
-    """Returns the newest backup that a rank has; all ranks call it, and get the same."""
-    data, written_ns = b"", 0
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError), open(path, "rb") as file:
-        data, written_ns = file.read(), os.fstat(file.fileno()).st_mtime_ns
-    if not ranks.alone:
-        everyone = ranks.gather(np.array([written_ns], np.int64))
-        data = ranks.share(data, int(np.argmax(everyone[:, 0])))
-    return read_backup(data, path) if data else None
 
 
 def _put_last(callback: BackupAndResume, arguments: dict[str, Any]) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -17,14 +18,21 @@ from tfdistkit.errors import UnsupportedError, explain
 
 _FORM = 1
 _STATE = "state.json"
+_PARTS = {"data", "model", "callbacks", "logs", "stopped"}
 
 
-def write_backup(path: str, content: dict[str, Any]) -> None:
+def previous_of(path: str) -> str:
+    """Returns where the backup before the newest is kept."""
+    return f"{path}.previous"
+
+
+def write_backup(path: str, content: dict[str, Any], keep_previous: bool = True) -> None:
     """Writes plain data into a file that is there whole or not at all.
 
     Args:
         path: The file; its folder is made if it is missing.
         content: The data.
+        keep_previous: Whether the file that was there is kept as the one before; if not, the one before it stays.
 
     Raises:
         OSError: if it cannot be written; what was there before stays.
@@ -39,6 +47,9 @@ def write_backup(path: str, content: dict[str, Any]) -> None:
             for i, array in enumerate(arrays):
                 with file.open(str(i), "w", force_zip64=True) as entry:
                     entry.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+            file.close()
+            if keep_previous:
+                _keep_previous(path)
     except OSError as error:
         message = explain(
             "The backup could not be written; the one that was there before is unchanged.",
@@ -61,8 +72,13 @@ def read_backup(data: bytes, path: str) -> dict[str, Any]:
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as file:
             head = json.loads(file.read(_STATE))
-            arrays = [_array(file.read(str(i)), *spec) for i, spec in enumerate(head["arrays"])]
-    except (zipfile.BadZipFile, KeyError, ValueError, EOFError, NotImplementedError) as error:
+            form, content = head["form"], dict[str, Any]()
+            if form == _FORM:
+                arrays = [_array(file.read(str(i)), *spec) for i, spec in enumerate(head["arrays"])]
+                content = decode(head["content"], arrays)
+                if not _PARTS <= set(content):
+                    raise ValueError("it is no backup of a training")
+    except Exception as error:  # Bytes can be wrong in many ways, and each has an exception of its own.
         raise UnsupportedError(
             explain(
                 "The backup is damaged.",
@@ -70,11 +86,27 @@ def read_backup(data: bytes, path: str) -> dict[str, Any]:
                 do="Remove it to train from the beginning, or put a copy of it there.",
             )
         ) from error
-    if head["form"] != _FORM:
+    if form != _FORM:
         raise UnsupportedError(explain("The backup is of another version of tfdistkit.", received=os.path.abspath(path),
                                        do="Go on with the version that wrote it, or remove it."))
-    content: dict[str, Any] = decode(head["content"], arrays)
     return content
+
+
+def _keep_previous(path: str) -> None:
+    """Keeps what is there, under the name of the one before, while it also stays under its own."""
+    new = f"{previous_of(path)}.new"
+    with contextlib.suppress(FileNotFoundError):
+        os.remove(new)
+    try:
+        os.link(path, new)
+    except FileNotFoundError:
+        return
+    except OSError:  # A file system without hard links.
+        os.replace(path, previous_of(path))
+        return
+    os.replace(new, previous_of(path))
+    with contextlib.suppress(FileNotFoundError):
+        os.remove(new)  # Two names of one file are not replaced by each other.
 
 
 def _array(data: bytes, dtype: str, shape: list[int]) -> np.ndarray:

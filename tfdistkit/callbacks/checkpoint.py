@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from tfdistkit.callbacks.atomic import whole_file
-from tfdistkit.callbacks.checkpoint_files import files_of, names_each_file, seal
+from tfdistkit.callbacks.checkpoint_files import files_of, is_own, names_each_file, seal
 from tfdistkit.callbacks.chief import writes_files
 from tfdistkit.errors import OptionError, explain
 
@@ -43,8 +43,8 @@ class ChiefCheckpoint(keras.callbacks.ModelCheckpoint):
         mode: `"auto"`, `"min"` or `"max"`: what of `monitor` is better.
         save_freq: `"epoch"`, or a number of batches.
         initial_value_threshold: What `monitor` has to improve on at first.
-        keep: How many of the newest files to keep: older ones that `filepath` names are removed, those of earlier
-            runs included. Default: all.
+        keep: How many of the newest files to keep: older ones that this callback wrote by this `filepath` are
+            removed, those of earlier runs included; files that anybody else wrote, and copies, stay. Default: all.
 
     Raises:
         OptionError: (a ValueError) if `filepath` is an address such as `gs://...`, or `keep` is wrong.
@@ -128,7 +128,7 @@ class ChiefCheckpoint(keras.callbacks.ModelCheckpoint):
         try:
             yield
             if chief and self.keep is not None and self._saver.has_saved:
-                for path in files_of(filepath)[: -self.keep]:
+                for path in [one for one in files_of(filepath) if is_own(one)][: -self.keep]:
                     os.remove(path)
         finally:
             self._saver = None

@@ -21,21 +21,43 @@ from tfdistkit.cluster.detection import detect_cluster
 from tfdistkit.collectives import registry
 from tfdistkit.errors import CheckpointError, OptionError, explain
 
-# Behind the end of an HDF5 file, which HDF5 does not look at. A `.keras` file is a zip archive, with checksums.
+# Who wrote a file, and under which name: in the comment of a `.keras` file, which is a zip archive with checksums, and
+# behind the end of an HDF5 file, which HDF5 does not look at, with a checksum behind it.
+_MARK = b"\ntfdistkit ChiefCheckpoint "
+_LONGEST_NAME = 255
 _SEAL = b"\ntfdistkit sha256 "
 _SEAL_BYTES = len(_SEAL) + 64 + 1
 _HDF5, _HDF5_HEAD_BYTES = b"\x89HDF\r\n\x1a\n", 48
 # What `{epoch:02d}` and `{val_loss:.2f}` become.
 _NUMBER = r"(?:[-+]?[0-9][-+0-9.eE]*|[-+]?inf|nan)"
+_WHOLE = ("epoch", "batch")
 _READ_BYTES = 2**20
 
 
 def seal(path: str) -> None:
-    """Puts a checksum behind the end of an HDF5 file; other files stay as they are."""
-    if path.endswith(".h5"):
+    """Marks a file as one that `ChiefCheckpoint` wrote under its name; an HDF5 file gets a checksum, too."""
+    mark = _MARK + os.fsencode(os.path.basename(path))
+    if not path.endswith(".h5"):
+        with zipfile.ZipFile(path, "a") as archive:
+            archive.comment = mark
+    else:
+        with open(path, "ab") as file:
+            file.write(mark)
         digest = _sha256(path, os.path.getsize(path))
         with open(path, "ab") as file:
             file.write(_SEAL + digest.encode() + b"\n")
+
+
+def is_own(path: str) -> bool:
+    """Whether `ChiefCheckpoint` wrote a file under the name that it has: not a copy, and nobody else."""
+    mark = _MARK + os.fsencode(os.path.basename(path))
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        file.seek(max(0, os.path.getsize(path) - _SEAL_BYTES - len(_MARK) - _LONGEST_NAME))
+        end = file.read()
+        if path.endswith(".h5"):
+            return end[-_SEAL_BYTES:].startswith(_SEAL) and end[:-_SEAL_BYTES].endswith(mark)
+        return end.endswith(mark)
+    return False
 
 
 def check_file(path: str) -> None:
@@ -97,11 +119,23 @@ def _sha256(path: str, size: int) -> str:
 
 def files_of(template: str) -> list[str]:
     """Returns the files whose names a template such as `"{epoch:02d}.keras"` can make, the oldest first."""
-    fields = [(literal, field) for literal, field, _, _ in string.Formatter().parse(template)]
-    pattern = "".join(re.escape(literal) + ("" if field is None else _NUMBER) for literal, field in fields)
-    anything = "".join(glob.escape(literal) + ("" if field is None else "*") for literal, field in fields)
-    found = [path for path in glob.glob(anything) if re.fullmatch(pattern, path)]
+    parts = list(string.Formatter().parse(template))
+    pattern = "".join(re.escape(literal) + ("" if field is None else f"({_NUMBER})") for literal, field, *_ in parts)
+    anything = "".join(glob.escape(literal) + ("" if field is None else "*") for literal, field, *_ in parts)
+    fields = [(field, spec or "") for _, field, spec, _ in parts if field is not None]
+    matches = ((path, re.fullmatch(pattern, path)) for path in glob.glob(anything))
+    found = [path for path, match in matches if match and all(map(_makes, fields, match.groups()))]
     return sorted(found, key=lambda path: (os.stat(path).st_mtime_ns, path))
+
+
+def _makes(field: tuple[str, str], text: str) -> bool:
+    """Whether a field such as `{epoch:02d}` becomes `text` for some number: `{epoch}` never becomes `2024-01-01`."""
+    name, spec = field
+    for kind in (int,) if name in _WHOLE else (int, float):
+        with contextlib.suppress(ValueError):
+            if format(kind(text), spec) == text:
+                return True
+    return False
 
 
 def names_each_file(template: str) -> bool:
