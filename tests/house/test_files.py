@@ -23,7 +23,8 @@ LONGEST_FUNCTION = 60
 def files() -> Iterator[Path]:
     for folder, folders, names in os.walk(ROOT):
         folders[:] = [name for name in folders if not BUILT.match(name)]
-        yield from (Path(folder, name) for name in sorted(names))
+        # In a worktree `.git` is a file that names a path.
+        yield from (Path(folder, name) for name in sorted(names) if name != ".git")
 
 
 TEXTS = [file for file in files() if file.suffix in ("", ".py", ".md", ".cfg", ".toml", ".txt", ".yml", ".yaml", ".sh")]
