@@ -8,10 +8,14 @@ from typing import Any
 
 import keras
 import numpy as np
+import pytest
 
 from tfdistkit.callbacks import BackupAndResume
+from tfdistkit.errors import UnsupportedError
 
 EPOCHS = 3
+
+Data = dict[str, Any]
 
 
 class Broken(Exception):
@@ -83,9 +87,18 @@ def arrays(rows: int = 22) -> tuple[np.ndarray, np.ndarray]:
     return x, (x[:, :1] > 0).astype("float32")
 
 
+def in_arrays() -> Data:
+    x, y = arrays()
+    return {"x": x, "y": y, "batch_size": 4}
+
+
+def no_callbacks() -> list[Any]:
+    return []
+
+
 def run(
     make_model: Callable[[], keras.Model],
-    make_data: Callable[[], dict[str, Any]],
+    make_data: Callable[[], Data],
     make_callbacks: Callable[[], list[Any]],
     folder: Path | None,
     break_at: int = 0,
@@ -117,3 +130,10 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
         np.testing.assert_array_equal(a, b)
     assert found["epochs"] == expected["epochs"]
     assert found["history"] == expected["history"]
+
+
+def refused(folder: Path, make_data: Callable[[], Data], make: Any = light, seed: int | None = 7) -> str:
+    """Returns the error with which a training does not begin."""
+    with pytest.raises(UnsupportedError) as caught:
+        run(make, make_data, no_callbacks, folder, seed=seed)
+    return str(caught.value)

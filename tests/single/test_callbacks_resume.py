@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import collections
-import errno
-import io
 import itertools
-import json
 import pathlib
-import zipfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,15 +12,13 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from interrupted_runs import Broken, arrays, assert_same, compiled, light, run
+from interrupted_runs import Broken, Data, arrays, assert_same, compiled, in_arrays, light, no_callbacks, refused, run
 
 from tfdistkit.callbacks import BackupAndResume, LearningRateScale
 from tfdistkit.data import from_arrays
 from tfdistkit.errors import OptionError, UnsupportedError
 
 pytestmark = pytest.mark.tensorflow
-
-Data = dict[str, Any]
 
 
 class Shuffled(keras.utils.PyDataset):
@@ -46,11 +40,6 @@ class Shuffled(keras.utils.PyDataset):
 
     def on_epoch_end(self) -> None:
         self.generator.shuffle(self.order)
-
-
-def in_arrays() -> Data:
-    x, y = arrays()
-    return {"x": x, "y": y, "batch_size": 4}
 
 
 def dataset() -> tf.data.Dataset:
@@ -80,10 +69,6 @@ DATA: dict[str, Callable[[], Data]] = {
     "py_dataset": lambda: {"x": Shuffled(own=True)},
     "py_dataset_by_numpy": lambda: {"x": Shuffled(own=False), "shuffle": False},
 }
-
-
-def no_callbacks() -> list[Any]:
-    return []
 
 
 @pytest.mark.parametrize("name", list(DATA))
@@ -289,12 +274,6 @@ def test_early_stopping_stays_stopped(tmp_path: pathlib.Path) -> None:
     assert_same(found, expected)
 
 
-def refused(tmp_path: pathlib.Path, make_data: Callable[[], Data], make: Any = light, seed: int | None = 7) -> str:
-    with pytest.raises(UnsupportedError) as caught:
-        run(make, make_data, no_callbacks, tmp_path, seed=seed)
-    return str(caught.value)
-
-
 def test_an_order_that_cannot_be_repeated_is_refused_before_training(tmp_path: pathlib.Path) -> None:
     keras.utils.set_random_seed(7)
     tf.random.set_seed(None)
@@ -329,89 +308,6 @@ def test_a_self_shuffled_order_that_cannot_be_repeated_is_refused(tmp_path: path
     data = {"x": Augmented(own=False)}
     assert run(light, lambda: data, no_callbacks, tmp_path, 8) is None
     assert "on_epoch_end makes cannot be repeated" in refused(tmp_path, lambda: {"x": Augmented(own=False)})
-
-
-def cut(content: bytes) -> bytes:
-    return content[: len(content) // 2]
-
-
-def flip_a_bit(content: bytes) -> bytes:
-    changed = bytearray(content)
-    changed[len(content) // 2] ^= 1
-    return bytes(changed)
-
-
-def of_something_else(content: bytes) -> bytes:
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr("state.json", json.dumps({"form": 1, "content": {"dict": [["a", 1]]}, "arrays": []}))
-    return file.getvalue()
-
-
-DAMAGE = {"cut": cut, "bit": flip_a_bit, "empty": lambda _: b"", "something else": of_something_else}
-
-
-@pytest.mark.parametrize("damage", list(DAMAGE))
-def test_a_damaged_backup_gives_way_to_the_one_before(
-    tmp_path: pathlib.Path, damage: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    expected = run(light, in_arrays, no_callbacks, None)
-    assert expected is not None and run(light, in_arrays, no_callbacks, tmp_path, 4) is None  # backups after 2 and 3
-    newest, previous = tmp_path / "training.backup", tmp_path / "training.backup.previous"
-    newest.write_bytes(DAMAGE[damage](newest.read_bytes()))
-    kept = previous.read_bytes()
-    assert run(light, in_arrays, no_callbacks, tmp_path, 1) is None
-    assert previous.read_bytes() == kept
-    said = "\n".join(caplog.messages)
-    assert f"goes on with '{previous}', because '{newest}' cannot be read" in said
-    found = run(light, in_arrays, no_callbacks, tmp_path)
-    assert found is not None and found["batches"][0] == (0, 2)
-    assert_same(found, expected)
-    assert list(tmp_path.parent.glob(f"{tmp_path.name}/*")) == []
-
-
-def test_no_training_begins_again_without_a_word(tmp_path: pathlib.Path) -> None:
-    assert run(light, in_arrays, no_callbacks, tmp_path, 4) is None
-    newest, previous = tmp_path / "training.backup", tmp_path / "training.backup.previous"
-    newest.write_bytes(b"")
-    previous.write_bytes(b"")
-    message = refused(tmp_path, in_arrays)
-    assert "No backup of this training can be read" in message and str(newest) in message and str(previous) in message
-    newest.unlink()
-    newest.mkdir()
-    assert "No backup of this training can be read" in refused(tmp_path, in_arrays)
-
-
-def test_the_backup_before_is_used_where_the_newest_is_gone(
-    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert run(light, in_arrays, no_callbacks, tmp_path, 4) is None
-    (tmp_path / "training.backup").unlink()
-    found = run(light, in_arrays, no_callbacks, tmp_path)
-    assert found is not None and found["batches"][0] == (0, 2)
-    assert "training.backup' is missing. Remove both to train from the beginning" in caplog.text
-
-
-def test_a_full_disk_leaves_what_was_there(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = run(light, in_arrays, no_callbacks, None)
-    assert expected is not None and run(light, in_arrays, no_callbacks, tmp_path, 4) is None
-    files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    write, left = zipfile.ZipFile.writestr, [1]
-
-    def until_full(*args: Any, **kwargs: Any) -> None:
-        if not left:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        left.pop()
-        write(*args, **kwargs)
-
-    monkeypatch.setattr(zipfile.ZipFile, "writestr", until_full)
-    with pytest.raises(OSError, match="The backup could not be written"):
-        run(light, in_arrays, no_callbacks, tmp_path, save_freq=2)
-    monkeypatch.undo()
-    assert {path.name for path in tmp_path.iterdir()} == set(files)
-    found = run(light, in_arrays, no_callbacks, tmp_path)
-    assert found is not None
-    assert_same(found, expected)
 
 
 def test_a_disk_that_takes_no_backup_ends_training(tmp_path: pathlib.Path) -> None:
