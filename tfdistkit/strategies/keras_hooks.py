@@ -389,4 +389,5 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "epoch_end": _epoch_end,
     "variable_value": atomic_updates.value,
     "variable_assign": atomic_updates.direct_assign,
+    "parallel_interleave": keras_seams.note_order,
 }
