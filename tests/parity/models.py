@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 from keras import layers, ops
 
+import tfdistkit
 from parity.data import WORDS
 
 # What local BatchNormalization is by definition on N replicas, computed in one process (`batch_normalization`).
@@ -189,6 +190,118 @@ class OwnTrainStep(keras.Model):
         self.optimizer.apply(gradients, self.trainable_variables)
         self.mean_loss.update_state(loss)
         return {"loss": loss, "mean_loss": self.mean_loss.result()}
+
+
+def masked_loss() -> Any:
+    """A loss function that returns as many values as its rows ask for."""
+
+    def errors_of_positive(y: Any, predicted: Any) -> Any:
+        return tf.boolean_mask(ops.square(y - predicted)[:, 0], y[:, 0] > 0)
+
+    return errors_of_positive
+
+
+class OwnMean(OwnTrainStep):
+    """A step whose loss is plain arithmetic, with the regularizers of its layers and a weight of each row."""
+
+    def __init__(self, regularizer: Any = None) -> None:
+        super().__init__()
+        self.hidden = layers.Dense(16, activation="tanh", kernel_regularizer=regularizer)
+
+    def loss_of(self, x: Any, y: Any) -> Any:
+        return ops.mean(ops.square(y - self(x, training=True))) + sum(self.losses)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(*data)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+        return {"loss": loss}
+
+
+class GradientPenalty(OwnMean):
+    """A gradient inside of the loss, by the inputs, as WGAN-GP has it."""
+
+    def loss_of(self, x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            predicted = self(x)
+        slopes = ops.sqrt(ops.sum(ops.square(tape.gradient(predicted, x)), axis=1) + 1e-6)
+        return ops.mean(ops.square(y - predicted)) + ops.mean((slopes - 1.0) ** 2)
+
+
+class AverageLoss(OwnMean):
+    """TensorFlow's way to write a distributed loss, in a Keras step."""
+
+    def __init__(self, global_batch: int | None = None) -> None:
+        super().__init__("l2")
+        self.global_batch = global_batch
+
+    def loss_of(self, x: Any, y: Any) -> Any:
+        each = keras.losses.mean_squared_error(y, self(x, training=True))
+        average = tf.nn.compute_average_loss(each, global_batch_size=self.global_batch)
+        return average + tf.nn.scale_regularization_loss(sum(self.losses))
+
+
+class OwnComputeLoss(OwnMean):
+    """Keras's step with another loss."""
+
+    train_step = keras.Model.train_step
+
+    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, *unused: Any, **more: Any) -> Any:
+        return ops.mean(ops.abs(y - y_pred)) + sum(self.losses)
+
+
+class OwnAccumulation(OwnMean):
+    """Sums the gradients of two batches in variables of its own."""
+
+    def build(self, shape: Any) -> None:
+        super().build(shape)
+        self.hidden.build(shape)
+        self.out.build((None, 16))
+        self.seen = self.add_weight(shape=(), dtype="int32", trainable=False, name="seen")
+        self.sums = [self.add_weight(shape=v.shape, trainable=False, initializer="zeros", name=f"sum_{i}")
+                     for i, v in enumerate(self.trainable_variables)]
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(*data)
+        for total, gradient in zip(self.sums, tape.gradient(loss, self.trainable_variables)):
+            total.assign_add(gradient)
+        self.seen.assign_add(1)
+        is_second = ops.cast(self.seen % 2 == 0, "float32")
+        self.optimizer.apply([is_second * total / 2.0 for total in self.sums], self.trainable_variables)
+        for total in self.sums:
+            total.assign(total * (1.0 - is_second))
+        return {"loss": loss}
+
+
+class SharpnessAware(OwnMean):
+    """Ascends along the gradient of the global batch, takes the gradient there (SAM), and clips it."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        weights = self.trainable_variables
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(*data)
+        first = tfdistkit.global_gradients(tape.gradient(loss, weights))
+        steps = [0.02 * g / (tf.linalg.global_norm(first) + 1e-6) for g in first]
+        for weight, step in zip(weights, steps):
+            weight.assign_add(step)
+        with tf.GradientTape() as tape:
+            there = self.loss_of(*data)
+        second = tfdistkit.global_gradients(tape.gradient(there, weights))
+        for weight, step in zip(weights, steps):
+            weight.assign_sub(step)
+        self.optimizer.apply(tf.clip_by_global_norm(second, 0.5)[0], weights)
+        return {"loss": loss}
+
+
+class ClippingSGD(keras.optimizers.SGD):
+    """Clips what it is given, in an `apply` of its own."""
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        grads, _ = tf.clip_by_global_norm(list(grads), 0.05)
+        super().apply(grads, trainable_variables)
 
 
 class Gan(keras.Model):

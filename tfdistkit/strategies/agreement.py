@@ -25,7 +25,9 @@ def agree(model: Any, step: steps.ReplicaStep, logs: Any) -> Any:
     variables = _metric_variables(model, logs)
     leaves = tf.nest.flatten(logs)
     scalars = [i for i, v in enumerate(leaves) if tf.is_tensor(v) and v.shape.rank == 0 and v.dtype.is_floating]
-    parts += [tf.convert_to_tensor(v.value) for v in variables] or [leaves[i] / step.replicas for i in scalars]
+    parts += [tf.convert_to_tensor(v.value) for v in variables] or step.without_empty(
+        step.weighted([leaves[i] for i in scalars])
+    )
     summed = _sum_packed(step, parts)
     for state, value in zip(states, summed):
         state.write_local(value)

@@ -1,8 +1,16 @@
-"""What a loss of one replica is divided by: rows and weights of the global batch, not those of its own part.
+"""What a replica's loss is, so that the weighted mean over the replicas is the loss of the global batch.
 
-Keras divides by what a replica holds and then by the number of replicas, a mean of means that is right only
-where all replicas hold equally many rows, valid entries and weights. Each function here takes Keras's own
-(`original`) first and passes through to it outside of the replicas.
+There are two conventions, and each place in a program has one of them:
+
+- In a Keras step (`fit`, `train_on_batch`, ...) a replica's loss is that of its own rows, as if it were alone. The
+  gradients are averaged over the replicas, weighted by rows. A mean over rows and a term without rows (a
+  regularizer, a penalty) are exact under it whoever computes them. The losses of Keras that are neither (sums, means
+  over masks or weights) are scaled here so that their weighted mean is right.
+- In a loop of the user's own (`strategy.run`) gradients are summed over the replicas, as TensorFlow has it:
+  a loss is this replica's part of that of the global batch.
+  https://www.tensorflow.org/tutorials/distribute/custom_training
+
+Each function takes Keras's or TensorFlow's own (`original`) first and passes through to it outside of the replicas.
 """
 
 from __future__ import annotations
@@ -11,6 +19,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdistkit.strategies import graph_sizes
 from tfdistkit.strategies import step as steps
 
 
@@ -23,10 +32,14 @@ def reduce_values(original: Any, values: Any, sample_weight: Any = None, reducti
         # A loss function that returns a scalar: Keras forgets to scale it. A mean is what it must be.
         return scale_loss(None, values)
     if reduction == "mean_with_sample_weight" and sample_weight is not None:
-        total = step.sum(tf.reduce_sum(tf.cast(sample_weight, values.dtype)))
-        return _as_seen(step, tf.math.divide_no_nan(tf.reduce_sum(values), total) * step.replicas)
+        total = step.sum(step.if_any_rows(tf.reduce_sum(tf.cast(sample_weight, values.dtype))))
+        return _part(step, tf.math.divide_no_nan(tf.reduce_sum(values), total))
     if reduction == "sum":
-        return _as_seen(step, tf.reduce_sum(values) * step.replicas)
+        return _part(step, tf.reduce_sum(values))
+    if graph_sizes.depends_on_data(values):
+        # As many values as the rows' content says (`tf.boolean_mask`): the mean is over those of all replicas.
+        count = step.sum(step.if_any_rows(tf.cast(tf.size(values), values.dtype)))
+        return _part(step, tf.math.divide_no_nan(tf.reduce_sum(values), count))
     return original(values, sample_weight, reduction)
 
 
@@ -37,66 +50,47 @@ def apply_mask(original: Any, sample_weight: Any, mask: Any, dtype: Any, reducti
         return original(sample_weight, mask, dtype, reduction)
     weight = original(sample_weight, mask, dtype, "sum")
     mask = tf.cast(mask, dtype)
-    counts = step.sum(tf.stack([tf.cast(tf.size(mask), dtype), tf.reduce_sum(mask)]))
+    counts = step.sum(step.if_any_rows(tf.stack([tf.cast(tf.size(mask), dtype), tf.reduce_sum(mask)])))
     return weight * tf.math.divide_no_nan(counts[0], counts[1])
 
 
 def scale_loss(original: Any, value: Any) -> Any:
-    """Weighs a replica's mean by its rows; Keras weighs all replicas alike."""
+    """Takes a mean over this replica's rows: as it is in a Keras step, else this replica's part of the mean."""
     step = steps.current()
     if step is None:
         return original(value)
-    return _as_seen(step, value * tf.cast(step.relative_share(), value.dtype))
-
-
-def _as_seen(step: steps.ReplicaStep, value: Any) -> Any:
-    """Returns a replica's loss such that the mean over the replicas is the loss of the global batch.
-
-    In a Keras step user code sees that value, as in one process (Keras would show it divided by the
-    replicas), and only its gradient is divided. In a loop of the user's own the value is divided too, for
-    there the replicas' losses are summed: https://www.tensorflow.org/tutorials/distribute/custom_training
-    """
-    scale = 1.0 / step.replicas
-    return _scale_gradient(value, scale) if step.in_keras_step else value * scale
-
-
-def _scale_gradient(value: Any, scale: float) -> Any:
-    @tf.custom_gradient
-    def scaled(x: Any) -> Any:
-        return tf.identity(x), lambda upstream: upstream * scale
-
-    return scaled(value)
+    return value if step.in_keras_step else value * tf.cast(step.share(), value.dtype)
 
 
 def unscale_loss(original: Any, value: Any) -> Any:
-    """For the tracker of the total loss, which weighs what it gets by this replica's rows."""
+    """Undoes `scale_loss`, for trackers that weigh by this replica's rows."""
     step = steps.current()
     if step is None:
         return original(value)
+    return value if step.in_keras_step else tf.math.divide_no_nan(value, tf.cast(step.share(), value.dtype))
+
+
+def compute_average_loss(
+    original: Any, per_example_loss: Any, sample_weight: Any = None, global_batch_size: Any = None
+) -> Any:
+    """`tf.nn.compute_average_loss` follows TensorFlow's convention; in a Keras step it gives what that step wants."""
+    step = steps.current()
+    if step is None or not step.in_keras_step:
+        return original(per_example_loss, sample_weight, global_batch_size)
+    if global_batch_size is not None:
+        return _part(step, original(per_example_loss, sample_weight, global_batch_size))
+    return original(per_example_loss, sample_weight) * step.replicas
+
+
+def scale_regularization_loss(original: Any, regularization_loss: Any) -> Any:
+    """`tf.nn.scale_regularization_loss` divides by the replicas; in a Keras step the term counts as it is."""
+    step = steps.current()
+    scaled = original(regularization_loss)
+    return scaled * step.replicas if step is not None and step.in_keras_step else scaled
+
+
+def _part(step: steps.ReplicaStep, value: Any) -> Any:
+    """Returns this replica's part of a loss of the global batch as the convention of this place wants it."""
     if not step.in_keras_step:
-        value = value * step.replicas
-    return tf.math.divide_no_nan(value, tf.cast(step.relative_share(), value.dtype))
-
-
-class LossesOfOutputs:
-    """Keras's module of losses as the trackers of single outputs see it.
-
-    They weigh a batch by its rows only where these are known while tracing; elsewhere every batch counts 1,
-    and then the plain mean over the replicas has to be right.
-
-    Args:
-        module: Keras's module of losses.
-    """
-
-    def __init__(self, module: Any):
-        self._module = module
-
-    def unscale_loss_for_distribution(self, value: Any) -> Any:
-        """Returns an output's loss as its tracker has to get it."""
-        step = steps.current()
-        if step is not None and step.in_keras_step and step.static_rows is None:
-            return value
-        return self._module.unscale_loss_for_distribution(value)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._module, name)
+        return value
+    return tf.math.divide_no_nan(value, tf.cast(step.share(), value.dtype))

@@ -18,10 +18,10 @@ import tensorflow as tf
 from tfdistkit.strategies import (
     atomic_updates,
     collective_deadline,
-    coordinated_clock,
     data_position,
     exact_losses,
     fit_hooks,
+    gradient_hooks,
     keras_seams,
     lost_peer,
     sent_steps,
@@ -44,8 +44,6 @@ def install() -> None:
     keras_seams.check()
     for key, around in _HOOKS.items():
         keras_seams.hook(key, around)
-    owner, name, module = keras_seams.resolve("losses_of_outputs")
-    setattr(owner, name, exact_losses.LossesOfOutputs(module))
 
 
 def _make_function(original: Any, model: Any, step_function: Any) -> Any:
@@ -67,12 +65,14 @@ def _make_agreeing_function(original: Any, model: Any, step_function: Any) -> An
         strategy.check_jit_compile()
         collective_deadline.leave_to_tensorflow()
 
+    is_stock = gradient_hooks.is_stock_train_step(model, step_function)
+
     @functools.wraps(step_function)
     def keras_step(data: Any) -> Any:
         step = steps.current()
         if step is None:
             return step_function(data)
-        step.in_keras_step = True
+        step.in_keras_step, step.in_stock_train_step = True, is_stock
         logs = step_function(data)
         end = step.begin_sum(logs)
         agreed = agree(model, step, logs)
@@ -266,42 +266,6 @@ def _name_lost_peer(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any
         raise clear from error
 
 
-def _apply(original: Any, optimizer: Any, grads: Any, trainable_variables: Any = None) -> None:
-    """Sums gradients over the replicas before anything looks at them.
-
-    Keras sums them last, so that clipping, accumulation and the test for finiteness see the gradients of
-    one replica: results differ from one process, and a NaN on one rank alone hangs the job.
-    """
-    step = steps.current()
-    if step is None or step.gradients_are_reduced:
-        grads = list(grads)
-        coordinated_clock.gradients_are_there(grads)
-        return original(optimizer, grads, trainable_variables)
-    grads = list(grads)
-    if trainable_variables is not None:
-        trainable_variables = list(trainable_variables)
-    present = [i for i, g in enumerate(grads) if g is not None]
-
-    parts = step.without_empty([grads[i] for i in present])
-    end = step.begin_sum(parts)
-
-    def apply(summed: list[Any]) -> None:
-        end(summed)
-        for i, gradient in zip(present, summed):
-            grads[i] = gradient
-        with step.reduced_gradients():
-            original(optimizer, grads, trainable_variables)
-
-    tf.distribute.get_strategy().apply_summed(parts, apply)
-
-
-def _all_reduce_sum_gradients(original: Any, optimizer: Any, grads_and_vars: Any) -> Any:
-    step = steps.current()
-    if step is not None and step.gradients_are_reduced:
-        return list(grads_and_vars)
-    return original(optimizer, grads_and_vars)
-
-
 def _optimizer_variable(original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
     """Tells a strategy of ours that the variables that are created here are an optimizer's."""
     strategy: Any = tf.distribute.get_strategy()
@@ -365,15 +329,20 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "train_on_batch": _name_lost_peer,
     "test_on_batch": _name_lost_peer,
     "predict_on_batch": _predict_on_batch,
-    "apply": _apply,
-    "apply_scaled": _apply,
-    "sum_gradients": _all_reduce_sum_gradients,
+    "apply": gradient_hooks.apply,
+    "apply_gradients": gradient_hooks.apply_gradients,
+    "scale_optimizer_loss": gradient_hooks.scale_optimizer_loss,
+    "scale_scaled_loss": gradient_hooks.scale_optimizer_loss,
+    "apply_scaled": gradient_hooks.apply,
+    "sum_gradients": gradient_hooks.all_reduce_sum_gradients,
     "optimizer": _optimizer_variable,
     "optimizer_variable": _optimizer_variable,
     "reduce_values": exact_losses.reduce_values,
     "apply_mask": exact_losses.apply_mask,
     "scale_loss": exact_losses.scale_loss,
     "unscale_loss": exact_losses.unscale_loss,
+    "compute_average_loss": exact_losses.compute_average_loss,
+    "scale_regularization_loss": exact_losses.scale_regularization_loss,
     "next_seed": _next_seed,
     "remote_value_get": sent_steps.fetch_aside,
     "take": table_rows.take,

@@ -120,6 +120,15 @@ SEAMS: dict[str, Seam] = {
         ("self", "grads", "trainable_variables"),
         "gradients are summed before the test for finiteness",
     ),
+    "apply_gradients": Seam(
+        f"{_OPTIMIZER}.apply_gradients", ("self", "grads_and_vars"), "gradients are summed before an overridden `apply`"
+    ),
+    "scale_optimizer_loss": Seam(f"{_OPTIMIZER}.scale_loss", ("self", "loss"), "a replica's gradient weighs by rows"),
+    "scale_scaled_loss": Seam(
+        "keras.src.optimizers.loss_scale_optimizer:LossScaleOptimizer.scale_loss",
+        ("self", "loss"),
+        "a replica's gradient weighs by rows",
+    ),
     "optimizer": Seam(
         "keras.src.optimizers.base_optimizer:BaseOptimizer.__init__", ("self",), "central_storage: whose variables"
     ),
@@ -130,7 +139,14 @@ SEAMS: dict[str, Seam] = {
     "apply_mask": Seam(f"{_LOSS}:apply_mask", ("sample_weight", "mask", "dtype", "reduction"), "losses weigh by rows"),
     "scale_loss": Seam(f"{_LOSS}:scale_loss_for_distribution", ("value",), "losses weigh by rows"),
     "unscale_loss": Seam(f"{_LOSS}:unscale_loss_for_distribution", ("value",), "losses weigh by rows"),
-    "losses_of_outputs": Seam("keras.src.trainers.compile_utils:loss_module", (), "losses of several outputs"),
+    "compute_average_loss": Seam(
+        "tensorflow:nn.compute_average_loss",
+        ("per_example_loss", "sample_weight", "global_batch_size"),
+        "right in a Keras step, too",
+    ),
+    "scale_regularization_loss": Seam(
+        "tensorflow:nn.scale_regularization_loss", ("regularization_loss",), "right in a Keras step, too"
+    ),
     "next_seed": Seam("keras.src.random.seed_generator:SeedGenerator.next", ("self", "ordered"), "keras#20611"),
     "take": Seam(
         "keras.src.backend.tensorflow.numpy:take", ("x", "indices", "axis"), "a lookup reads rows, not the whole table"

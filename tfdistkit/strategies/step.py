@@ -44,6 +44,10 @@ class ReplicaStep:
         self.replica_id = replica_id
         self.static_rows = static_rows
         self.in_keras_step = False
+        # Whether it is Keras's own train step, and an optimizer of Keras's that nobody changed.
+        self.in_stock_train_step = False
+        # Whether the loss that the gradients come of was weighted by `share()` already.
+        self.loss_is_weighted = False
         self.gradients_are_reduced = False
         self.updates_alone = False
         self.layer_state: list[Any] = []
@@ -72,11 +76,31 @@ class ReplicaStep:
             return 1.0 / self.replicas
         return tf.math.divide_no_nan(self.rows, self.total_rows)
 
-    def relative_share(self) -> tf.Tensor | float:
-        """`share() * replicas`: exactly 1 when all replicas hold equally many rows."""
-        if self.rows is None:
-            return 1.0
-        return tf.math.divide_no_nan(self.rows * float(self.replicas), self.total_rows)
+    @property
+    def may_be_empty(self) -> bool:
+        """Whether this replica may hold no rows; then it computes with a row that counts nothing (`with_stand_in`)."""
+        return self.rows is not None and not self.static_rows
+
+    def if_any_rows(self, value: tf.Tensor, otherwise: Any = 0) -> tf.Tensor:
+        """Returns a value, or `otherwise` where this replica holds no rows."""
+        if not self.may_be_empty:
+            return value
+        return tf.where(tf.greater(self.rows, 0), value, tf.cast(otherwise, value.dtype))
+
+    def weighted(self, gradients: list[Any]) -> list[Any]:
+        """Returns gradients of a mean over this replica's rows as its parts of those of the global batch.
+
+        Args:
+            gradients: Tensors or IndexedSlices.
+        """
+        share = self.share()
+
+        def part(gradient: Any) -> Any:
+            if isinstance(gradient, tf.IndexedSlices):
+                return tf.IndexedSlices(part(gradient.values), gradient.indices, gradient.dense_shape)
+            return gradient * tf.cast(share, gradient.dtype)
+
+        return [part(g) for g in gradients]
 
     def sum(self, value: tf.Tensor) -> tf.Tensor:
         """Sums a tensor over all replicas."""
@@ -91,12 +115,12 @@ class ReplicaStep:
 
         A mean over no rows is NaN, and one NaN would spoil the sum of all replicas.
         """
-        if self.rows is None or self.static_rows or not tensors:
+        if not self.may_be_empty or not tensors:
             return tensors
         flat = tf.nest.flatten(tensors, expand_composites=True)
         # Only values can be NaN; indices and shapes of IndexedSlices pass as they are.
         kept = tf.cond(
-            self.rows > 0,
+            tf.greater(self.rows, 0),
             lambda: [tf.identity(t) for t in flat],
             lambda: [tf.zeros_like(t) if t.dtype.is_floating else tf.identity(t) for t in flat],
         )

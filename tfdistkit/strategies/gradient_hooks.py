@@ -1,0 +1,84 @@
+"""Hooks of optimizers: gradients become those of the global batch before anything looks at them.
+
+Each takes Keras's own function (`original`) first; see `keras_hooks`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdistkit.strategies import coordinated_clock
+from tfdistkit.strategies import step as steps
+
+
+def apply(original: Any, optimizer: Any, grads: Any, trainable_variables: Any = None) -> None:
+    """Sums gradients over the replicas before anything looks at them.
+
+    Keras sums them last, so that clipping, accumulation and the test for finiteness see the gradients of
+    one replica: results differ from one process, and a NaN on one rank alone hangs the job.
+    """
+    step = steps.current()
+    if step is None or step.gradients_are_reduced:
+        grads = list(grads)
+        coordinated_clock.gradients_are_there(grads)
+        return original(optimizer, grads, trainable_variables)
+    grads = list(grads)
+    if trainable_variables is not None:
+        trainable_variables = list(trainable_variables)
+    present = [i for i, g in enumerate(grads) if g is not None]
+
+    parts = step.without_empty(_parts_of_global_gradients(step, [grads[i] for i in present]))
+    end = step.begin_sum(parts)
+
+    def apply_sums(summed: list[Any]) -> None:
+        end(summed)
+        for i, gradient in zip(present, summed):
+            grads[i] = gradient
+        with step.reduced_gradients():
+            original(optimizer, grads, trainable_variables)
+
+    tf.distribute.get_strategy().apply_summed(parts, apply_sums)
+
+
+def apply_gradients(original: Any, optimizer: Any, grads_and_vars: Any) -> Any:
+    """Sums gradients before an `apply` of the user's own looks at them: it may clip or normalise."""
+    grads_and_vars = list(grads_and_vars)
+    if steps.current() is None or not grads_and_vars:
+        return original(optimizer, grads_and_vars)
+    grads, variables = zip(*grads_and_vars)
+    apply(lambda _, grads, variables: original(optimizer, zip(grads, variables)), optimizer, grads, variables)
+    return optimizer.iterations
+
+
+def all_reduce_sum_gradients(original: Any, optimizer: Any, grads_and_vars: Any) -> Any:
+    """Leaves gradients alone that were summed already, where Keras would sum them."""
+    step = steps.current()
+    if step is not None and step.gradients_are_reduced:
+        return list(grads_and_vars)
+    return original(optimizer, grads_and_vars)
+
+
+def scale_optimizer_loss(original: Any, optimizer: Any, loss: Any) -> Any:
+    """Weighs the loss of Keras's own train step, which costs less than to weigh each gradient."""
+    step = steps.current()
+    loss = original(optimizer, loss)
+    if step is None or not step.in_stock_train_step:
+        return loss
+    step.loss_is_weighted = True
+    return loss * tf.cast(step.share(), loss.dtype)
+
+
+def is_stock_train_step(model: Any, step_function: Any) -> bool:
+    """Whether nothing of the user's own stands between the loss and the optimizer."""
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    is_train_step = getattr(step_function, "__name__", "") == "train_step" and "train_step" not in vars(model)
+    keras_own = all(type(o).__module__.split(".")[0] == "keras" for o in (model.optimizer, optimizer))
+    return is_train_step and type(model).train_step is keras.Model.train_step and keras_own
+
+
+def _parts_of_global_gradients(step: steps.ReplicaStep, gradients: list[Any]) -> list[Any]:
+    """What the replicas' sum makes the gradients of the global batch."""
+    return step.weighted(gradients) if step.in_keras_step and not step.loss_is_weighted else gradients
