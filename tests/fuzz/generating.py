@@ -1,0 +1,237 @@
+"""Draws programs with hypothesis. What is drawn is what users may write, whether a strategy of ours handles it or not.
+
+Left out is what cannot equal one process by definition (docs/exactness.md): Dropout and other random layers, local
+BatchNormalization, sums over rows by hand, norms and clips of local gradients by hand.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+from fuzz import callback_list, feeding, loops, networks, objectives, training_steps, whole_models
+from fuzz.programs import Program
+
+# Keras takes these out of generators and PyDatasets as objects, which it cannot train on.
+_IN_DATASETS_ONLY = ("ragged", "words")
+_BODY = tuple(networks.BODY)
+_LAYERS_BY_WEIGHT = ("dense", *_BODY)
+
+
+def _one_of(*values: Any) -> st.SearchStrategy[Any]:
+    return st.sampled_from(values)
+
+
+def _rarely(*values: Any, usual: Any, of: int = 4) -> st.SearchStrategy[Any]:
+    """One of `values` in about one case of `of`."""
+    return st.integers(0, of - 1).flatmap(lambda n: st.sampled_from(values) if n == of - 1 else st.just(usual))
+
+
+@st.composite
+def _data(draw: Any, kinds: tuple[str, ...]) -> dict[str, Any]:
+    inputs = draw(_one_of(*kinds))
+    batch = draw(st.integers(1, 7))
+    feeds = [f for f in feeding.FEEDS if inputs not in _IN_DATASETS_ONLY or ("dataset" in f and "py" not in f)]
+    feed = draw(_one_of(*feeds))
+    rows = draw(st.integers(batch if feed == "dropped_dataset" else 1, 14))
+    repeats = feed in ("repeated_dataset", "rows_repeated", "generator") or feed in feeding.ARRAYS
+    steps = draw(_rarely(2, 3, usual=0)) if repeats else 0
+    validation = draw(_rarely("arrays", "dataset", "split", usual="", of=2))
+    if validation == "split" and (feed not in feeding.ARRAYS or rows < 4):
+        validation = "dataset"
+    if validation == "arrays" and inputs == "ragged":
+        validation = "dataset"
+    return {"inputs": inputs, "batch": batch, "rows": rows, "feed": feed, "steps_per_epoch": steps,
+            "validation": validation, "epochs": draw(st.integers(1, 3)), "seed": draw(st.integers(1, 99))}
+
+
+@st.composite
+def _model(draw: Any, inputs: str, own_loss: bool) -> dict[str, Any]:
+    kinds = ["number", "flat", "yes_no"]
+    if not own_loss:
+        kinds += ["class", "two", "none"]
+    if inputs in ("tokens", "ragged"):
+        kinds += ["tokens", "tokens"]
+    targets = draw(_one_of(*kinds))
+    styles = ["functional", "subclassed"]
+    if targets != "two" and inputs not in ("named", "nested", "ragged"):
+        styles.append("sequential")
+    encoders = networks.SEQUENCES if targets == "tokens" else networks.ENCODERS[inputs]
+    if targets == "tokens" and inputs == "ragged":
+        inputs = "tokens"
+    return {
+        "inputs": inputs,
+        "targets": targets,
+        "style": "subclassed" if inputs == "ragged" else draw(_one_of(*styles)),
+        "encoder": draw(_one_of(*encoders)),
+        "body": tuple(draw(st.lists(_one_of(*_LAYERS_BY_WEIGHT), max_size=3))),
+    }
+
+
+@st.composite
+def _objective(draw: Any, targets: str) -> dict[str, Any]:
+    loss = draw(_one_of(*objectives.LOSSES_OF_TARGETS[targets]))
+    reductions: Any = _rarely("sum", "mean_with_sample_weight", "none", usual="", of=3)
+    weights = [w for w in ("rows", "zeros", "classes", "tokens", "outputs")
+               if (w != "classes" or targets in ("yes_no", "class")) and (w != "tokens" or targets == "tokens")
+               and (w != "outputs" or targets == "two")]
+    scalar = loss in ("own_scalar", "own_scalar_class", "lambda")  # Weights of rows cannot be applied to it.
+    names = objectives.METRICS_OF_TARGETS[targets]
+    metrics = draw(st.lists(_one_of(*names), min_size=1, max_size=3, unique=True)) if names else []
+    return {
+        "loss": loss,
+        "reduction": draw(reductions) if loss not in ("", *objectives.FUNCTIONS) else "",
+        "weights": "" if targets == "none" or scalar else draw(_rarely(*weights, usual="", of=3)),
+        "loss_weights": targets == "two" and draw(st.booleans()),
+        "metrics": tuple(metrics),
+        "weighted_metrics": draw(_rarely(True, usual=False)) and "own_scalar" not in metrics,
+    }
+
+
+@st.composite
+def _optimizer(draw: Any, plain: bool) -> dict[str, Any]:
+    found = {
+        "optimizer": draw(_one_of("sgd", *objectives.OPTIMIZERS)),
+        "clip": draw(_rarely("clipnorm", "global_clipnorm", "clipvalue", usual="")),
+        "accumulation": draw(_rarely(2, 3, usual=0, of=6)),
+        "ema": draw(_rarely("ema", "overwrite", usual="", of=6)),
+        "schedule": draw(_rarely(True, usual=False, of=5)),
+    }
+    return {**found, "loss_scale": plain and draw(_rarely(True, usual=False, of=10))}
+
+
+@st.composite
+def _acts(draw: Any, has_schedule: bool) -> dict[str, Any]:
+    acts = draw(st.lists(_one_of("evaluate", "predict", "fit", *_ACTS), max_size=2))
+    first = draw(_rarely("train_on_batch", usual="fit", of=6))
+    callbacks = tuple(draw(_rarely(*callback_list.CALLBACKS, usual=None, of=3)) for _ in range(2))
+    possible = [c for c in callbacks if c and not (has_schedule and c in _SET_RATES)]
+    found = {"acts": (first, *acts), "callbacks": tuple(dict.fromkeys(possible))}
+    if first == "fit" and draw(_rarely(True, usual=False, of=6)):
+        found["interrupt"] = draw(st.integers(1, 6))
+        found["save_every"] = draw(st.integers(1, 3))
+    return found
+
+
+_ACTS = ("fit_again", "test_on_batch", "predict_on_batch", "train_on_batch", "save_and_load")
+# A rate that a schedule makes cannot be set.
+_SET_RATES = ("rate", "plateau", "rate_by_batch")
+
+
+@st.composite
+def _keras_programs(draw: Any) -> Program:
+    """Stacks of layers, compiled; some with a step of their own."""
+    step = draw(_rarely(*training_steps.OWN_LOSS, *training_steps.COMPILED, usual="keras", of=3))
+    own_loss = step in training_steps.OWN_LOSS
+    kinds = tuple(networks.ENCODERS)
+    data = draw(_data(kinds=("numbers", "tokens", "tokens", *kinds)))
+    model = draw(_model(data["inputs"], own_loss or step in ("more_compute_loss", "guide")))
+    objective = draw(_objective(model["targets"]))
+    if own_loss and step != "own_test_step":
+        objective = {}
+    optimizer = draw(_optimizer(plain=step in ("keras", "scaled", "own_compute_loss", "more_compute_loss")))
+    running = {"execution": draw(_rarely(2, 3, usual=1, of=5)), "eager": draw(_rarely(True, usual=False, of=10))}
+    if running["eager"]:
+        running["execution"] = 1
+    if data["feed"] in ("generator", "repeated_dataset", "rows_repeated") or data["steps_per_epoch"]:
+        running["execution"] = 1  # Where the steps of an epoch are counted, Keras needs a multiple.
+    acts = draw(_acts(optimizer["schedule"]))
+    return Program(step=step, **{**data, **model, **objective, **optimizer, **running, **acts})
+
+
+@st.composite
+def _whole_models(draw: Any) -> Program:
+    """Keras's examples with a `train_step`."""
+    step = draw(_one_of(*whole_models.MODELS))
+    data = draw(_data(kinds=("numbers",)))
+    optimizer = {**draw(_optimizer(plain=False))}
+    if step == "wgan":
+        data["validation"] = ""
+    if step == "distiller" and data["validation"]:
+        data["validation"] = ""
+    acts = tuple(draw(st.lists(_one_of(*whole_models.ACTS[step]), max_size=2)))
+    return Program(step=step, **data, **optimizer, targets="none", loss="", acts=("fit", *acts))
+
+
+@st.composite
+def _loops(draw: Any) -> Program:
+    """Loops of the user's own with `strategy.run`."""
+    step = draw(_one_of(*loops.LOOPS))
+    data = draw(_data(kinds=("numbers", "images", "tokens")))
+    data.update(feed="dataset", validation="", steps_per_epoch=0)
+    targets = draw(_one_of("number", "flat"))
+    if step == "loop_average" or step == "loop_keras":
+        targets = "number"
+    layers = [name for name in _BODY if name not in ("activity_loss", "rows_loss", "l2", "activity")]
+    body = tuple(draw(st.lists(_one_of(*layers), max_size=2)))
+    encoder = draw(_one_of(*networks.ENCODERS[data["inputs"]]))
+    style = draw(_one_of("sequential", "functional", "subclassed"))
+    eager = draw(_rarely(True, usual=False, of=6))
+    optimizer = draw(_optimizer(plain=False))
+    model = {"targets": targets, "encoder": encoder, "body": body, "style": style}
+    return Program(step=step, **data, **model, eager=eager, **optimizer)
+
+
+def programs() -> st.SearchStrategy[Program]:
+    """A strategy for programs."""
+    kinds = [_keras_programs] * 10 + [_whole_models, _loops]
+    return st.sampled_from(kinds).flatmap(lambda kind: kind())
+
+
+def draw_program(number: int) -> Program:
+    """Returns the program of a number, the same one in every run.
+
+    Each number is a run of hypothesis of its own: within one, examples are variations of those before, which is
+    good for finding the simplest failure, and covers little where one example costs a second.
+    """
+    found: list[Program] = []
+
+    @seed(number)
+    @settings(max_examples=2, database=None, deadline=None, phases=[Phase.generate],
+              suppress_health_check=list(HealthCheck))
+    @given(programs())
+    def collect(program: Program) -> None:
+        found.append(program)
+
+    collect()
+    return found[-1]  # The first one is the simplest that there is.
+
+
+def draw_programs(number: int, first: int = 0) -> list[Program]:
+    """Returns the programs of the numbers from `first` on, none of them twice."""
+    found: dict[str, Program] = {}
+    while len(found) < number:
+        program = draw_program(first)
+        found.setdefault(program.key(), program)
+        first += 1
+    return list(found.values())
+
+
+def simpler(program: Program) -> list[Program]:
+    """Returns programs that are one change simpler, those with the largest change first."""
+    simplest, found = Program(), []
+    for name in program.to_json():
+        found.append(program.changed(**{name: getattr(simplest, name)}))
+        current = getattr(program, name)
+        if isinstance(current, tuple) and len(current) > 1:
+            found += [program.changed(**{name: current[:i] + current[i + 1 :]}) for i in range(len(current))]
+        if isinstance(current, int) and not isinstance(current, bool) and current > 2 and name != "seed":
+            found += [program.changed(**{name: smaller}) for smaller in dict.fromkeys((2, current // 2, current - 1))]
+    if program.inputs != "numbers" and program.step not in whole_models.MODELS:
+        plain = {"inputs": "numbers", "encoder": "none", "targets": program.targets.replace("tokens", "number")}
+        found.insert(0, program.changed(**plain))
+    return [p for p in found if p != program and _is_possible(p)]
+
+
+def _is_possible(program: Program) -> bool:
+    encoders = networks.SEQUENCES if program.targets == "tokens" else networks.ENCODERS[program.inputs]
+    losses = objectives.LOSSES_OF_TARGETS[program.targets]
+    plain = program.step in ("keras", *training_steps.COMPILED)
+    return (
+        program.encoder in encoders
+        and (not plain or program.loss in losses)
+        and not (program.style == "sequential" and (program.targets == "two" or program.inputs in ("named", "nested")))
+        and (program.inputs != "ragged" or (program.style == "subclassed" and "dataset" in program.feed))
+    )

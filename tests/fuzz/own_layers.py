@@ -1,0 +1,130 @@
+"""Layers as users write them: losses, state and functions of their own. Nothing here knows of a strategy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras import layers, ops
+
+
+class ActivityLoss(layers.Layer):
+    """Adds a loss of its own: a mean over the rows of the batch."""
+
+    def call(self, inputs: Any) -> Any:
+        self.add_loss(0.1 * ops.mean(ops.square(inputs)))
+        return inputs
+
+
+class RowsLoss(layers.Layer):
+    """Adds a loss without rows in it: a penalty on a weight of its own."""
+
+    def build(self, shape: Any) -> None:
+        self.factor = self.add_weight(shape=(shape[-1],), initializer="ones", name="factor")
+
+    def call(self, inputs: Any) -> Any:
+        self.add_loss(0.1 * ops.sum(ops.square(self.factor)))
+        return inputs * self.factor
+
+
+class RunningMean(layers.Layer):
+    """Keeps the mean of its inputs, which enters its outputs in inference."""
+
+    def build(self, shape: Any) -> None:
+        self.mean = self.add_weight(shape=(shape[-1],), initializer="zeros", trainable=False, name="mean")
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        if training:
+            mean = ops.mean(inputs, axis=tuple(range(len(inputs.shape) - 1)))
+            self.mean.assign(0.9 * self.mean + 0.1 * mean)
+            return inputs
+        return inputs - self.mean
+
+
+class CallCounter(layers.Layer):
+    """Counts its calls in training, in an integer; every tenth counts for the outputs."""
+
+    def build(self, shape: Any) -> None:
+        self.calls = self.add_weight(shape=(), initializer="zeros", dtype="int32", trainable=False, name="calls")
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        if training:
+            self.calls.assign_add(1)
+        return inputs * (1.0 + 0.1 * ops.cast(self.calls, inputs.dtype))
+
+
+class OwnFunction(layers.Layer):
+    """Computes in a `tf.function` of its own."""
+
+    def build(self, shape: Any) -> None:
+        self.factor = self.add_weight(shape=(shape[-1],), initializer="ones", name="factor")
+
+    @tf.function
+    def _inner(self, inputs: Any) -> Any:
+        return ops.tanh(inputs * self.factor)
+
+    def call(self, inputs: Any) -> Any:
+        return self._inner(inputs)
+
+
+class FunctionWithState(layers.Layer):
+    """Writes its state in a `tf.function` of its own."""
+
+    def build(self, shape: Any) -> None:
+        self.mean = self.add_weight(shape=(shape[-1],), initializer="zeros", trainable=False, name="mean")
+
+    @tf.function
+    def _move(self, mean: Any) -> None:
+        self.mean.assign(0.8 * self.mean + 0.2 * mean)
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        if training:
+            self._move(ops.mean(inputs, axis=tuple(range(len(inputs.shape) - 1))))
+        return inputs + 0.1 * self.mean
+
+
+class Branches(layers.Layer):
+    """Decides by the data which of two ways a row goes, in a `tf.cond` by the number of rows."""
+
+    def build(self, shape: Any) -> None:
+        self.factor = self.add_weight(shape=(shape[-1],), initializer="ones", name="factor")
+
+    def call(self, inputs: Any) -> Any:
+        return tf.cond(tf.shape(inputs)[0] > 0, lambda: inputs * self.factor, lambda: inputs)
+
+
+class Residual(layers.Layer):
+    """A layer with a layer in it."""
+
+    def build(self, shape: Any) -> None:
+        self.dense = layers.Dense(shape[-1], activation="tanh")
+        self.dense.build(shape)
+
+    def call(self, inputs: Any) -> Any:
+        return inputs + self.dense(inputs)
+
+
+class HashBucket(layers.Layer):
+    """Turns words into integers inside the model."""
+
+    def call(self, inputs: Any) -> Any:
+        return tf.strings.to_hash_bucket_fast(inputs, 9)
+
+    def compute_output_spec(self, inputs: Any) -> Any:
+        return keras.KerasTensor(inputs.shape, "int64")
+
+
+class Densify(layers.Layer):
+    """Makes padded sequences of ragged ones."""
+
+    def call(self, inputs: Any) -> Any:
+        return inputs.to_tensor(shape=[None, 5]) if isinstance(inputs, tf.RaggedTensor) else inputs
+
+
+class LastLoss(layers.Layer):
+    """The whole loss of a model without targets: a mean over the rows."""
+
+    def call(self, inputs: Any) -> Any:
+        self.add_loss(ops.mean(ops.square(inputs - 0.5)))
+        return inputs

@@ -1,0 +1,114 @@
+"""Some hundred programs in every run, thousands with `python -m tests.fuzz`; every case that once failed, again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fuzz import judging
+from fuzz.generating import draw_programs
+from fuzz.hunting import CASES, Failure, Hunt, Report, shrink
+from fuzz.judging import Verdict
+from fuzz.pool import Outcome
+from fuzz.programs import Program
+
+pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(1800)]
+
+# Programs for each strategy; no program runs twice.
+EXAMPLES = {"mirrored": 50, "multiworker": 50, "central_storage": 20, "one_device": 20, "parameter_server:one": 10}
+KEPT = sorted(CASES.glob("*.json"))
+
+
+def _cases() -> dict[str, list[Program]]:
+    found: dict[str, list[Program]] = {}
+    for file in KEPT:
+        case = json.loads(file.read_text())
+        for engine in case["engines"]:
+            found.setdefault(engine, []).append(Program.from_json(case["program"]))
+    return found
+
+
+@pytest.fixture(scope="module")
+def hunted() -> Iterator[Report]:
+    """The report of all programs and kept cases of all strategies; failures are shrunk and kept."""
+    drawn, cases, programs = iter(draw_programs(sum(EXAMPLES.values()))), _cases(), {}
+    for engine, number in EXAMPLES.items():
+        programs[engine] = [*cases.get(engine, []), *(next(drawn) for _ in range(number))]
+    hunt = Hunt(list(programs))
+    try:
+        report = hunt.run(programs)
+        known = {program.key() for kept in cases.values() for program in kept}
+        for failure in [f for f in report.failures if f.program.key() not in known][:2]:
+            hunt.shrink(failure)
+            failure.keep()
+        yield report
+    finally:
+        hunt.close()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("engine", EXAMPLES)
+def test_programs_come_out_as_in_one_process(hunted: Report, engine: str) -> None:
+    failures = [f for f in hunted.failures if f.engine == engine]
+    assert not failures, "\n".join(f"{f.verdict.what}\n  {f.simplest or f.program}" for f in failures)
+    counts = hunted.of(engine)
+    judged = sum(counts.values())
+    # A fuzzer that sees nothing but refusals, or nothing but rounding, finds nothing.
+    assert counts.get(judging.EQUAL, 0) > 0.7 * judged, str(hunted)
+    assert counts.get(judging.INVALID, 0) < 0.1 * judged, str(hunted)
+
+
+def test_programs_are_plain_data() -> None:
+    for program in draw_programs(30, first=7000):
+        assert Program.from_json(json.loads(json.dumps(program.to_json()))) == program
+        assert eval(str(program), {"Program": Program}).to_json() == program.to_json()
+
+
+def test_the_same_programs_every_time() -> None:
+    first = draw_programs(20)
+    assert first == draw_programs(20)
+    assert len({p.key() for p in first}) == 20
+
+
+def test_shrinks_to_what_the_failure_needs() -> None:
+    def fails(program: Program) -> bool:
+        return program.rows > 3 and "l2" in program.body and program.optimizer != "sgd"
+
+    program = Program(inputs="tokens", encoder="lstm", body=("dense", "l2", "dense"), optimizer="adam", rows=13,
+                      metrics=("mae",), epochs=3, acts=("fit", "evaluate"), callbacks=("stop",), eager=True)
+    assert shrink(program, fails) == Program(body=("l2",), optimizer="adam")
+
+
+def _outcome(error: dict[str, Any] | None = None, **arrays: Any) -> Outcome:
+    values = {"0 history": {"loss": [float(arrays.pop("loss", 1.0))]}}
+    return Outcome(values, {name: np.asarray(value, "float32") for name, value in arrays.items()}, error, 0.1)
+
+
+def test_judges() -> None:
+    ours = {"type": "OptionError", "ours": True, "message": "no", "traceback": ""}
+    one = _outcome(weights=[1.0, 2.0])
+    close, far = _outcome(weights=[1.0 + 1e-7, 2.0]), _outcome(weights=[1.00001, 2.0])
+    assert judging.judge(one, [close]).kind == judging.EQUAL
+    assert judging.judge(one, [far]).what == "differs from one process: weights"
+    assert judging.judge(one, [one, close]).what == "ranks differ: weights"
+    assert judging.judge(one, [_outcome(weights=[1.0, 2.0], loss=np.nan)]).kind == judging.WRONG
+    assert judging.judge(_outcome(loss=np.nan), [_outcome(loss=np.nan)]).kind == judging.EQUAL
+    assert judging.judge(one, [_outcome()]).kind == judging.WRONG
+    assert judging.judge(one, [_outcome(error=ours)]).kind == judging.REFUSED
+    assert judging.judge(one, [_outcome(error=ours), one]).kind == judging.WRONG
+    assert judging.judge(one, [_outcome(error={**ours, "ours": False})]).kind == judging.WRONG
+    assert judging.judge(_outcome(error=ours), [one]).kind == judging.INVALID
+
+
+def test_keeps_cases(tmp_path: Path) -> None:
+    failure = Failure("mirrored", Program(rows=3), Verdict(judging.WRONG, "differs"))
+    file = failure.keep(tmp_path)
+    Failure("multiworker", Program(rows=3), Verdict(judging.WRONG, "differs")).keep(tmp_path)
+    kept = json.loads(file.read_text())
+    assert kept["engines"] == ["mirrored", "multiworker"]
+    assert Program.from_json(kept["program"]) == Program(rows=3)
