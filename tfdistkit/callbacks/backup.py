@@ -21,6 +21,7 @@ from tfdistkit.callbacks.last_signal import LastSignal
 from tfdistkit.callbacks.model_state import ModelState, copy_state, put_state
 from tfdistkit.callbacks.plain_data import is_plain
 from tfdistkit.callbacks.ranks import Ranks, ranks_of
+from tfdistkit.callbacks.training_setup import SetUp, set_rates
 from tfdistkit.errors import OptionError, UnsupportedError, explain
 from tfdistkit.report.backups import leave_backup_mark
 from tfdistkit.strategies import data_position, keras_hooks, keras_seams
@@ -59,14 +60,16 @@ class BackupAndResume(keras.callbacks.Callback):
             folder goes on behind it.
         same_order: Whether data whose order cannot be repeated is an error. False accepts it: the number of steps
             is right then, but elements of the epoch may be seen twice.
+        accept_changes: Whether to go on with another optimizer, loss, metric, configuration of a layer, other data or
+            another batch size than in the backup, which is an error else. Of other data the epoch begins anew.
         grace_s: Seconds that the last backup may take after a signal; then the process ends without, with exit
             code 128 + the signal's number. None leaves signals alone.
 
     Raises:
         OptionError: (a ValueError) if an argument is wrong.
         UnsupportedError: (a RuntimeError) when training begins, on all ranks: if the order of the data cannot be
-            repeated; if there is a backup, and no generation of it can be read, or it is of another model or other
-            data; if workers of a parameter-server job read the data themselves.
+            repeated; if there is a backup, and no generation of it can be read, or it is of another model, optimizer
+            or other data; if workers of a parameter-server job read the data themselves.
         OSError: on the chief, in training, if a backup cannot be written. What was there before stays.
 
     Example:
@@ -88,6 +91,7 @@ class BackupAndResume(keras.callbacks.Callback):
         *,
         delete_checkpoint: bool = True,
         same_order: bool = True,
+        accept_changes: bool = False,
         grace_s: float | None = 25.0,
     ):
         super().__init__()
@@ -100,6 +104,7 @@ class BackupAndResume(keras.callbacks.Callback):
         self._frequency = frequency_of("save_freq", save_freq)
         self.save_freq = save_freq
         self.delete_checkpoint, self.same_order, self.grace_s = delete_checkpoint, same_order, grace_s
+        self.accept_changes = accept_changes
         self._run: _Run | None = None
         keras_hooks.install()
 
@@ -118,7 +123,10 @@ class BackupAndResume(keras.callbacks.Callback):
             arguments["initial_epoch"] = max(last, resumed.epoch) if found and found["stopped"] else resumed.epoch
         with LastSignal(self.grace_s) as signals:
             run = self._run = _Run(model, ranks, path, signals, others, backup)
-            run.data = FitData(arguments.get("x"), first, resumed, self.same_order, run.begin_in_epoch)
+            run.setup = SetUp(model, arguments, ranks, self.accept_changes)
+            run.data = FitData(
+                arguments.get("x"), first, resumed, self.same_order, run.begin_in_epoch, self.accept_changes
+            )
             try:
                 with data_position.followed(run.data):
                     yield
@@ -188,6 +196,7 @@ class _Run:
     """One `fit` with a `BackupAndResume`."""
 
     data: FitData
+    setup: SetUp
 
     def __init__(self, model: Any, ranks: Ranks, path: str, signals: LastSignal, others: list[Any],
                  backup: Backup | None):
@@ -205,13 +214,16 @@ class _Run:
     def begin(self) -> None:
         """After the others' `on_train_begin`."""
         self._states = CallbackStates(self._others)
+        self.setup.see_model()
         if self._found is not None:
+            if self.setup.is_other_data(self._found.get("setup"), writes_files(self._model)):
+                self.data.begin_epoch_anew()
             self._put(self._found, with_counts=False)
 
     def begin_in_epoch(self) -> None:
         """Before the first step: what happened at the begin of the epoch has happened before."""
         found, self._found = self._found, None
-        if found is None or not found["data"]["batch"]:
+        if found is None or not found["data"]["batch"] or self.data.begins_anew:
             return
         self._batch, self._logs = found["data"]["batch"], found["logs"]
         data_position.keep_logs(self._model, self._logs)
@@ -219,7 +231,10 @@ class _Run:
 
     def _put(self, found: dict[str, Any], with_counts: bool) -> None:
         assert self._states is not None
-        put_state(self._model, ModelState(**found["model"]), self._ranks, with_counts)
+        rates = self.setup.rates_to_keep()
+        with_counts = with_counts and self.setup.has_same_counts
+        put_state(self._model, ModelState(**found["model"]), self._ranks, with_counts, self.setup.has_same_optimizers)
+        set_rates(rates)
         self._states.put(found["callbacks"])
 
     def count_steps(self, logs: dict[str, Any]) -> None:
@@ -272,7 +287,7 @@ class _Run:
         if is_chief:
             content = {
                 "data": vars(data), "model": vars(state), "callbacks": self._states.get(), "logs": self._logs,
-                "stopped": bool(self._model.stop_training and data.batch == 0),
+                "setup": self.setup.now, "stopped": bool(self._model.stop_training and data.batch == 0),
             }  # fmt: skip
             write_backup(self.path, content, self._keeps_newest)
             self._keeps_newest = True

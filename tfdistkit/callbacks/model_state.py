@@ -76,7 +76,9 @@ def copy_state(model: keras.Model, ranks: Ranks, with_values: bool) -> ModelStat
     return ModelState(values, _rows_of_all_replicas(model, counts, ranks), names)
 
 
-def put_state(model: keras.Model, state: ModelState, ranks: Ranks, with_counts: bool) -> None:
+def put_state(
+    model: keras.Model, state: ModelState, ranks: Ranks, with_counts: bool, with_optimizers: bool = True
+) -> None:
     """Gives a model the state of a copy, on any number of replicas.
 
     Args:
@@ -84,13 +86,19 @@ def put_state(model: keras.Model, state: ModelState, ranks: Ranks, with_counts: 
         state: The copy.
         ranks: The ranks that train the model.
         with_counts: Whether to give it what was counted, too.
+        with_optimizers: Whether to give its optimizers theirs; if not, they begin as they were made.
 
     Raises:
         UnsupportedError: if the copy is that of another model.
     """
     variables, counts = variables_of(model), counts_of(model)
-    _require_same(variables, state.values, state.names, 0)
-    for variable, value in zip(variables, state.values):
+    values = state.values
+    if not with_optimizers:
+        of_optimizers = {id(v) for one in optimizers_of(model) for v in one.variables}
+        variables = [v for v in variables if id(v) not in of_optimizers]
+        values = values[: len(variables)]  # They come last.
+    _require_same(variables, values, state.names, 0)
+    for variable, value in zip(variables, values):
         variable.assign(tf.constant(value, dtype=variable.value.dtype))
     if not with_counts:
         return

@@ -12,7 +12,7 @@ import random
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -68,24 +68,27 @@ class FitData:
         resumed: Where to begin; None for the beginning.
         same_order: Whether data whose order cannot be repeated is an error.
         on_position: Called when the first step would be the next to run.
+        accept_changes: Whether data that is not that of `resumed` is trained on, from the beginning of the epoch.
 
     Raises:
         UnsupportedError: if the order of the data cannot be repeated, or is not that of `resumed`.
     """
 
     def __init__(
-        self, x: Any, first_epoch: int, resumed: DataState | None, same_order: bool, on_position: Callable[[], None]
-    ):
+        self, x: Any, first_epoch: int, resumed: DataState | None, same_order: bool, on_position: Callable[[], None],
+        accept_changes: bool = False,
+    ):  # fmt: skip
         self.first_epoch = first_epoch if resumed is None else resumed.first_epoch
         self._order = _order_of(x, same_order)
         self._is_dealt = isinstance(x, tf.data.Dataset) and has_mark(x, ONE_ORDER) and not keras_seams.shuffle_seeds(x)
         self._resumed, self._same_order, self._on_position = resumed, same_order, on_position
+        self._accepts_changes, self.begins_anew = accept_changes, False
         self._iterator: Any = None
         self._seed = None if resumed is None else resumed.seed
         self._made = self._drawn = self._in_use = self._drawn_before = self._next = 0
         if resumed is not None:
             if same_order and self._order != resumed.order:
-                raise _other_order(self._order, resumed.order)
+                self._refuse(_other_order(self._order, resumed.order))
             _set_random(resumed.random_at_fit)
         self._redeals = False
         self._random_at_fit = self._random_at_epoch = _get_random()
@@ -111,6 +114,15 @@ class FitData:
             epoch, batch, self.first_epoch, iterator, drawn, num_batches,
             int(self._seed or 0), self._order, self._parts(), self._random_at_fit, random_at_epoch,
         )  # fmt: skip
+
+    def begin_epoch_anew(self) -> None:
+        """The data is not that of the backup, and nobody can tell which rows of the epoch were seen."""
+        self.begins_anew = True
+
+    def _refuse(self, error: UnsupportedError) -> None:
+        if not self._accepts_changes:
+            raise error
+        self.begin_epoch_anew()
 
     def _is_own_part(self) -> bool:
         return bool(getattr(keras_seams.dataset_of(self._iterator), "tfdistkit_is_own_part", False))
@@ -147,9 +159,12 @@ class FitData:
     def steps(self, original: Any, iterator: Any) -> Iterator[Any]:
         """The steps of an epoch; those that were trained on before a restart are left out."""
         resumed, self._resumed = self._resumed, None
-        done = 0 if resumed is None else resumed.batch
         if resumed is not None:
+            self._require_same_data(resumed)
+            if self.begins_anew:
+                resumed = replace(resumed, batch=0, drawn=0)
             self._go_to(resumed)
+        done = 0 if resumed is None else resumed.batch
         self._random_at_epoch = _get_random()
         is_first, is_waiting, each = True, resumed is not None, int(iterator.steps_per_execution)
         for item in original(iterator):
@@ -173,7 +188,6 @@ class FitData:
 
     def _go_to(self, resumed: DataState) -> None:
         iterator = self._iterator
-        self._require_same_data(resumed)
         self._repeat_own_shuffling(resumed)
         if self._redeals:
             self._made = resumed.iterator
@@ -191,27 +205,17 @@ class FitData:
         return iter(keras_seams.dataset_of(self._iterator))
 
     def _require_same_data(self, resumed: DataState) -> None:
+        if self.begins_anew:
+            return
         if self._parts() != resumed.parts:
-            raise UnsupportedError(
-                explain(
-                    "The data is divided in another way than in the run of the backup: every worker brings its own.",
-                    received=f"{self._parts()} parts",
-                    expected=f"{resumed.parts} parts, as many workers as before",
-                )
-            )
+            self._refuse(_other_parts(self._parts(), resumed.parts))
         now, num_batches = keras_seams.num_batches_of(self._iterator), resumed.num_batches
         if self._is_dealt and (self._is_own_part() or num_batches is None):
             return  # On as many workers as it may be, of which one that is alone counts batches, and several do not.
         if now is None and num_batches is not None:
             keras_seams.set_num_batches(self._iterator, num_batches)  # Keras learns it in the first epoch.
         elif now != num_batches:
-            raise UnsupportedError(
-                explain(
-                    "The data is not that of the backup: an epoch has another number of batches.",
-                    received=f"{now} batches",
-                    expected=f"{num_batches} batches, the same data with the same global batch size",
-                )
-            )
+            self._refuse(_other_batches(now, num_batches))
 
     def _repeat_own_shuffling(self, resumed: DataState) -> None:
         """A PyDataset may shuffle itself after each epoch."""
@@ -333,6 +337,27 @@ def _other_order(seeds: list[Any], expected: list[Any]) -> UnsupportedError:
             expected=f"the seeds {expected}",
             do="Call keras.utils.set_random_seed with the same number in every run, before the dataset is made; "
             "BackupAndResume(..., same_order=False) accepts another order.",
+        )
+    )
+
+
+def _other_parts(parts: int, expected: int) -> UnsupportedError:
+    return UnsupportedError(
+        explain(
+            "The data is divided in another way than in the run of the backup: every worker brings its own.",
+            received=f"{parts} parts",
+            expected=f"{expected} parts, as many workers as before",
+        )
+    )
+
+
+def _other_batches(now: int | None, expected: int | None) -> UnsupportedError:
+    return UnsupportedError(
+        explain(
+            "The data is not that of the backup: an epoch has another number of batches.",
+            received=f"{now} batches",
+            expected=f"{expected} batches, the same data with the same global batch size",
+            do="BackupAndResume(..., accept_changes=True) begins the epoch anew with other data.",
         )
     )
 

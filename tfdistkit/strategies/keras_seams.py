@@ -179,6 +179,8 @@ SEAMS: dict[str, Seam] = {
     # Keras: what is called.
     "stateless_scope": Seam("keras.src.backend.common.stateless_scope:get_stateless_scope", (), "rows of a table"),
     "slot_index": Seam(f"{_OPTIMIZER}._get_variable_index", ("self", "variable"), "rows of a slot of Adagrad"),
+    "layers": Seam("keras.src.layers.layer:Layer._flatten_layers", ("self",), "is a backup of the same model?"),
+    "compile_arguments": Seam("keras.src.saving.serialization_lib:SerializableDict", (), "is it of the same losses?"),
     "model_build": Seam(f"{_MODEL}._symbolic_build", ("self", "data_batch"), "a model is built from shapes"),
     "variable_value": Seam(f"{_VARIABLE}.value", (), "no lost updates: Keras's assign_add is assign(self + v)"),
     "variable_assign": Seam(
@@ -472,6 +474,17 @@ def make_data_again(epoch_iterator: Any) -> None:
     dataset = epoch_iterator.data_adapter.get_tf_dataset()
     strategy = epoch_iterator._distribute_strategy
     epoch_iterator._distributed_dataset = strategy.experimental_distribute_dataset(dataset)
+
+
+def layers_of(model: Any) -> list[Any]:
+    """Returns a model and all layers in it, those inside of others included."""
+    return list(model._flatten_layers())
+
+
+def compile_arguments(model: Any) -> dict[str, Any]:
+    """Returns what `compile` was given for losses and metrics."""
+    given = getattr(getattr(model, "_compile_config", None), "config", {})
+    return {key: given[key] for key in ("loss", "loss_weights", "metrics", "weighted_metrics") if key in given}
 
 
 def build_model(model: Any, batch: Any) -> None:
