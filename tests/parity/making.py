@@ -29,6 +29,7 @@ def _stock_central_storage() -> tf.distribute.Strategy:
 
 ENGINES = {
     "one": tf.distribute.get_strategy,
+    "one_device": lambda: tfdistkit.strategy("one_device"),
     "mirrored": lambda: tfdistkit.strategy("mirrored", devices=2),
     "central_storage": lambda: tfdistkit.strategy("central_storage", devices=2),
     "multiworker": lambda: tfdistkit.strategy("multiworker", timeout_s=60),

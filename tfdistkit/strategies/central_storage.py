@@ -11,7 +11,6 @@ moving averages, loss scaling) are traced by one replica alone, where nobody has
 from __future__ import annotations
 
 import contextlib
-import itertools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,16 +19,12 @@ import tensorflow as tf
 
 from tfdistkit.cluster.spec import ClusterSpec
 from tfdistkit.errors import UnsupportedError, explain
-from tfdistkit.strategies import keras_hooks, keras_seams
+from tfdistkit.strategies import collective_keys, keras_hooks, keras_seams
 from tfdistkit.strategies import step as steps
 from tfdistkit.strategies.devices import Devices, resolve_devices, resolve_parameter_device
-from tfdistkit.strategies.replica import KerasStrategyMixin, ReplicaMixin, require_single_process
+from tfdistkit.strategies.replica import KerasStrategyMixin, ReplicaMixin, own_tensors, require_single_process
 
 _LOCAL = threading.local()
-
-# Collectives of several strategies in one process must not meet; those of `mirrored` begin at 0. A strategy takes
-# one number for each group of devices.
-_KEY_BASES = itertools.count(1 << 16, 1 << 8)
 
 
 class CentralVariable(keras_seams.MirroredVariable):
@@ -50,7 +45,9 @@ class CentralVariable(keras_seams.MirroredVariable):
         def merge(strategy: Any, value: Any) -> None:
             self._update_cross_replica(update_fn, _aggregated(strategy, value, self.aggregation), **kwargs)
 
-        meet(merge, value)
+        if isinstance(value, (int, float)):
+            value = tf.constant(value, self.dtype)
+        meet(merge, own_tensors(value))
         return self
 
 
@@ -114,7 +111,7 @@ class CentralStorageStrategy(KerasStrategyMixin, tf.distribute.Strategy):
     """
 
     def __init__(self, devices: list[str], parameter_device: str):
-        self._collective_key_base = next(_KEY_BASES)  # TensorFlow asks for it here.
+        self._collective_key_base = collective_keys.next_base()  # TensorFlow asks for it here.
         super().__init__(CentralStorageExtended(self, devices, parameter_device))
 
     @contextlib.contextmanager
@@ -131,7 +128,7 @@ class CentralStorageStrategy(KerasStrategyMixin, tf.distribute.Strategy):
         """Sums the gradients on the device of the variables, where replica 0 applies them for all."""
         step = steps.current()
         assert step is not None  # Only then are gradients summed.
-        summed = meet(_sum_on_parameter_device, gradients)
+        summed = meet(_sum_on_parameter_device, own_tensors(gradients))
         if step.replica_id == 0:
             with tf.device(self.extended.parameter_devices[0]), step.updating_alone():
                 apply(summed)

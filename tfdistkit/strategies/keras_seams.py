@@ -21,6 +21,7 @@ from keras.src.backend.common.stateless_scope import get_stateless_scope
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.utils import PyDataset
+from tensorflow.python.autograph.core import ag_ctx as autograph_status
 from tensorflow.python.data.experimental.ops import distribute as tf_data_distribute
 from tensorflow.python.data.ops import (
     dataset_ops,
@@ -228,6 +229,9 @@ SEAMS: dict[str, Seam] = {
         "tensorflow.python.distribute.distribute_utils:select_replica", ("replica_id", "structured"), "replicas"
     ),
     "regroup": Seam("tensorflow.python.distribute.distribute_utils:regroup", ("values",), "replicas"),
+    "autograph_status": Seam(
+        "tensorflow.python.autograph.core.ag_ctx:ControlStatusCtx", ("status",), "a tf.function given to strategy.run"
+    ),
     "batch_size": Seam(
         "tensorflow.python.data.experimental.ops.distribute:compute_batch_size", ("dataset",), "arrays kept safe"
     ),
@@ -525,9 +529,24 @@ def is_tf_function(fn: Any) -> bool:
 
 
 def converted_python_function(fn: Any) -> Any:
-    """Returns the Python function of a tf.function as AutoGraph would convert it."""
-    autograph = tf.__internal__.autograph
-    return autograph.tf_convert(fn.python_function, autograph.control_status_ctx())
+    """Returns the Python function of a tf.function, converted by AutoGraph as tracing the tf.function would.
+
+    AutoGraph writes the converted function into decorators around it, those of a bound method included, where the
+    tf.function itself finds it ever after. So it has to be the right one: not what a caller of ours, whom AutoGraph
+    leaves alone, would get.
+    """
+    if not fn._autograph:
+        return fn.python_function
+    status = autograph_status.Status.ENABLED
+    enabled = autograph_status.ControlStatusCtx(status)
+    converted = tf.__internal__.autograph.tf_convert(fn.python_function, enabled, user_requested=True)
+
+    def call_converted(*args: Any, **kwargs: Any) -> Any:
+        # What the tf.function itself converted, if it was called before, asks for the status once more.
+        with autograph_status.ControlStatusCtx(status):
+            return converted(*args, **kwargs)
+
+    return call_converted
 
 
 def clone_tf_function(fn: Any, python_function: Any) -> Any:

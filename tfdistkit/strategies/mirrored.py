@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfdistkit.cluster.spec import ClusterSpec
-from tfdistkit.strategies import keras_hooks, keras_seams
+from tfdistkit.strategies import collective_keys, keras_hooks, keras_seams
 from tfdistkit.strategies.devices import Devices, resolve_devices
 from tfdistkit.strategies.replica import KerasStrategyMixin, ReplicaMixin, require_single_process
 
@@ -18,6 +18,7 @@ class MirroredStrategy(KerasStrategyMixin, tf.distribute.MirroredStrategy):
     """`tf.distribute.MirroredStrategy` that is exact under Keras 3."""
 
     def __init__(self, devices: list[str]):
+        self._collective_key_base = collective_keys.next_base()  # TensorFlow asks for it here.
         tf.distribute.Strategy.__init__(self, MirroredExtended(self, devices=devices))
 
 

@@ -11,7 +11,7 @@ from tfdistkit.cluster.own_address import check_own_address
 from tfdistkit.cluster.rendezvous import meet
 from tfdistkit.cluster.spec import TRAINING_ROLES, ClusterSpec
 from tfdistkit.errors import ClusterConfigError, OptionError, RendezvousError, explain, nearest
-from tfdistkit.strategies import collective_deadline, keras_hooks, keras_seams
+from tfdistkit.strategies import collective_deadline, collective_keys, keras_hooks, keras_seams
 from tfdistkit.strategies.devices import require_not_started, take_gpu_of_local_rank
 from tfdistkit.strategies.replica import KerasStrategyMixin, ReplicaMixin
 from tfdistkit.strategies.shuffling import AgreedShuffling
@@ -57,6 +57,8 @@ class MultiWorkerExtended(ReplicaMixin, keras_seams.CollectiveAllReduceExtended)
 
 class MultiWorkerStrategy(KerasStrategyMixin, AgreedShuffling, tf.distribute.MultiWorkerMirroredStrategy):
     """`tf.distribute.MultiWorkerMirroredStrategy` that works with Keras 3, exactly."""
+
+    _collective_key_base = collective_keys.BASE_OF_PROCESSES  # TensorFlow asks for it here.
 
     def __init__(self, resolver: Any, communication_options: Any):
         extended = MultiWorkerExtended(self, cluster_resolver=resolver, communication_options=communication_options)

@@ -116,6 +116,26 @@ class ReplicaMixin:
             return value
         return super()._replica_ctx_all_reduce(reduce_op, value, options)
 
+    def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
+        return super()._reduce_to(reduce_op, self._per_replica(value), destinations, options)
+
+    def _batch_reduce_to(self, reduce_op: Any, value_destination_pairs: Any, options: Any) -> Any:
+        pairs = [(self._per_replica(value), destination) for value, destination in value_destination_pairs]
+        return super()._batch_reduce_to(reduce_op, pairs, options)
+
+    def _per_replica(self, value: Any) -> Any:
+        """Returns one tensor for each replica where TensorFlow has made a single value of one that all of them gave.
+
+        It does so with what is the same object in all replicas, and then counts it once, or refuses to sum it.
+        """
+        if len(self.worker_devices) == 1 or not isinstance(value, (tf.Tensor, tf.IndexedSlices)):
+            return value
+        copies = []
+        for device in self.worker_devices:
+            with tf.device(device):
+                copies.append(tf.nest.map_structure(tf.identity, value, expand_composites=True))
+        return keras_seams.regroup(copies)
+
     def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
         return keras_seams.as_own_variable(super()._create_variable(next_creator, **kwargs), kwargs)
 
@@ -131,11 +151,38 @@ class ReplicaMixin:
         return tf.nest.map_structure(lambda v: tf.cast(v, dtype), gathered)
 
 
+def own_tensors(value: Any) -> Any:
+    """Returns a replica's value in tensors that no other replica has.
+
+    Where replicas hand one and the same tensor to `merge_call`, TensorFlow takes it for a single value: a sum over
+    the replicas would count it once.
+    """
+    return tf.nest.map_structure(lambda v: tf.identity(v) if tf.is_tensor(v) else v, value, expand_composites=True)
+
+
 class KerasStrategyMixin:
     """Goes in front of one of TensorFlow's `Strategy` classes: what Keras 3 asks of a strategy."""
 
     # How the seams know a strategy of ours.
     is_tfdistkit_strategy = True
+
+    # A strategy stands for the devices and peers of this process, and what was made in its scope belongs to it alone.
+    # So copies of what holds it (callbacks, configurations) hold the same one.
+    def __copy__(self) -> KerasStrategyMixin:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> KerasStrategyMixin:
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise UnsupportedError(
+            explain(
+                "A strategy cannot be pickled: it stands for the devices and peers of this process.",
+                received=f"pickle of {type(self).__name__}",
+                expected="a strategy that is made in the process that uses it",
+                do="Call tfdistkit.strategy(...) in the other process, or leave the strategy out of what you pickle.",
+            )
+        )
 
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
         if self.num_replicas_in_sync == 1 and isinstance(dataset, tf.data.Dataset):

@@ -1,0 +1,245 @@
+"""Steps as users write them - methods, functions in functions, loops - under one engine.
+
+`python -m parity.run_functions ENGINE FOLDER` writes `FOLDER/<part>.<rank>.json` after each part: null, or its error.
+A part that hangs ends the process with the stacks of all threads.
+"""
+
+from __future__ import annotations
+
+import copy
+import faulthandler
+import functools
+import gc
+import json
+import os
+import pickle
+import sys
+import traceback
+import weakref
+from typing import Any
+
+import keras
+import numpy as np
+import scipy.sparse
+import tensorflow as tf
+
+import tfdistkit
+from parity.data import make_data
+from parity.making import make_strategy, own_rank
+
+# Longer than all parts take on a busy machine.
+_DEADLINE_S = 900
+
+ONE = np.array([1.0, 2.0], "float32")
+
+
+def _local(strategy: Any, value: Any) -> list[Any]:
+    return [np.asarray(v).tolist() for v in strategy.experimental_local_results(value)]
+
+
+def _expect(strategy: Any, value: Any, expected: Any) -> None:
+    found = _local(strategy, value)
+    assert all(v == expected for v in found), (found, expected)
+
+
+def _sum(value: Any) -> Any:
+    return tf.distribute.get_replica_context().all_reduce("SUM", value)
+
+
+class Trainer:
+    """A class with its step in a tf.function, as in TensorFlow's guides."""
+
+    factor = 2.0
+
+    @tf.function
+    def step(self, x: Any) -> Any:
+        """Needs AutoGraph, and the object."""
+        if tf.reduce_sum(x) > 0.0:
+            result = tf.reduce_sum(x) * self.factor
+        else:
+            result = tf.reduce_sum(x)
+        return result
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.float32)])
+    def signed(self, x: Any) -> Any:
+        """Has a signature."""
+        return tf.reduce_sum(x) * self.factor
+
+    @tf.function(reduce_retracing=True, autograph=False)
+    def options(self, x: Any, *, times: float = 1.0) -> Any:
+        """Has options, and a keyword."""
+        return self.factor * times * tf.reduce_sum(x)
+
+    @tf.function
+    def nested(self, x: Any) -> Any:
+        """Calls another."""
+        return self.step(x) + self.signed(x)
+
+    @classmethod
+    @tf.function
+    def of_class(cls, x: Any) -> Any:
+        """Belongs to the class."""
+        return tf.reduce_sum(x) * cls.factor
+
+    @staticmethod
+    @tf.function
+    def of_none(x: Any) -> Any:
+        """Belongs to nothing."""
+        return tf.reduce_sum(x) if tf.reduce_sum(x) > 0.0 else tf.zeros([])
+
+    @tf.function
+    def __call__(self, x: Any) -> Any:
+        if tf.reduce_sum(x) > 0.0:
+            return self.factor * tf.reduce_sum(x)
+        return tf.reduce_sum(x)
+
+
+class Module(tf.Module):
+    """TensorFlow wraps the methods of a module once more."""
+
+    @tf.function
+    def step(self, x: Any) -> Any:
+        """Needs AutoGraph."""
+        if tf.reduce_sum(x) > 0.0:
+            return 2.0 * tf.reduce_sum(x)
+        return tf.reduce_sum(x)
+
+
+def methods(strategy: Any) -> None:
+    """`strategy.run(self.step)` with a tf.function, and the object afterwards."""
+    trainer, module = Trainer(), Module()
+    one = tf.constant(ONE)
+    run = functools.partial(strategy.run, args=(one,))
+    for _ in range(2):
+        _expect(strategy, run(trainer.step), 6.0)
+        _expect(strategy, trainer.step(one), 6.0)
+        _expect(strategy, run(trainer.signed), 6.0)
+        _expect(strategy, run(trainer.options, kwargs={"times": 2.0}), 12.0)
+        _expect(strategy, run(trainer.nested), 12.0)
+        _expect(strategy, run(trainer.of_class), 6.0)
+        _expect(strategy, run(trainer.of_none), 3.0)
+        _expect(strategy, run(trainer), 6.0)
+        _expect(strategy, run(trainer.__call__), 6.0)
+        _expect(strategy, run(module.step), 6.0)
+        _expect(strategy, run(lambda x: trainer.step(x)), 6.0)
+        _expect(strategy, strategy.run(functools.partial(trainer.step, one)), 6.0)
+        _expect(strategy, tf.function(functools.partial(strategy.run, trainer.step))((one,)), 6.0)
+        # As the programs above left them, outside of any strategy.
+        _expect(strategy, [trainer.nested(-one), trainer(-one), module.step(one)], [-9.0, -3.0, 6.0])
+        assert float(trainer.of_none(one)) == 3.0
+
+
+def called_before(strategy: Any) -> None:
+    """A tf.function that was called before it was given to `strategy.run`."""
+    trainer, one = Trainer(), tf.constant(ONE)
+    _expect(strategy, trainer.step(one), 6.0)
+    _expect(strategy, strategy.run(trainer.step, args=(one,)), 6.0)
+    _expect(strategy, strategy.run(trainer.step, args=(tf.ones(3),)), 6.0)
+
+
+def freed(strategy: Any) -> None:
+    """What was given to `strategy.run` is not kept."""
+    trainer = Trainer()
+    strategy.run(trainer.step, args=(tf.constant(ONE),))
+    reference = weakref.ref(trainer)
+    del trainer
+    gc.collect()
+    assert reference() is None
+
+
+def copies(strategy: Any) -> None:
+    """Copies of what holds a strategy hold the same one; a pickle is refused in words."""
+
+    class Holder(keras.callbacks.Callback):
+        def __init__(self) -> None:
+            super().__init__()
+            self.held = {"strategy": strategy}
+
+    assert copy.copy(strategy) is strategy
+    assert copy.deepcopy(Holder()).held["strategy"] is strategy
+    try:
+        pickle.dumps(strategy)
+    except tfdistkit.errors.UnsupportedError as error:
+        assert "cannot be pickled" in str(error)
+    else:
+        raise AssertionError("pickled")
+
+
+def same_object(strategy: Any) -> None:
+    """Replicas add one and the same tensor, eagerly and in a graph: as many parts as replicas."""
+    replicas = strategy.num_replicas_in_sync
+    dense, sparse = tf.constant([0.25]), tf.IndexedSlices(tf.constant([[0.25]]), tf.constant([1]), tf.constant([2, 1]))
+    for gradient, shape in ((dense, (1,)), (sparse, (2, 1))):
+        for eager in (True, False):
+            with strategy.scope():
+                variable = keras.Variable(np.ones(shape, "float32"))
+                optimizer = keras.optimizers.SGD(1.0)
+                optimizer.build([variable])
+
+            def step() -> None:
+                optimizer.apply([gradient], [variable])  # noqa: B023
+
+            run = functools.partial(strategy.run, step)
+            (run if eager else tf.function(run))()
+            found = keras.ops.convert_to_numpy(variable).ravel()[-1]
+            assert found == 1 - 0.25 * replicas, (found, shape, eager)
+    _expect(strategy, strategy.reduce("SUM", strategy.run(lambda: dense), axis=None), [0.25 * replicas])
+    if len(strategy.extended.worker_devices) > 1:
+        with strategy.scope():
+            summed = tf.Variable([0.0], aggregation=tf.VariableAggregation.SUM)
+        strategy.run(lambda: summed.assign_add(dense))
+        _expect(strategy, summed, [0.25 * replicas])
+
+
+def sparse_input(strategy: Any) -> None:
+    """`fit` of a scipy matrix is that of its dense values."""
+    x, y = make_data("numbers", 22)
+    x[x < 0.3] = 0.0
+    seen = []
+    for matrix in (x, scipy.sparse.csr_matrix(x), scipy.sparse.csr_matrix(x.astype("float64"))):
+        keras.utils.set_random_seed(0)
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((x.shape[1],)), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+        losses = model.fit(matrix, y, batch_size=8, verbose=0, shuffle=False, validation_data=(matrix, y)).history
+        seen.append([*losses["loss"], *losses["val_loss"], *model.predict(matrix, verbose=0).ravel().tolist()])
+    np.testing.assert_allclose(seen[1], seen[0], rtol=1e-5)
+    np.testing.assert_allclose(seen[2], seen[0], rtol=1e-5)
+
+
+def other_strategies(strategy: Any) -> None:
+    """Strategies on the same devices of one process, TensorFlow's among them, keep out of each other's way."""
+    if len(strategy.extended.worker_devices) == 1:
+        return
+    devices = list(strategy.extended.worker_devices)
+    others = [tf.distribute.MirroredStrategy(devices), tfdistkit.strategy("mirrored", devices=devices)]
+    for elements, one in enumerate([strategy, *others, strategy], start=3):
+
+        @tf.function
+        def run(one: Any = one, elements: int = elements) -> Any:
+            return one.run(lambda elements: _sum(tf.ones(elements)), args=(elements,))
+
+        for _ in range(2):
+            _expect(one, run(), [2.0] * elements)
+
+
+PARTS = (methods, called_before, freed, copies, same_object, sparse_input, other_strategies)
+
+
+def main(engine: str, folder: str) -> None:
+    """Runs all parts in this process."""
+    faulthandler.dump_traceback_later(_DEADLINE_S, exit=True)
+    strategy = make_strategy(engine)
+    for part in PARTS:
+        error = None
+        try:
+            part(strategy)
+        except Exception:
+            error = traceback.format_exc()[-4000:]
+        with open(os.path.join(folder, f"{part.__name__}.{own_rank()}.json"), "w") as file:
+            json.dump(error, file)
+        print(part.__name__, error or "passed", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

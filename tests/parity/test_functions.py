@@ -1,0 +1,47 @@
+"""Steps as users write them: methods, functions in functions, loops, one tensor for all replicas.
+
+The processes of an engine run all parts of `run_functions.py` once, and each test looks at one of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from parity import engines
+
+pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(1200)]
+
+ENGINES = ("one_device", "mirrored", "central_storage", "multiworker")
+
+PARTS = ("methods", "called_before", "freed", "copies", "same_object", "sparse_input", "other_strategies")
+
+
+@pytest.fixture(scope="module")
+def errors(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], list[str | None]]:
+    """Returns what went wrong in a part under an engine, one element for each of its processes."""
+    folders: dict[str, Path] = {}
+
+    def of_part(engine: str, part: str) -> list[str | None]:
+        processes = engines.PROCESSES.get(engine, 1)
+        if engine not in folders:
+            folders[engine] = tmp_path_factory.mktemp(engine)
+            job = engines.start(
+                folders[engine], ["-m", "parity.run_functions", engine, str(folders[engine])], processes
+            )
+            job.wait(1000, check=False)
+        files = [folders[engine] / f"{part}.{rank}.json" for rank in range(processes)]
+        log = engines.Job(folders[engine]).logs
+        return [json.loads(file.read_text()) if file.exists() else f"it did not end\n{log()}" for file in files]
+
+    return of_part
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_step_works_as_written(errors: Callable[[str, str], list[str | None]], engine: str, part: str) -> None:
+    found = errors(engine, part)
+    assert not any(found), "\n".join(str(error) for error in found)
