@@ -40,6 +40,8 @@ PS = "TFDISTKIT_PS"
 PORT = "TFDISTKIT_PORT"
 # "1": compare every collective of user code between the ranks before it runs; "0": none (default: the first ones).
 CHECK_COLLECTIVES = "TFDISTKIT_CHECK_COLLECTIVES"
+# "1": processes of a job may train and evaluate models that are in no strategy of it, each its own.
+OWN_MODELS = "TFDISTKIT_OWN_MODELS"
 # The folder for what takes long to make and can be made again (built wheels).
 CACHE_DIR = "TFDISTKIT_CACHE_DIR"
 # The user's folder for such things: https://specifications.freedesktop.org/basedir-spec/latest/

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.tensorflow
 ON_TWO_RANKS = ["multiworker", pytest.param("horovod", marks=[pytest.mark.horovod, pytest.mark.thorough])]
 
 SETUP = f"""
-    import functools, json, pathlib, sys
+    import functools, json, os, pathlib, sys
     sys.path.insert(0, {str(SINGLE)!r})
     import keras, numpy as np, tensorflow as tf
     from interrupted_runs import arrays, assert_same, compiled, run
@@ -92,6 +92,7 @@ RANKS = SETUP + """
     assert_same(run(three, in_arrays, callbacks, folder / "three"), expected)
 
     # A backup by one process, gone on with by two; and the other way round, by the test.
+    os.environ["TFDISTKIT_OWN_MODELS"] = "1"
     def linear(scope=None):
         keras.utils.set_random_seed(3)
         with scope or tf.distribute.get_strategy().scope():

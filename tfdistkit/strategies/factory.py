@@ -93,6 +93,7 @@ def strategy(name: str = "auto", **options: Any) -> tf.distribute.Strategy:
         known = _choose(cluster)
     build = _registered.get(known) or _load(known)
     _check_options(known, build, options)
+    _require_no_other_strategy(known, cluster)
     made = build(cluster, **options)
     _offer_collectives(made)
     return made
@@ -158,6 +159,33 @@ def _check_servers(name: str, cluster: ClusterSpec) -> None:
             do='Ask for tfdistkit.strategy("parameter_server"), or start the script without `ps` (`--ps`).',
         )
     )
+
+
+def _require_no_other_strategy(name: str, cluster: ClusterSpec) -> None:
+    import tensorflow as tf
+
+    from tfdistkit.collectives import registry
+
+    if tf.distribute.has_strategy():
+        raise UnsupportedError(
+            explain(
+                "`tfdistkit.strategy(...)` was called inside of a strategy's scope.",
+                received=f"tfdistkit.strategy({name!r}) in the scope of {type(tf.distribute.get_strategy()).__name__}",
+                expected="one strategy a script, made at its top",
+                do="Move this line out of `with strategy.scope():`, or use the strategy that is there.",
+            )
+        )
+    several = cluster.has_servers or cluster.world_size > 1
+    last = registry.last_made()
+    if last is not None and several and cluster.is_training and name in ("multiworker", "parameter_server"):
+        raise UnsupportedError(
+            explain(
+                "This process has a strategy already, and TensorFlow connects the processes of a job only once.",
+                received=f"tfdistkit.strategy({name!r}) after a {type(last.strategy).__name__} was made",
+                expected="one strategy in each process of the job",
+                do="Keep what the first `tfdistkit.strategy(...)` returned, and use it for all models.",
+            )
+        )
 
 
 def _load(name: str) -> Build:

@@ -24,6 +24,7 @@ from tfdistkit.strategies import (
     gradient_hooks,
     keras_seams,
     lost_peer,
+    model_scope,
     sent_steps,
     table_parts,
     table_rows,
@@ -44,6 +45,7 @@ def install() -> None:
     keras_seams.check()
     for key, around in _HOOKS.items():
         keras_seams.hook(key, around)
+    model_scope.install()
 
 
 def _make_function(original: Any, model: Any, step_function: Any) -> Any:

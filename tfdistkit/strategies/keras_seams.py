@@ -95,6 +95,12 @@ SEAMS: dict[str, Seam] = {
     "train_on_batch": Seam(f"{_MODEL}.train_on_batch", ("self",), "a lost worker is named"),
     "test_on_batch": Seam(f"{_MODEL}.test_on_batch", ("self",), "a lost worker is named"),
     "predict_on_batch": Seam(f"{_MODEL}.predict_on_batch", ("self", "x"), "one prediction for each row"),
+    "model_made": Seam(f"{_MODEL}.__init__", ("self",), "the line that made a model in no strategy"),
+    "compile": Seam(
+        "keras.src.trainers.trainer:Trainer.compile",
+        ("self", "optimizer", "metrics", "weighted_metrics"),
+        "variables of optimizers and metrics in the scope of the model",
+    ),
     "epoch_iterator": Seam(f"{_TRAINER}:TFEpochIterator.__init__", ("self", "distribute_strategy"), "shuffling seeds"),
     "epoch_steps": Seam(
         "keras.src.trainers.epoch_iterator:EpochIterator._enumerate_iterator", ("self",), "resume in the middle"
@@ -220,6 +226,9 @@ SEAMS: dict[str, Seam] = {
     "mwms_replica_id": Seam(f"{_MWMS}._get_replica_id_in_sync_group", ("self", "replica_id"), "rows of a replica"),
     "variable_update": Seam(f"{_VALUES}._update_replica", ("self", "update_fn", "value"), "layer state"),
     "variable_of_replica": Seam(f"{_VALUES}._get_replica", ("self", "replica_id"), "central_storage: one copy"),
+    "strategy_scope": Seam(
+        "tensorflow.python.distribute.distribute_lib:StrategyBase.scope", ("self",), "scopes in scopes, in clear words"
+    ),
     # TensorFlow: what is called.
     "variable_update_all": Seam(
         f"{_VALUES}._update_cross_replica", ("self", "update_fn", "value"), "central_storage: one update"
@@ -421,6 +430,16 @@ def let_data_end_epoch(epoch_iterator: Any, dataset: Any) -> None:
 def raw_variable(variable: Any) -> Any:
     """Returns the TensorFlow variable of a Keras variable; None before it has one."""
     return variable._value
+
+
+def is_of(strategy: Any, variable: Any) -> bool:
+    """Whether a TensorFlow variable was created in the scope of a strategy."""
+    return getattr(variable, "_distribute_strategy", strategy) is strategy
+
+
+def owner_of(variable: Any) -> Any:
+    """Returns the strategy in whose scope a TensorFlow variable was created; None for none."""
+    return getattr(variable, "_distribute_strategy", None)
 
 
 def autocast(variable: Any, value: Any) -> Any:

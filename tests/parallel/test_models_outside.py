@@ -1,0 +1,66 @@
+"""Models that are in no strategy of a job of several processes: an error that names the line, not two trainings."""
+
+from __future__ import annotations
+
+import pytest
+from rank_jobs import ENGINES
+
+OUTSIDE = """
+    import os
+    import keras, numpy as np
+    x = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
+    y = x.sum(1, keepdims=True)
+
+    def net():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        return model
+
+    def error(call, *words):
+        try:
+            call()
+        except tfdistkit.errors.UnsupportedError as error:
+            for word in words:
+                assert word in str(error), (word, str(error))
+        else:
+            raise AssertionError(f"no error with {words}")
+
+    model = net()
+    for method in ("fit", "evaluate", "train_on_batch", "test_on_batch"):
+        error(lambda: getattr(model, method)(x, y), f"`{method}` of a model that is in no strategy of this job",
+              f"rank {rank} of 2", "outside of a scope at ", ".py:7;", "TFDISTKIT_OWN_MODELS=1")
+    model.predict(x, verbose=0), model.predict_on_batch(x), model(x)
+    try:
+        os.environ["TFDISTKIT_OWN_MODELS"] = "1"
+        model.compile("sgd", "mse")
+        model.fit(x, y, verbose=0), model.evaluate(x, y, verbose=0)
+    finally:
+        del os.environ["TFDISTKIT_OWN_MODELS"]
+
+    metric, optimizer = keras.metrics.MeanAbsoluteError(), keras.optimizers.SGD()
+    with strategy.scope():
+        own = net()
+    error(lambda: own.compile("sgd", "mse", metrics=[metric]), "A metric was made outside of the scope", "MeanAbsolute")
+    error(lambda: own.compile(optimizer, "mse"), "The optimizer was made outside of the scope", "SGD")
+
+    class Tracked(keras.Model):  # As in Keras's guides: a tracker of the module.
+        @property
+        def metrics(self):
+            return [metric]
+    with strategy.scope():
+        tracked = Tracked(own.inputs, own.outputs)
+        tracked.compile("sgd", "mse")
+    error(lambda: tracked.fit(x, y, verbose=0), "A metric was made outside of the scope")
+    with strategy.scope():
+        own = net()
+    own.compile("adam", "mse", metrics=["mae"])
+    print(own.fit(x, y, verbose=0).history, own.evaluate(x, y, verbose=0))
+    if engine == "multiworker":
+        error(lambda: tfdistkit.strategy("multiworker"), "This process has a strategy already")
+"""
+
+
+@pytest.mark.part(OUTSIDE)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_model_outside_of_the_job_is_an_error(printed: list[str]) -> None:
+    assert printed[0] == printed[1] and "loss" in printed[0]
