@@ -34,8 +34,12 @@ _made_at: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 _checked: weakref.WeakKeyDictionary[Any, tuple[Any, Any]] = weakref.WeakKeyDictionary()
 
 # What TensorFlow says where a part of a step belongs to another strategy than the step.
-_OF_TENSORFLOW = ("Mixing different tf.distribute", 'Need to be inside "with strategy.scope()"', "Must not nest tf.dist",
-                  "must only be passed a variable created in this tf.distribute")
+_OF_TENSORFLOW = (
+    "Mixing different tf.distribute",
+    'Need to be inside "with strategy.scope()"',
+    "Must not nest tf.distribute",
+    "must only be passed a variable created in this tf.distribute",
+)
 
 
 def install() -> None:
@@ -167,7 +171,8 @@ def _require_no_scope_of_ours(model: Any, method: str) -> None:
     if keras_seams.is_ours(strategy):
         found = f"`{method}` in the scope of {_name(strategy)}"
     else:
-        owners = [keras_seams.owner_of(keras_seams.raw_variable(v)) for one in _optimizers(model) for v in one.variables]
+        made = [variable for one in _optimizers(model) for variable in one.variables]
+        owners = [keras_seams.owner_of(keras_seams.raw_variable(variable)) for variable in made]
         owners += [raw.distribute_strategy for raw in map(keras_seams.raw_variable, model.trainable_variables)
                    if isinstance(raw, tf.distribute.DistributedValues) and len(raw.values) > 1]
         owner = next(filter(keras_seams.is_ours, owners), None)
@@ -216,7 +221,7 @@ def _require_own_weights(strategy: Any, model: Any) -> None:
         explain(
             "Weights of the model were made outside of the scope of its strategy, which cannot train them.",
             received=f"{outside[0].path}{more}, in: {', '.join(layers) or model.name}",
-            expected="layers that are built in the scope, or frozen (`layer.trainable = False`)",
+            expected="layers built in the scope, or frozen ones (`layer.trainable = False`)",
             do="Make these layers, and what calls or builds them first, in `with strategy.scope():`; give a model that "
             "was made before its weights there: `keras.models.clone_model(model)`, then `set_weights`.",
         )
@@ -238,7 +243,7 @@ def require_own_optimizer(strategy: Any, optimizer: Any) -> None:
     name = type(optimizer).__name__
     raise UnsupportedError(
         explain(
-            "The optimizer was made outside of the scope of the model's strategy: its variables are in the wrong place.",
+            "The optimizer was made outside of the scope of the model's strategy: its variables are elsewhere.",
             received=f"{name} {optimizer.name!r} for {_name(strategy)}",
             expected=f"`with strategy.scope(): model.compile(optimizer=keras.optimizers.{name}(...), ...)`",
             do=f"Move the line that makes the {name} into `with strategy.scope():`.",
@@ -255,11 +260,11 @@ def _require_own_metrics(strategy: Any, metrics: Iterable[Any]) -> None:
             name = type(metric).__name__
             raise UnsupportedError(
                 explain(
-                    "A metric was made outside of the scope of the model's strategy: each rank would count its own rows "
-                    "only.",
+                    "A metric was made outside of the scope of the model's strategy: each rank would count its own "
+                    "rows only.",
                     received=f"{name} {metric.name!r} for {_name(strategy)}",
-                    expected=f"`with strategy.scope(): model.compile(..., metrics=[keras.metrics.{name}(...)])`, or its "
-                    "name as a string",
+                    expected=f"`with strategy.scope(): model.compile(..., metrics=[keras.metrics.{name}(...)])`, or "
+                    "its name as a string",
                     do=f"Move the line that makes the {name} into `with strategy.scope():`.",
                 )
             )
