@@ -29,6 +29,7 @@ from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
 from tfdistkit import env
+from tfdistkit.report.alone import leave_alone_mark
 from tfdistkit.report.crashes import CrashRecord, write_crash
 
 # prctl(2): the signal that a process gets when its parent ends.
@@ -43,9 +44,12 @@ def main() -> None:
     try:
         code, namespace = _module_as_main() if sys.argv[1] == "-m" else _script_as_main()
         exec(code, namespace)  # noqa: S102
+        leave_alone_mark()
     except SystemExit as leave:
         if _exit_code(leave):
             _record(leave, _without_own_frames(leave.__traceback__))
+        else:
+            leave_alone_mark()
         raise
     except BaseException as error:
         own = _without_own_frames(error.__traceback__)

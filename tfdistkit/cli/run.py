@@ -18,6 +18,7 @@ from tfdistkit.launcher.places import HERE
 from tfdistkit.launcher.preparing import Prepared, prepare_attempt
 from tfdistkit.launcher.sinks import DescriptorSink
 from tfdistkit.launcher.spec import JobSpec, ProcessSpec, temporary_run_dir
+from tfdistkit.report.alone import describe_alone
 from tfdistkit.report.failures import signal_name
 from tfdistkit.report.summary import describe_run
 from tfdistkit.supervise.decision import Outcome
@@ -103,6 +104,8 @@ def _run(job: JobSpec, prepared: Prepared, options: RunOptions, signals: Sequenc
         console.note(f"tfdistkit: the job ended well after {result.elapsed_s:.1f} s, in spite of failures.\n{told}")
     elif options.is_verbose:
         console.note(f"tfdistkit: the job ended well after {result.elapsed_s:.1f} s")
+    if result.worked_alone:
+        console.note(f"tfdistkit: {describe_alone(len(processes))}")
     if not keeps_folder:
         shutil.rmtree(job.run_dir, ignore_errors=True)
     return result.exit_code

@@ -18,6 +18,7 @@ from tfdistkit.launcher.sinks import DescriptorSink
 from tfdistkit.launcher.slurm import JobState
 from tfdistkit.launcher.slurm_script import BatchSpec, batch_script
 from tfdistkit.launcher.spec import temporary_run_dir
+from tfdistkit.report.alone import all_worked_alone, describe_alone
 from tfdistkit.report.failures import signal_name
 from tfdistkit.report.summary import describe_run
 from tfdistkit.supervise.batch_job import follow_batch_job, submit_batch_job
@@ -67,7 +68,10 @@ def run_in_slurm(options: RunOptions, wanted: SlurmOptions, signals: Sequence[in
     result, state = follow_batch_job(number, job, console, signals)
     if result.outcome is not Outcome.SUCCEEDED:
         console.note(_failure_text(number, result, state, job, wanted))
-    elif options.log_dir is None:
+        return result.exit_code
+    if all_worked_alone(job.run_dir.glob("rank.*")):
+        console.note(f"tfdistkit: {describe_alone(job.tasks)}")
+    if options.log_dir is None:
         shutil.rmtree(job.run_dir, ignore_errors=True)
     return result.exit_code
 

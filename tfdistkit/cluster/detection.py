@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from tfdistkit import env
-from tfdistkit.cluster import horovod, mpi, slurm
+from tfdistkit.cluster import asked, horovod, mpi, slurm
 from tfdistkit.cluster.agreement import require_agreement
 from tfdistkit.cluster.spec import ClusterSpec
 from tfdistkit.cluster.tf_config import from_tf_config
@@ -159,6 +159,7 @@ def rank() -> int:
         ClusterConfigError: if the cluster's description is wrong, or this process is a parameter server or
             an evaluator.
     """
+    asked.note("rank")
     return detect_cluster().rank
 
 
@@ -171,6 +172,7 @@ def world_size() -> int:
     Raises:
         ClusterConfigError: if the cluster's description is wrong.
     """
+    asked.note("rank")
     return detect_cluster().world_size
 
 
@@ -183,6 +185,7 @@ def local_rank() -> int:
     Raises:
         ClusterConfigError: if the cluster's description is wrong.
     """
+    asked.note("rank")
     return detect_cluster().local_rank
 
 
@@ -195,6 +198,7 @@ def is_chief() -> bool:
     Raises:
         ClusterConfigError: if the cluster's description is wrong.
     """
+    asked.note("rank")
     return detect_cluster().is_chief
 
 

@@ -42,6 +42,9 @@ class Worker:
         if not self.is_recorded and (record := _contents(self.record)):
             self.is_recorded = True
             yield encode({"is": "crash", "worker": self.number}, record)
+        # The mark of `report.alone`, which cannot be imported here.
+        if before is None and self.exit_code == 0 and os.path.exists(f"{os.path.dirname(self.record)}/alone"):
+            yield encode({"is": "alone", "worker": self.number})
         if before is None and self.exit_code is not None:
             yield encode({"is": "ended", "worker": self.number, "code": self.exit_code})
         if self.exit_code is not None:

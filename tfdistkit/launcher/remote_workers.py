@@ -12,6 +12,7 @@ from typing import IO
 from tfdistkit.launcher.backend import Loss
 from tfdistkit.launcher.remote_wire import WINDOW_BYTES, Message, Outbox
 from tfdistkit.launcher.spec import ProcessSpec
+from tfdistkit.report.alone import FILE_NAME as ALONE_FILE
 from tfdistkit.report.crashes import CrashRecord, write_crash
 
 # As ssh says it when the connection is lost.
@@ -114,6 +115,9 @@ class RemoteWorker:
             self.streams[message["channel"]].end()
         elif what == "crash":
             self._keep_record(payload, clock_s)
+        elif what == "alone":
+            with contextlib.suppress(OSError):
+                (self.spec.folder / ALONE_FILE).touch()
         elif what == "ended":
             self._exit_code, self._is_suspended = message["code"], False
         elif what == "gone":

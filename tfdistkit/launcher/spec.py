@@ -12,6 +12,7 @@ from tfdistkit import env
 from tfdistkit.errors import OptionError, explain
 from tfdistkit.launcher.backend import BACKENDS, ON_HOSTS, WITH_ROLES
 from tfdistkit.launcher.hosts import HostsSpec
+from tfdistkit.report.alone import FILE_NAME as ALONE_FILE
 from tfdistkit.report.crashes import FILE_NAME as CRASH_FILE
 from tfdistkit.report.names import ProcessName
 
@@ -141,7 +142,7 @@ def make_folders(run_dir: Path, processes: Sequence[ProcessSpec]) -> None:
         for process in processes:
             process.folder.mkdir(parents=True, exist_ok=True)
         # Those of an earlier, larger run too: nobody must read their errors as this run's.
-        for stale in left_in(run_dir, CRASH_FILE):
+        for stale in [*left_in(run_dir, CRASH_FILE), *left_in(run_dir, ALONE_FILE)]:
             stale.unlink()
         (run_dir / ".writable").touch()
         (run_dir / ".writable").unlink()

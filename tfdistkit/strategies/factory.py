@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from tfdistkit.cluster import asked
 from tfdistkit.cluster.detection import detect_cluster
 from tfdistkit.cluster.mpi_addresses import can_exchange
 from tfdistkit.cluster.spec import ClusterSpec
@@ -85,6 +86,7 @@ def strategy(name: str = "auto", **options: Any) -> tf.distribute.Strategy:
         model.fit(dataset)
         ```
     """
+    asked.note("strategy")
     cluster = detect_cluster()
     known = _known_name(name)
     _check_servers(known, cluster)

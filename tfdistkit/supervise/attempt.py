@@ -12,6 +12,7 @@ from tfdistkit.launcher.console import Console
 from tfdistkit.launcher.logs import LogPump
 from tfdistkit.launcher.planning import plan_again
 from tfdistkit.launcher.spec import JobSpec, ProcessSpec
+from tfdistkit.report.alone import all_worked_alone
 from tfdistkit.report.events import EventLog
 from tfdistkit.report.failures import Failure, first_cause_first, signal_name
 from tfdistkit.supervise.coordinated import SUSPENDED_S
@@ -192,6 +193,10 @@ class Attempt:
         if not ends_well:
             self._stop(decision, [str(name) for name in stopped])
         self.leave_nothing()
+        folders = tuple(worker.spec.folder for worker in self._workers)
+        worked_alone = ends_well and all_worked_alone(folders)
+        if worked_alone:
+            self._events.add("worked_alone")
         return JobResult(
             outcome=decision.outcome,
             exit_code=_exit_code(decision, failures),
@@ -201,7 +206,8 @@ class Attempt:
             elapsed_s=elapsed_s,
             attempt=self._history.attempt,
             incidents=tuple(self._history.incidents),
-            folders=tuple(worker.spec.folder for worker in self._workers),
+            folders=folders,
+            worked_alone=worked_alone,
         )
 
     def _causes(self, who: Sequence[int]) -> tuple[Failure, ...]:

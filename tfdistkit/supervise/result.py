@@ -25,6 +25,7 @@ class JobResult:
         attempt: How often the whole job had been started again.
         incidents: Failures that it went on after, a sentence each.
         folders: The folders of its processes in the last attempt, in their order.
+        worked_alone: Whether it ended well, but no process asked for a strategy.
     """
 
     outcome: Outcome
@@ -36,6 +37,7 @@ class JobResult:
     attempt: int = 0
     incidents: tuple[str, ...] = ()
     folders: tuple[Path, ...] = ()
+    worked_alone: bool = False
 
 
 @dataclass

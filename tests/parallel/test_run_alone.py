@@ -1,0 +1,55 @@
+"""A job in which no process asked for a strategy trains a model in each: `tfdistkit run` says so, and ends with 0."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from job_process import run_job, write_script
+
+from tfdistkit.report import read_events
+
+# In the place of the packages, which take seconds to load: that they are loaded is all that counts.
+STUBS = {
+    "tensorflow": "",
+    "horovod": "",
+    "keras": "class Model:\n    def __init__(self, optimizer): self.optimizer = optimizer",
+}
+TRAINED = "import types; model = keras.Model(types.SimpleNamespace(built=True))"
+
+SCRIPTS = {
+    "no strategy": ("import tensorflow", True),
+    "an exit of its own": ("import sys, tensorflow; sys.exit()", True),
+    "rank 0 saves": (f"import keras, tfdistkit; tfdistkit.is_chief(); {TRAINED}", True),
+    "data, prepared in parts": ("import tensorflow, keras, tfdistkit; tfdistkit.rank(), tfdistkit.world_size()", False),
+    "Horovod by itself": ("import tensorflow, horovod", False),
+    "no framework": ("print(1)", False),
+    "allowed in the script": ("import os, tensorflow; os.environ['TFDISTKIT_OWN_MODELS'] = '1'", False),
+    "all alone": ("import os, tensorflow; os.environ['TFDISTKIT_CLUSTER'] = 'single'", False),
+    "one rank asked": (
+        "import tensorflow, tfdistkit\nfrom tfdistkit.cluster import asked\n"
+        "if tfdistkit.rank() == 1: asked.note('strategy')", False,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SCRIPTS)
+def test_a_job_without_a_strategy_is_told(case: str, tmp_path: Path) -> None:
+    for name, code in STUBS.items():
+        (tmp_path / f"{name}.py").write_text(code)
+    script, is_told = SCRIPTS[case]
+    # The mark of an earlier run says nothing of this one.
+    for rank in (0, 1):
+        (tmp_path / "logs" / f"rank.{rank}").mkdir(parents=True)
+        (tmp_path / "logs" / f"rank.{rank}" / "alone").touch()
+    ended = run_job("-np", "2", "--log-dir", "logs", write_script(tmp_path, script), cwd=tmp_path)
+    assert ended.code == 0
+    assert ("no process of this job asked for a strategy" in ended.stderr) == is_told, ended.stderr
+    assert ("TFDISTKIT_OWN_MODELS=1" in ended.stderr) == is_told
+    assert ("worked_alone" in [event["event"] for event in read_events(tmp_path / "logs")]) == is_told
+
+
+def test_one_process_is_told_nothing(tmp_path: Path) -> None:
+    (tmp_path / "tensorflow.py").write_text("")
+    ended = run_job("-np", "1", write_script(tmp_path, "import tensorflow"), cwd=tmp_path)
+    assert (ended.code, ended.stderr) == (0, "")
