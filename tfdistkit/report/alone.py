@@ -52,8 +52,8 @@ def describe_alone(count: int) -> str:
         count: How many processes there were.
     """
     return (
-        f"warning: no process of this job asked for a strategy: the {count} processes worked apart from each other, and "
-        f"what they trained are {count} models.\n"
+        f"warning: no process of this job asked for a strategy: the {count} processes worked apart from each other, "
+        f"and what they trained are {count} models.\n"
         "Write `strategy = tfdistkit.strategy()` at the top of the script, and make and compile the model in "
         f"`with strategy.scope():`. If each process shall work alone, set {env.OWN_MODELS}=1."
     )
