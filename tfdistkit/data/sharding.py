@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdistkit.collectives import registry
 from tfdistkit.data.batch_rows import rows_of_batches
 from tfdistkit.data.dealing import deal
 from tfdistkit.data.marks import ONE_ORDER, PADDED, ROWS_OF_BATCHES, SHARDED, has_mark, marked, seed_mark
@@ -37,9 +38,9 @@ def shard(
     Shard first, then shuffle and batch: `shard(dataset).shuffle(1000).batch(64)`. Then each worker prepares
     its own part only, and if the workers divide the batch size evenly, every step sees the rows that one
     process would see in it (but for shuffling). Sharded after `batch`, an element is a batch: a step then
-    sees pieces of different batches, and an epoch still sees each row once. A dataset that was shuffled
-    before needs the same seed on every worker: otherwise they take their parts of different orders, and
-    rows are lost. `from_arrays` and `from_files` shuffle in one order for all.
+    sees pieces of different batches, and an epoch still sees each row once. The ranks of a strategy compare
+    their datasets here (`check_data`): seeds that differ become those of rank 0, other differences are errors.
+    So all of them have to make the call, unless `num_shards` and `index` are given.
 
     The result is marked (`AutoShardPolicy.OFF`), so `fit` and `strategy.experimental_distribute_dataset` do
     not split it again. Without this call nothing is lost either: `fit` splits every global batch among the
@@ -73,6 +74,7 @@ def shard(
     Raises:
         OptionError: (a ValueError) if `dataset` is no `tf.data.Dataset` or was sharded before, an option is wrong, or
             the dataset cannot be divided as it shall.
+        UnsupportedError: (a RuntimeError) on all ranks, if they bring different data, or data without an order.
         tf.errors.InvalidArgumentError: when it is read, if there are fewer files than workers; the same or a
             FailedPreconditionError for `even_steps="error"` where the elements were not counted before.
 
@@ -90,6 +92,8 @@ def shard(
             explain('`seed` and `buffer_size` are for `policy="seed"` alone.', received=f"policy={policy!r}")
         )
     parts, own = find_place(num_shards, index)
+    if num_shards is None and policy not in ("seed", "off"):
+        dataset = _agreed(dataset, parts)
     padded = [PADDED] if even_steps == "pad" and parts > 1 else []
     if policy == "batch":
         marks = [ROWS_OF_BATCHES] if parts > 1 else []
@@ -104,6 +108,16 @@ def shard(
     if policy == "off":
         return marked(dataset)
     return marked(deal(dataset, parts, own, even_steps), ONE_ORDER, *padded)
+
+
+def _agreed(dataset: tf.data.Dataset, parts: int) -> tf.data.Dataset:
+    """Lets the ranks compare what they are about to divide; without a strategy there is no way to the others."""
+    last = registry.last_made()
+    agree: Any = getattr(last.strategy, "agreed_data", None) if last is not None else None
+    if agree is None or last is None or registry.process_count(last.strategy) != parts:
+        return dataset
+    agreed: tf.data.Dataset = agree(dataset, "tfdistkit.data.shard")
+    return agreed
 
 
 def require_buffer(buffer_size: Any) -> int:

@@ -8,6 +8,7 @@ saves two of the collectives of a step.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -21,10 +22,12 @@ class BatchPart(NamedTuple):
     Args:
         data: The part, in the structure of the batch.
         total_rows: Rows of the global batch, a scalar float32 tensor.
+        sample: What was asked for of the whole batch; see `split`.
     """
 
     data: Any
     total_rows: Any
+    sample: Any = ()
 
 
 # What DeepCopy copies, and NumPy arrays hold. Strings are never written in place.
@@ -45,13 +48,16 @@ def can_split(dataset: Any) -> bool:
     return any(shape is not None and shape.rank != 0 for shape in shapes)
 
 
-def split(dataset: tf.data.Dataset, replicas: int, replica_id: int) -> tf.data.Dataset:
+def split(
+    dataset: tf.data.Dataset, replicas: int, replica_id: int, sample: Callable[[Any], Any] | None = None
+) -> tf.data.Dataset:
     """Keeps one replica's part of every batch: consecutive rows, in the order of the replicas.
 
     Args:
         dataset: A dataset of global batches, the same on every replica.
         replicas: How many parts there are.
         replica_id: Which of them to keep, from 0.
+        sample: Called with each whole batch; what it returns is the `sample` of the part.
 
     Returns:
         A dataset of as many `BatchPart`s; the last parts of a batch with fewer rows than replicas are empty.
@@ -66,7 +72,8 @@ def split(dataset: tf.data.Dataset, replicas: int, replica_id: int) -> tf.data.D
         least = tf.minimum if static_rows is None else min
         first = least(total, replica_id * most)
         end = least(total, first + most)
-        return BatchPart(tf.nest.map_structure(lambda value: _rows(value, first, end), batch), rows)
+        taken = () if sample is None else sample(batch)
+        return BatchPart(tf.nest.map_structure(lambda value: _rows(value, first, end), batch), rows, taken)
 
     return dataset.map(part).prefetch(1)
 

@@ -41,6 +41,7 @@ class RandomSource:
         is_seeded: Whether it gives the same in every process that has the same seeds.
         decides_order: Whether it decides which elements come, and in what order; else it makes values.
         where: Where it stands: in which function, and in which line of the user's as far as that is known.
+        is_parallel: Whether it draws for several elements at the same time, so that nobody knows which gets what.
     """
 
     kind: str
@@ -48,6 +49,7 @@ class RandomSource:
     is_seeded: bool
     decides_order: bool
     where: str
+    is_parallel: bool = False
 
     def __str__(self) -> str:
         return f"{self.kind}{self.where}"
@@ -79,6 +81,7 @@ class DatasetGraph:
         settings: The numbers by which elements are chosen and grouped: `(what, argument, value)`.
         arrays: The tensors that the elements come from.
         runs_python: Whether Python code of the user's makes elements (a generator, a `py_function`).
+        has_generator: Whether elements come from a Python generator.
     """
 
     random: list[RandomSource] = field(default_factory=list)
@@ -86,6 +89,7 @@ class DatasetGraph:
     settings: list[tuple[str, str, int]] = field(default_factory=list)
     arrays: list[tf.Tensor] = field(default_factory=list)
     runs_python: bool = False
+    has_generator: bool = False
 
 
 def random_sources(dataset: tf.data.Dataset) -> list[RandomSource]:
@@ -150,7 +154,7 @@ class _Reader:
         name = keras_seams.kind_of_dataset(dataset)
         self._read_object(dataset, name, where)
         for wrapper in keras_seams.functions_of_dataset(dataset):
-            inside = f" in the function of `{_method(name)}`{keras_seams.line_of(wrapper)}{where}"
+            inside = f" in the function of {_called(name)}{keras_seams.line_of(wrapper)}{where}"
             chosen = chooses or name.removeprefix("Parallel").startswith(_CHOOSING)
             self._read_function(keras_seams.graph_of(wrapper), wrapper, inside, chosen)
 
@@ -187,18 +191,18 @@ class _Reader:
         self, operation: Any, captures: dict[str, Any], where: str, chooses: bool, has_state: bool
     ) -> None:
         kind, line = operation.type, ""
-        if kind in _PYTHON:
-            self.graph.runs_python = True
+        self.graph.runs_python |= kind in _PYTHON
+        self.graph.has_generator |= kind == "GeneratorDataset"
         of_dataset = kind.startswith(_ORDERS)
         seeds = _seeds_of_dataset(operation, captures) if of_dataset else _seeds_of_value(operation, has_state)
         if seeds is not None:
             line = keras_seams.user_line(operation)
             name = f"`{_method(kind.partition('Dataset')[0])}`" if of_dataset else f"`{kind}`"
             is_seeded = seeds != (0, 0) and not (has_state and not of_dataset and None in seeds)
-            self._add(RandomSource(name, seeds, is_seeded, of_dataset or chooses, f"{line}{where}"))
+            is_parallel = "of a parallel `" in where and not of_dataset
+            self._add(RandomSource(name, seeds, is_seeded, of_dataset or chooses, f"{line}{where}", is_parallel))
         self._read_attributes(operation, f"{line}{where}")
-        within = _method(kind.partition("Dataset")[0])
-        inside = f" in the function of `{within}`{where}" if "Dataset" in kind else where
+        inside = f" in the function of {_called(kind.partition('Dataset')[0])}{where}" if "Dataset" in kind else where
         for function in keras_seams.functions_of_operation(operation):
             chosen = chooses or kind.removeprefix("Parallel").startswith(_CHOOSING)
             self._read_function(function, None, inside, chosen)
@@ -246,3 +250,7 @@ def _method(name: str) -> str:
     name = name.removeprefix("Parallel").removesuffix("V2").removesuffix("V3")
     words = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name)
     return words.strip("_")
+
+
+def _called(name: str) -> str:
+    return f"{'a parallel ' if name.startswith('Parallel') else ''}`{_method(name)}`"

@@ -38,7 +38,9 @@ def arguments_of_fit(original: Any, model: Any, args: tuple, kwargs: dict) -> It
 def epoch_steps(original: Any, iterator: Any) -> Any:
     """Begins an epoch in the middle, where a callback that resumes a training asked for it."""
     followed = getattr(iterator, "tfdistkit_data", None)
-    return original(iterator) if followed is None else followed.steps(original, iterator)
+    steps = original(iterator) if followed is None else followed.steps(original, iterator)
+    comparison = getattr(iterator, "tfdistkit_comparison", None)
+    return steps if comparison is None else comparison.steps(iterator, steps)
 
 
 def epoch_data(original: Any, iterator: Any) -> Any:

@@ -26,7 +26,7 @@ from tfdistkit.strategies.horovod_switches import (
     set_switches,
 )
 from tfdistkit.strategies.replica import KerasStrategyMixin, ReplicaMixin
-from tfdistkit.strategies.shuffling import AgreedShuffling
+from tfdistkit.strategies.shuffling import AgreedShuffling, require_check_data
 from tfdistkit.strategies.versions import facts
 
 # Those that Horovod was initialised with, by their ranks.
@@ -130,6 +130,7 @@ def build(
     timeline: str | None = None,
     autotune: bool | None = None,
     timeout_s: float | None = None,
+    check_data: bool = True,
 ) -> HorovodStrategy:
     """Makes the strategy `horovod`.
 
@@ -147,6 +148,7 @@ def build(
         timeline: A file for Horovod's timeline (HOROVOD_TIMELINE).
         autotune: Whether Horovod tunes itself (HOROVOD_AUTOTUNE).
         timeout_s: Seconds after which a silent rank is given up, under Gloo (HOROVOD_GLOO_TIMEOUT_SECONDS).
+        check_data: Whether `fit`, `evaluate`, `predict` and `tfdistkit.data.shard` compare the data of the ranks.
 
     Returns:
         A `tf.distribute.MultiWorkerMirroredStrategy` with one replica for each rank.
@@ -162,6 +164,7 @@ def build(
     require_one_of("op", op, OPS)
     require_one_of("compression", compression, COMPRESSIONS)
     require_flag("sparse_as_dense", sparse_as_dense)
+    require_check_data(check_data)
     _require_a_combination(op, compression)
     lists = None if process_set is None else require_ranks(process_set, cluster.world_size)
     set_switches(
@@ -182,6 +185,7 @@ def build(
         _require_adasum(chosen)
     take_gpu_of_local_rank(cluster)
     strategy = HorovodStrategy(op, compression, sparse_as_dense, chosen)
+    strategy.check_data = check_data
     if keras_seams.global_seed() is None:
         # Shuffling without a seed of the user's own has to be the same on all ranks.
         tf.random.set_seed(int(transport.broadcast(tf.constant(int(facts()["seed"]), tf.int64))))

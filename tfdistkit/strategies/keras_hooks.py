@@ -32,6 +32,8 @@ from tfdistkit.strategies import (
 from tfdistkit.strategies import step as steps
 from tfdistkit.strategies.agreement import agree
 from tfdistkit.strategies.batch_parts import BatchPart
+from tfdistkit.strategies.data_comparison import is_compared
+from tfdistkit.strategies.epoch_comparison import EpochComparison
 from tfdistkit.strategies.step_clock import clock_of
 
 
@@ -119,10 +121,15 @@ def _make_epoch_iterator(
     agreed: Any = contextlib.nullcontext()
     if kwargs.get("shuffle") and hasattr(distribute_strategy, "agreed_shuffling"):
         agreed = distribute_strategy.agreed_shuffling()
-    given = _ForKeras(distribute_strategy) if keras_seams.is_ours(distribute_strategy) else distribute_strategy
+    is_ours = keras_seams.is_ours(distribute_strategy)
+    compares = is_ours and is_compared(distribute_strategy)
+    comparison = iterator.tfdistkit_comparison = EpochComparison(distribute_strategy, kwargs) if compares else None
+    given = _ForKeras(distribute_strategy, comparison) if is_ours else distribute_strategy
     followed = iterator.tfdistkit_data = data_position.take_next()
     with agreed, contextlib.nullcontext() if followed is None else followed.made(iterator):
         original(iterator, given, *args, **kwargs)
+        if comparison is not None:
+            comparison.finish(iterator)
     distributed = keras_seams.dataset_of(iterator)
     if getattr(distributed, "tfdistkit_ends_every_epoch", False):
         keras_seams.let_data_end_every_epoch(iterator)
@@ -142,11 +149,13 @@ def _epoch_end(original: Any, iterator: Any) -> None:
 class _ForKeras:
     """A strategy as an epoch iterator sees it: something that distributes a dataset."""
 
-    def __init__(self, strategy: Any):
-        self._strategy = strategy
+    def __init__(self, strategy: Any, comparison: EpochComparison | None):
+        self._strategy, self._comparison = strategy, comparison
 
     def experimental_distribute_dataset(self, dataset: Any) -> Any:
-        return self._strategy.distribute_batches(dataset)
+        if self._comparison is None:
+            return self._strategy.distribute_batches(dataset)
+        return self._comparison.distributed(dataset)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._strategy, name)

@@ -482,6 +482,13 @@ def go_on_with(epoch_iterator: Any, iterator: Any, steps_seen: int) -> None:
     epoch_iterator._steps_seen = steps_seen
 
 
+def replace_data(epoch_iterator: Any, dataset: Any, iterator: Any) -> None:
+    """Lets an epoch iterator read another dataset, and go on with an iterator over it where it has one."""
+    epoch_iterator._distributed_dataset = dataset
+    if epoch_iterator._current_iterator is not None:
+        epoch_iterator._current_iterator = iterator
+
+
 def py_dataset_of(epoch_iterator: Any) -> PyDataset | None:
     """Returns the PyDataset that an epoch iterator reads, if it does."""
     return getattr(epoch_iterator.data_adapter, "py_dataset", None)
@@ -638,6 +645,17 @@ def graph_behind(dataset: tf.data.Dataset) -> tf.Graph | None:
     with graph.as_default():
         tf.import_graph_def(tf.compat.v1.GraphDef.FromString(serialized), name="")
     return graph
+
+
+def keep_alive(dataset: tf.data.Dataset, other: Any) -> None:
+    """Lets something live as long as the input pipeline of a dataset."""
+    dataset._tfdistkit_needs = (other,)
+
+
+def serialized_dataset(dataset: tf.data.Dataset) -> bytes:
+    """Returns the graph of a dataset, with copies of its arrays."""
+    policy = tf.data.experimental.ExternalStatePolicy.IGNORE
+    return bytes(dataset._as_serialized_graph(external_state_policy=policy).numpy())
 
 
 def graph_of(wrapper: Any) -> Any:

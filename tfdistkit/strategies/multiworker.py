@@ -14,7 +14,7 @@ from tfdistkit.errors import ClusterConfigError, OptionError, RendezvousError, e
 from tfdistkit.strategies import collective_deadline, collective_keys, keras_hooks, keras_seams
 from tfdistkit.strategies.devices import require_not_started, take_gpu_of_local_rank
 from tfdistkit.strategies.replica import KerasStrategyMixin, ReplicaMixin
-from tfdistkit.strategies.shuffling import AgreedShuffling
+from tfdistkit.strategies.shuffling import AgreedShuffling, require_check_data
 from tfdistkit.strategies.versions import facts
 
 _COMMUNICATION = ("auto", "ring", "nccl")
@@ -65,7 +65,9 @@ class MultiWorkerStrategy(KerasStrategyMixin, AgreedShuffling, tf.distribute.Mul
         tf.distribute.Strategy.__init__(self, extended)
 
 
-def build(cluster: ClusterSpec, *, communication: str = "auto", timeout_s: float = _TIMEOUT_S) -> MultiWorkerStrategy:
+def build(
+    cluster: ClusterSpec, *, communication: str = "auto", timeout_s: float = _TIMEOUT_S, check_data: bool = True
+) -> MultiWorkerStrategy:
     """Makes the strategy `multiworker`. With a single worker it waits for nobody.
 
     The workers meet before TensorFlow starts: who does not come, runs other versions or was told of
@@ -76,6 +78,7 @@ def build(cluster: ClusterSpec, *, communication: str = "auto", timeout_s: float
         communication: `"auto"`, `"ring"` (CPUs and GPUs, over gRPC) or `"nccl"` (GPUs).
         timeout_s: Seconds that a worker waits for the others: at the start, and in every collective. A
             worker that does longer work alone (an evaluation on the chief, say) needs a larger one.
+        check_data: Whether `fit`, `evaluate`, `predict` and `tfdistkit.data.shard` compare the data of the workers.
 
     Returns:
         A `tf.distribute.MultiWorkerMirroredStrategy` with one replica for each worker process; for each
@@ -89,6 +92,7 @@ def build(cluster: ClusterSpec, *, communication: str = "auto", timeout_s: float
         UnsupportedError: if there are fewer GPUs than workers on this host.
     """
     options = _communication_options(communication, timeout_s)
+    require_check_data(check_data)
     if not cluster.is_training or cluster.world_size == 1:
         keras_hooks.install()
         alone = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({}))
@@ -101,6 +105,7 @@ def build(cluster: ClusterSpec, *, communication: str = "auto", timeout_s: float
     meeting = meet(cluster, facts(), timeout_s)
     take_gpu_of_local_rank(cluster)
     strategy = _start(cluster, options, timeout_s)
+    strategy.check_data = check_data
     collective_deadline.start(options.timeout_seconds)
     if keras_seams.global_seed() is None:
         # Shuffling without a seed of the user's own has to be the same on all ranks.

@@ -243,7 +243,7 @@ class KerasStrategyMixin:
                 )
             )
 
-    def distribute_batches(self, dataset: Any) -> Any:
+    def distribute_batches(self, dataset: Any, sample: Callable[[Any], Any] | None = None) -> Any:
         """As `experimental_distribute_dataset`, for loops that hand each element to `strategy.run` as it is.
 
         TensorFlow's own iterator asks the other workers before every step whether they still have data, and
@@ -252,6 +252,7 @@ class KerasStrategyMixin:
 
         Args:
             dataset: A `tf.data.Dataset` of global batches, the same on all workers.
+            sample: Called with each global batch; what it returns travels with the elements.
 
         Returns:
             Where each process has one replica, a `tf.data.Dataset` whose elements only `strategy.run` takes
@@ -269,7 +270,7 @@ class KerasStrategyMixin:
         """
         replicas = self.num_replicas_in_sync
         if replicas > 1 and len(self.extended.worker_devices) == 1 and batch_parts.can_split(dataset):
-            return batch_parts.split(dataset, replicas, keras_seams.first_replica_id(self))
+            return batch_parts.split(dataset, replicas, keras_seams.first_replica_id(self), sample)
         return self.experimental_distribute_dataset(dataset)
 
     def _steps_of_own_data(self, dataset: Any) -> tf.data.Dataset | None:

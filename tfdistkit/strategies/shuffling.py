@@ -8,11 +8,30 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
+from tfdistkit.errors import OptionError, explain
 from tfdistkit.strategies import keras_seams
+from tfdistkit.strategies.data_comparison import agree_on_data, is_compared
 
 
 class AgreedShuffling:
     """Goes in front of a strategy of several processes."""
+
+    # Whether the ranks compare their data (`data_comparison`).
+    check_data = True
+
+    def agreed_data(self, dataset: tf.data.Dataset, call: str) -> tf.data.Dataset:
+        """Returns a dataset that all ranks read in one order; all ranks call it.
+
+        Args:
+            dataset: The whole data, the same on all ranks.
+            call: What the user called, for the error.
+
+        Raises:
+            UnsupportedError: on all ranks, if they bring different data.
+        """
+        if not is_compared(self):
+            return dataset
+        return agree_on_data(self, dataset, call, False, {})[0]
 
     @contextlib.contextmanager
     def agreed_shuffling(self) -> Iterator[None]:
@@ -35,3 +54,15 @@ class AgreedShuffling:
             yield
         finally:
             tf.random.set_seed(seed)
+
+
+def require_check_data(check_data: object) -> None:
+    """Checks the option `check_data`.
+
+    Raises:
+        OptionError: if it is not True or False.
+    """
+    if not isinstance(check_data, bool):
+        raise OptionError(
+            explain("`check_data` must be True or False.", received=f"check_data={check_data!r}", expected="a bool")
+        )

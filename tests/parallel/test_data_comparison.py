@@ -1,0 +1,242 @@
+"""Ranks that bring different data are told so before a step is run, or brought to the same order."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from rank_jobs import ENGINES
+
+pytestmark = pytest.mark.tensorflow
+
+EACH_ENGINE = pytest.mark.parametrize("engine", [one for one in ENGINES if "mpi" not in str(one)])
+
+COMMON = """
+import json
+import keras, numpy as np
+import tensorflow as tf
+import tfdistkit
+from tfdistkit import data
+
+D = tf.data.Dataset
+ROWS = 97
+x = np.arange(ROWS, dtype="float32")[:, None] / ROWS
+numbers = np.arange(ROWS)
+
+
+class SeenRows(keras.metrics.Metric):
+    '''How often each row was seen, by all ranks.'''
+
+    def __init__(self):
+        super().__init__(name="seen")
+        self.times = self.add_variable((ROWS,), initializer="zeros", name="times")
+
+    def update_state(self, y, predictions, sample_weight=None):
+        y = keras.ops.cast(keras.ops.reshape(y, (-1,)), "int32")
+        self.times.assign_add(keras.ops.sum(keras.ops.one_hot(y, ROWS), axis=0))
+
+    def result(self):
+        return keras.ops.sum(self.times)
+
+
+with strategy.scope():
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", lambda y, p: keras.ops.mean(p, -1) * 0.0, metrics=[SeenRows()])
+
+
+def lost(given, **options):
+    '''Trains; how many rows were not seen once an epoch, or what was raised.'''
+    try:
+        model.fit(given, epochs=options.pop("epochs", 1), verbose=0, **options)
+    except tfdistkit.errors.UnsupportedError as error:
+        return str(error)
+    seen = model.metrics[-1].metrics[0].times.value.numpy()
+    return int((seen != 1).sum())
+
+
+def arrays():
+    return D.from_tensor_slices((x, numbers))
+
+
+found = {}
+"""
+
+MADE_EQUAL = (
+    COMMON
+    + """
+keras.utils.set_random_seed(100 + rank)
+found["seeds by rank"] = lost(arrays().shuffle(ROWS).batch(16), epochs=2)
+found["inside interleave"] = lost(
+    D.range(4).interleave(lambda i: arrays().shard(4, i).shuffle(30), num_parallel_calls=2).batch(16))
+found["sample_from_datasets"] = lost(D.sample_from_datasets([arrays().take(40), arrays().skip(40)]).batch(16))
+found["arrays"] = [lost(x, y=numbers, batch_size=16)]
+signature = (tf.TensorSpec([1]), tf.TensorSpec([], tf.int64))
+found["a generator"] = lost(
+    D.from_generator(lambda: zip(x, numbers), output_signature=signature).shuffle(ROWS).batch(16))
+table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(numbers, numbers), -1)
+found["a table"] = lost(arrays().map(lambda a, b: (a, table.lookup(b))).shuffle(9).batch(16))
+found["unlike options"] = lost(arrays().shuffle(ROWS, seed=rank).batch(16).prefetch(1 + rank))
+keras.utils.set_random_seed(7)
+if rank == 0:
+    tf.random.uniform([])
+found["a number on the chief"] = lost(arrays().shuffle(ROWS).map(lambda a, b: (a, b)).batch(16))
+keras.utils.set_random_seed(7)
+looked_at = arrays().shuffle(ROWS).batch(16)
+if rank == 0:
+    next(iter(looked_at))
+found["a look on the chief"] = lost(looked_at, epochs=3)
+again = arrays().shuffle(ROWS).batch(16).repeat()
+if rank == 0:
+    next(iter(again))
+found["a look, repeated"] = lost(again, steps_per_epoch=7, epochs=2) >= 0
+parts = data.shard(arrays().shuffle(ROWS, seed=rank)).batch(16)
+found["shard"] = lost(parts)
+found["augmented"] = lost(arrays().shuffle(ROWS).map(
+    lambda a, b: (a + tf.random.uniform([]), b), num_parallel_calls=4).batch(16))
+keras.utils.set_random_seed(5 + rank)
+noise = keras.layers.GaussianNoise(0.1)
+found["a layer that augments"] = lost(arrays().batch(16).map(lambda a, b: (noise(a, training=True), b)))
+print(json.dumps(found))
+"""
+)
+
+
+@EACH_ENGINE
+@pytest.mark.part(MADE_EQUAL)
+def test_seeds_are_made_equal(printed: list[str]) -> None:
+    one, two = (json.loads(text.splitlines()[-1]) for text in printed)
+    assert one == two
+    assert one.pop("a look, repeated") is True
+    assert one.pop("arrays") == [0]
+    assert one == dict.fromkeys(one, 0)
+
+
+TOLD = (
+    COMMON
+    + """
+import random
+found["by rank"] = lost(x[rank::2], y=numbers[rank::2], batch_size=16)
+found["by rank, equal halves"] = lost(D.from_tensor_slices((x[:96][rank::2], numbers[:96][rank::2])).batch(16))
+found["shard"] = lost(arrays().shard(2, rank).batch(16))
+found["skip"] = lost(arrays().take(96).skip(rank * 48).take(48).batch(16))
+options = tf.data.Options()
+options.deterministic = False
+found["options"] = lost(arrays().with_options(options).batch(16))
+found["map"] = lost(arrays().map(lambda a, b: (a, b), num_parallel_calls=2, deterministic=False).batch(16))
+found["interleave"] = lost(D.range(3).interleave(
+    lambda i: arrays().shard(3, i), num_parallel_calls=2, deterministic=False).batch(16))
+
+
+def rows():
+    order = np.random.default_rng(rank).permutation(ROWS)
+    yield from ((x[i], numbers[i]) for i in order)
+
+
+def batches():
+    order = np.random.default_rng(rank).permutation(ROWS)
+    for part in np.array_split(order, 6):
+        yield x[part], numbers[part]
+
+
+signature = (tf.TensorSpec([1], tf.float32), tf.TensorSpec([], tf.int64))
+found["generator"] = lost(D.from_generator(rows, output_signature=signature).batch(16))
+found["Python generator"] = lost(batches(), steps_per_epoch=6)
+found["a shuffled generator"] = lost(D.from_generator(rows, output_signature=signature).shuffle(9, seed=rank).batch(16))
+
+
+from tfdistkit.strategies import dataset_seeds
+largest, dataset_seeds._LARGEST_BYTES = dataset_seeds._LARGEST_BYTES, 10
+found["too large"] = lost(arrays().shuffle(9, seed=rank).batch(16))
+dataset_seeds._LARGEST_BYTES = largest
+
+
+class Own(keras.utils.PyDataset):
+    def __init__(self, at_end):
+        super().__init__(workers=2)
+        self.order, self.at_end = np.arange(ROWS), at_end
+
+    def __len__(self):
+        return 7
+
+    def __getitem__(self, i):
+        part = self.order[i * 16 : (i + 1) * 16]
+        return x[part], numbers[part]
+
+    def on_epoch_end(self):
+        if self.at_end:
+            np.random.default_rng(rank).shuffle(self.order)
+
+
+found["the second epoch"] = lost(Own(True), epochs=2)
+found["batch size"] = lost(arrays().batch(16 + rank))
+found["spec"] = lost(D.from_tensor_slices((x, numbers.astype("int32" if rank else "int64"))).batch(16))
+found["steps"] = lost(arrays().repeat().batch(16), steps_per_epoch=3 + rank)
+found["own part on one"] = lost(data.shard(arrays(), num_shards=2, index=0).batch(16) if rank else arrays().batch(16))
+found["class weights"] = lost(x, y=numbers, class_weight={i: 1.0 + rank for i in range(ROWS)})
+words = np.array([f"word {i}" for i in range(ROWS)])
+try:
+    model.evaluate(D.from_tensor_slices((x, numbers)).batch(16 if rank else 32), verbose=0)
+except tfdistkit.errors.UnsupportedError as error:
+    found["evaluate"] = str(error)
+try:
+    model.fit(x, numbers, validation_data=(x[rank::2][:40], numbers[rank::2][:40]), verbose=0)
+except tfdistkit.errors.UnsupportedError as error:
+    found["validation"] = str(error)
+try:
+    model.predict(x[rank:], verbose=0)
+except tfdistkit.errors.UnsupportedError as error:
+    found["predict"] = str(error)
+try:
+    model.predict(x, verbose=0) if rank else model.evaluate(x, numbers, verbose=0)
+except tfdistkit.errors.UnsupportedError as error:
+    found["other calls"] = str(error)
+try:
+    data.shard(arrays().skip(rank))
+except tfdistkit.errors.UnsupportedError as error:
+    found["data.shard"] = str(error)
+strategy.check_data = False
+found["turned off"] = lost(arrays().take(96).shard(2, rank).batch(16)) > 40
+strategy.check_data = True
+found["as before"] = lost(arrays().batch(16))
+print(json.dumps(found))
+"""
+)
+
+# What the message names besides the ranks.
+EXPECTED = {
+    "by rank": "they differ in the arrays",
+    "by rank, equal halves": "the arrays",
+    "shard": "Received: shard(index=0) on rank 0, shard(index=1) on rank 1",
+    "skip": "Received: skip(count=0) on rank 0, skip(count=48) on rank 1",
+    "options": "`options.deterministic = False`",
+    "map": "`deterministic=False` of `map`",
+    "interleave": "`deterministic=False` of `interleave`",
+    "generator": "the first batch of an epoch is another one on rank 1 than on rank 0",
+    "Python generator": "the first batch of an epoch is another one on rank 1",
+    "a shuffled generator": "the first batch of an epoch is another one on rank 1",
+    "too large": "cannot be made again",
+    "the second epoch": "the first batch of an epoch is another one on rank 1",
+    "batch size": "batch(batch_size=16) on rank 0, batch(batch_size=17) on rank 1",
+    "spec": "shapes or dtypes of the elements",
+    "steps": "the number of steps",
+    "own part on one": "whether the data was divided by rank already",
+    "class weights": "`class_weight`",
+    "evaluate": "The ranks do not bring the same data to `evaluate`",
+    "validation": "The ranks do not bring the same data to `validation_data`",
+    "predict": "The ranks do not bring the same data to `predict`",
+    "other calls": "`evaluate` on rank 0, `predict` on rank 1",
+    "data.shard": "The ranks do not bring the same data to `tfdistkit.data.shard`",
+}
+
+
+@EACH_ENGINE
+@pytest.mark.part(TOLD)
+def test_differences_are_told_on_all_ranks(printed: list[str]) -> None:
+    one, two = (json.loads(text.splitlines()[-1]) for text in printed)
+    assert one.pop("turned off") is two.pop("turned off") is True
+    assert one.pop("as before") == two.pop("as before") == 0
+    for what, words in EXPECTED.items():
+        assert words in str(one[what]) and words in str(two[what]), (what, one[what])
+    assert re.search(r"Look at part\d*\.py:\d+: `found.*shard\(2, rank\)", one["shard"])
+    assert "check_data=False" in one["generator"]

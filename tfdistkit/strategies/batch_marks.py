@@ -1,0 +1,63 @@
+"""A mark of a batch, by which ranks see whether they read the same data.
+
+A few values of each tensor travel with a rank's part of every batch; they are taken before the batch is cut. Only those
+of the first batch of an epoch are looked at.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+# Values of each tensor of a batch that are looked at, and of each array.
+_OF_BATCH, _OF_ARRAY = 256, 4096
+# A mark is told by this many numbers for each tensor: its hash, and whether it tells rows apart.
+WIDTH = 2
+
+
+def samples(batch: Any) -> tuple[tf.Tensor, ...]:
+    """Returns values of each tensor of a batch, those of ragged and sparse ones included.
+
+    Args:
+        batch: The batch, in a graph.
+    """
+    flat = tf.nest.flatten(batch, expand_composites=True)
+    return tuple(_sampled(value, _OF_BATCH) for value in flat if tf.is_tensor(value))
+
+
+def mark_of_samples(taken: tuple[tf.Tensor, ...]) -> list[int]:
+    """Returns the mark of a batch: `WIDTH` numbers for each tensor.
+
+    Args:
+        taken: What `samples` returned.
+    """
+    return [number for value in taken for number in _mark(np.asarray(value))]
+
+
+def mark_of_array(array: tf.Tensor) -> int:
+    """Returns a hash of values of an array at even distances.
+
+    Args:
+        array: The array.
+    """
+    with tf.device("CPU:0"):
+        return _mark(np.asarray(_sampled(array, _OF_ARRAY)))[0]
+
+
+def _sampled(value: tf.Tensor, count: int) -> tf.Tensor:
+    if value.dtype in (tf.variant, tf.resource):
+        return tf.zeros([0])
+    flat = tf.reshape(value, [-1])
+    size = flat.shape[0] if flat.shape[0] is not None else tf.size(flat)
+    step = max(size // count, 1) if isinstance(size, int) else tf.maximum(size // count, 1)
+    return flat[::step]
+
+
+def _mark(sample: np.ndarray) -> tuple[int, int]:
+    digest = hashlib.blake2b(f"{sample.dtype.kind} {sample.shape}".encode(), digest_size=8)
+    digest.update(repr(sample.tolist()).encode() if sample.dtype.hasobject else np.ascontiguousarray(sample).tobytes())
+    tells = sample.size > 1 and bool((sample != sample[0]).any())
+    return int.from_bytes(digest.digest(), "little", signed=True) >> 1, int(tells)
