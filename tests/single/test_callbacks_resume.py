@@ -294,7 +294,7 @@ def test_other_data_or_models_than_those_of_the_backup_are_refused(tmp_path: pat
     assert "shuffles by the seeds" in refused(tmp_path, DATA["dealt"])
     assert "batch_size: 5, in the backup 4" in refused(tmp_path, lambda: {"x": dataset().shuffle(22).batch(5)})
     message = refused(tmp_path, DATA["shuffled"], own_step)
-    assert "set up in another way" in message and "model 0: 'OwnStep', in the backup 'Sequential'" in message
+    assert "set up in another way" in message and "model: '2 items', in the backup '3 items'" in message
     found = run(light, DATA["shuffled"], no_callbacks, tmp_path)
     assert found is not None and found["batches"][0] == (0, 2)
 

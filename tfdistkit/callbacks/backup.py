@@ -127,6 +127,7 @@ class BackupAndResume(keras.callbacks.Callback):
             run.data = FitData(
                 arguments.get("x"), first, resumed, self.same_order, run.begin_in_epoch, self.accept_changes
             )
+            run.data.require_unmoved(arguments.get("validation_data"))
             try:
                 with data_position.followed(run.data):
                     yield

@@ -12,15 +12,15 @@ import random
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfdistkit.data.marks import CHOSEN_SEED, GIVEN_SEED, ONE_ORDER, has_mark, marks_of
+from tfdistkit.data.marks import ONE_ORDER, has_mark
 from tfdistkit.errors import UnsupportedError, explain
-from tfdistkit.strategies import keras_seams
+from tfdistkit.strategies import data_order, keras_seams
 
 _LOCAL = threading.local()
 # Of a model in an epoch that was resumed: the logs of its last step before the restart.
@@ -44,6 +44,7 @@ class DataState:
             parts together are what one process would see.
         random_at_fit: What the global generators of Python and NumPy were when `fit` was called.
         random_at_epoch: And when the epoch began.
+        read: How many batches of each of those iterators were read, where that decides the order of the next.
     """
 
     epoch: int
@@ -57,6 +58,7 @@ class DataState:
     parts: int
     random_at_fit: Any
     random_at_epoch: Any
+    read: list[int] = field(default_factory=list)
 
 
 class FitData:
@@ -79,16 +81,18 @@ class FitData:
         accept_changes: bool = False,
     ):  # fmt: skip
         self.first_epoch = first_epoch if resumed is None else resumed.first_epoch
-        self._order = _order_of(x, same_order)
-        self._is_dealt = isinstance(x, tf.data.Dataset) and has_mark(x, ONE_ORDER) and not keras_seams.shuffle_seeds(x)
+        self._order = data_order.order_of(x, same_order)
+        self._is_dealt = isinstance(x, tf.data.Dataset) and has_mark(x, ONE_ORDER) and not data_order.shuffles(x)
         self._resumed, self._same_order, self._on_position = resumed, same_order, on_position
+        self._x, self._must_be_read = x, data_order.must_be_read_again(x)
+        self._read: list[int] = []
         self._accepts_changes, self.begins_anew = accept_changes, False
         self._iterator: Any = None
         self._seed = None if resumed is None else resumed.seed
         self._made = self._drawn = self._in_use = self._drawn_before = self._next = 0
         if resumed is not None:
             if same_order and self._order != resumed.order:
-                self._refuse(_other_order(self._order, resumed.order))
+                self._refuse(data_order.other_order(self._order, resumed.order))
             _set_random(resumed.random_at_fit)
         self._redeals = False
         self._random_at_fit = self._random_at_epoch = _get_random()
@@ -113,7 +117,17 @@ class FitData:
         return DataState(
             epoch, batch, self.first_epoch, iterator, drawn, num_batches,
             int(self._seed or 0), self._order, self._parts(), self._random_at_fit, random_at_epoch,
+            [*self._read, self._drawn][:iterator] if self._must_be_read else [],
         )  # fmt: skip
+
+    def require_unmoved(self, read: Any) -> None:
+        """Raises an error if reading other data moves the order of this on.
+
+        Args:
+            read: What is read beside it.
+        """
+        if self._same_order:
+            data_order.require_order_of_its_own(self._x, read)
 
     def begin_epoch_anew(self) -> None:
         """The data is not that of the backup, and nobody can tell which rows of the epoch were seen."""
@@ -154,6 +168,8 @@ class FitData:
         if self._redeals:
             with _global_seed(int(self._seed or 0) + self._made):
                 keras_seams.make_data_again(self._iterator)
+        if self._must_be_read and self._made:
+            self._read.append(self._drawn)
         self._made, self._drawn = self._made + 1, 0
 
     def steps(self, original: Any, iterator: Any) -> Iterator[Any]:
@@ -178,7 +194,7 @@ class FitData:
                     _draw(data, each)
                 continue
             if begin < done:
-                raise _other_executions(done, each)
+                raise data_order.other_executions(done, each)
             if is_waiting:
                 is_waiting = False
                 self._on_position()
@@ -192,7 +208,10 @@ class FitData:
         if self._redeals:
             self._made = resumed.iterator
         while self._made < resumed.iterator:
-            self._new_iterator()  # `shuffle` draws the seeds of an epoch when an iterator is made.
+            earlier = self._new_iterator()  # `shuffle` draws the seeds of an epoch when an iterator is made,
+            if self._must_be_read:  # and in the middle of it where a `repeat` comes after.
+                self._drawn = resumed.read[self._made - 1]
+                _draw(earlier, self._drawn)
         _set_random(resumed.random_at_epoch)
         if self._is_continued():
             current = self._new_iterator()
@@ -208,14 +227,14 @@ class FitData:
         if self.begins_anew:
             return
         if self._parts() != resumed.parts:
-            self._refuse(_other_parts(self._parts(), resumed.parts))
+            self._refuse(data_order.other_parts(self._parts(), resumed.parts))
         now, num_batches = keras_seams.num_batches_of(self._iterator), resumed.num_batches
         if self._is_dealt and (self._is_own_part() or num_batches is None):
             return  # On as many workers as it may be, of which one that is alone counts batches, and several do not.
         if now is None and num_batches is not None:
             keras_seams.set_num_batches(self._iterator, num_batches)  # Keras learns it in the first epoch.
         elif now != num_batches:
-            self._refuse(_other_batches(now, num_batches))
+            self._refuse(data_order.other_batches(now, num_batches))
 
     def _repeat_own_shuffling(self, resumed: DataState) -> None:
         """A PyDataset may shuffle itself after each epoch."""
@@ -253,11 +272,11 @@ def _global_seed(seed: int) -> Iterator[None]:
 @contextlib.contextmanager
 def followed(data: FitData) -> Iterator[None]:
     """Within it, the first epoch iterator that is made belongs to `data`."""
-    _LOCAL.next = data
+    _LOCAL.next = _LOCAL.running = data
     try:
         yield
     finally:
-        _LOCAL.next = None
+        _LOCAL.next = _LOCAL.running = None
 
 
 def take_next() -> FitData | None:
@@ -265,6 +284,13 @@ def take_next() -> FitData | None:
     data: FitData | None = getattr(_LOCAL, "next", None)
     _LOCAL.next = None
     return data
+
+
+def read_beside(epoch_iterator: Any) -> None:
+    """Called for each iterator over data that is not trained on: it must not move on the order of what is."""
+    running: FitData | None = getattr(_LOCAL, "running", None)
+    if running is not None:
+        running.require_unmoved(keras_seams.given_dataset_of(epoch_iterator))
 
 
 def keep_logs(model: Any, logs: dict[str, Any] | None) -> None:
@@ -297,76 +323,3 @@ def _set_random(states: Any) -> None:
 
 def _equal(a: Any, b: Any) -> bool:
     return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
-
-
-def _order_of(x: Any, same_order: bool) -> list[Any]:
-    """Returns the seeds by which a dataset shuffles.
-
-    Raises:
-        UnsupportedError: if `same_order`, and they are new in every run.
-    """
-    if not isinstance(x, tf.data.Dataset):
-        return []
-    seeds = keras_seams.shuffle_seeds(x)
-    why = None
-    if [0, 0] in seeds:
-        why = "`shuffle` without a seed"
-    elif keras_seams.global_seed() is None and any(mark.startswith(CHOSEN_SEED) for mark in marks_of(x)):
-        why = "`shuffle=True` without a seed"
-    elif x.options().deterministic is False:
-        why = "`options.deterministic = False`"
-    if why is None or not same_order:
-        of_data = [mark.rpartition(":")[2] for mark in marks_of(x) if mark.startswith((CHOSEN_SEED, GIVEN_SEED))]
-        return seeds + [[int(seed)] for seed in of_data]
-    raise UnsupportedError(
-        explain(
-            "After a restart the data would come in another order, so that elements of an epoch would be seen twice.",
-            received=f"a dataset with {why}",
-            expected="an order that a new process can repeat",
-            do="Call keras.utils.set_random_seed(7) before the dataset is made, or write `shuffle(..., seed=7)`; "
-            "BackupAndResume(..., same_order=False) accepts another order.",
-        )
-    )
-
-
-def _other_order(seeds: list[Any], expected: list[Any]) -> UnsupportedError:
-    return UnsupportedError(
-        explain(
-            "The data comes in another order than in the run of the backup, so that elements would be seen twice.",
-            received=f"a dataset that shuffles by the seeds {seeds}",
-            expected=f"the seeds {expected}",
-            do="Call keras.utils.set_random_seed with the same number in every run, before the dataset is made; "
-            "BackupAndResume(..., same_order=False) accepts another order.",
-        )
-    )
-
-
-def _other_parts(parts: int, expected: int) -> UnsupportedError:
-    return UnsupportedError(
-        explain(
-            "The data is divided in another way than in the run of the backup: every worker brings its own.",
-            received=f"{parts} parts",
-            expected=f"{expected} parts, as many workers as before",
-        )
-    )
-
-
-def _other_batches(now: int | None, expected: int | None) -> UnsupportedError:
-    return UnsupportedError(
-        explain(
-            "The data is not that of the backup: an epoch has another number of batches.",
-            received=f"{now} batches",
-            expected=f"{expected} batches, the same data with the same global batch size",
-            do="BackupAndResume(..., accept_changes=True) begins the epoch anew with other data.",
-        )
-    )
-
-
-def _other_executions(done: int, each: int) -> UnsupportedError:
-    return UnsupportedError(
-        explain(
-            "`steps_per_execution` does not lead to the step of the backup.",
-            received=f"steps_per_execution={each}, a backup after {done} steps of an epoch",
-            expected="a number that divides it, as in the run before",
-        )
-    )

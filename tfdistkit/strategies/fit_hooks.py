@@ -47,6 +47,8 @@ def epoch_data(original: Any, iterator: Any) -> Any:
     """Called for each iterator over the data."""
     if getattr(iterator, "tfdistkit_data", None) is not None:
         iterator.tfdistkit_data.count_iterator()
+    else:
+        data_position.read_beside(iterator)
     return original(iterator)
 
 

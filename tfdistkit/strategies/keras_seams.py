@@ -27,7 +27,6 @@ from tensorflow.python.data.ops import (
     dataset_ops,
     from_tensor_slices_op,
     from_tensors_op,
-    shuffle_op,
     structured_function,
 )
 from tensorflow.python.distribute import distribute_utils
@@ -298,7 +297,6 @@ SEAMS: dict[str, Seam] = {
     "arrays": Seam(
         "keras.src.trainers.data_adapters.array_data_adapter:ArrayDataAdapter", ("shuffle",), "an order for each epoch"
     ),
-    "shuffle": Seam("tensorflow.python.data.ops.shuffle_op:_ShuffleDataset", ("seed",), "can an order be repeated?"),
     "dataset_inputs": Seam("tensorflow.python.data.ops.dataset_ops:DatasetV2._inputs", ("self",), "the same"),
     "parallel_interleave": Seam(
         "tensorflow.python.data.ops.interleave_op:_ParallelInterleaveDataset.__init__",
@@ -412,6 +410,11 @@ def strategy_of(model: Any) -> Any:
 def dataset_of(epoch_iterator: Any) -> Any:
     """Returns what an epoch iterator of `fit` iterates over."""
     return epoch_iterator._distributed_dataset
+
+
+def given_dataset_of(epoch_iterator: Any) -> Any:
+    """Returns the dataset that an epoch iterator was made of."""
+    return getattr(epoch_iterator.data_adapter, "_dataset", None)
 
 
 def let_data_end_epoch(epoch_iterator: Any, dataset: Any) -> None:
@@ -601,12 +604,6 @@ def batch_size_of(dataset: tf.data.Dataset) -> int | None:
     return None if size < 0 else size
 
 
-def shuffle_seeds(dataset: tf.data.Dataset) -> list[list[int]]:
-    """Returns the two seeds of each `shuffle` in a dataset, `[0, 0]` for one that has none."""
-    own = [[int(dataset._seed), int(dataset._seed2)]] if isinstance(dataset, shuffle_op._ShuffleDataset) else []
-    return [seeds for one in dataset._inputs() for seeds in shuffle_seeds(one)] + own
-
-
 def kind_of_dataset(dataset: tf.data.Dataset) -> str:
     """Returns what kind of dataset one is, such as `Shuffle` or `ParallelMap`."""
     return type(dataset).__name__.strip("_").removesuffix("Dataset")
@@ -616,6 +613,12 @@ def inputs_of_dataset(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
     """Returns the datasets that a dataset is made of, those within its attributes too (some have them only there)."""
     known = list(dataset._inputs()) + list(getattr(dataset, "tfdistkit_inputs", ()))
     return known + [one for one in vars(dataset).values() if isinstance(one, dataset_ops.DatasetV2)]
+
+
+def inputs_and_times(dataset: tf.data.Dataset) -> list[tuple[tf.data.Dataset, int]]:
+    """Returns the datasets that a dataset is made of, and how often it takes each."""
+    unique = {id(one): one for one in inputs_of_dataset(dataset)}.values()
+    return [(one, sum(one is taken for taken in dataset._inputs())) for one in unique]
 
 
 def functions_of_dataset(dataset: tf.data.Dataset) -> list[Any]:
