@@ -83,7 +83,13 @@ def set_rates(rates: list[tuple[Any, Any]]) -> None:
 
 def learning_rates_of(model: keras.Model) -> list[list[Any]]:
     """Returns of each optimizer after how many steps it begins, and with which learning rate: plain data."""
-    return [[int(value_of(_inner(one).iterations)), _rate(_inner(one))] for one in optimizers_of(model)]
+    return [[_steps_of(_inner(one)), _rate(_inner(one))] for one in optimizers_of(model)]
+
+
+def _steps_of(optimizer: Any) -> int:
+    steps = optimizer.iterations
+    # With gradient accumulation it is computed.
+    return int(value_of(steps)) if isinstance(steps, keras.Variable) else int(steps)
 
 
 def _inner(optimizer: Any) -> Any:
