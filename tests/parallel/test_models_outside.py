@@ -28,7 +28,7 @@ OUTSIDE = """
     model = net()
     for method in ("fit", "evaluate", "train_on_batch", "test_on_batch"):
         error(lambda: getattr(model, method)(x, y), f"`{method}` of a model that is in no strategy of this job",
-              f"rank {rank} of 2", "outside of a scope at ", ".py:7;", "TFDISTKIT_OWN_MODELS=1")
+              f"rank {rank} of 2", "outside of a scope at ", ".py:8;", "TFDISTKIT_OWN_MODELS=1")
     model.predict(x, verbose=0), model.predict_on_batch(x), model(x)
     try:
         os.environ["TFDISTKIT_OWN_MODELS"] = "1"

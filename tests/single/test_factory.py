@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -230,6 +231,29 @@ def test_a_keras_that_does_not_run_on_tensorflow_is_told() -> None:
     )
     assert out.startswith("OptionError: ")
     assert "KERAS_BACKEND=tensorflow" in out
+
+
+def test_the_backend_that_is_set_is_told_where_its_package_is_missing(tmp_path: Path) -> None:
+    # Stands in for a machine without JAX, wherever this runs.
+    code = 'import sys; sys.modules["jax"] = None; error(lambda: tfdistkit.strategy("mirrored"))'
+    (tmp_path / "keras.json").write_text('{"backend": "jax"}')
+    for variables, told in (({"KERAS_BACKEND": "jax"}, "KERAS_BACKEND=jax"), ({"KERAS_HOME": str(tmp_path)}, "jax")):
+        out = printed(code, **variables)
+        assert out.startswith("OptionError: Keras does not run on TensorFlow.") and told in out, out
+        assert "KERAS_BACKEND=tensorflow" in out and "not installed" not in out
+
+
+def test_auto_takes_the_options_of_all_that_it_may_become() -> None:
+    out = printed(
+        """
+        print(type(tfdistkit.strategy("auto", timeout_s=20, communication="ring", op="sum")).__name__)
+        error(lambda: tfdistkit.strategy("auto", time_out=20))
+        error(lambda: tfdistkit.strategy("auto", devices=["CPU:9"]))
+        """
+    ).splitlines()
+    assert out[0] == "OneDeviceStrategy"
+    assert "`time_out` is no option of the strategy 'auto'. Did you mean 'timeout_s'?" in out[1]
+    assert out[2].startswith("OptionError: ") and "devices" in out[2]
 
 
 def test_a_missing_tensorflow_is_told_with_the_command_that_installs_it() -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.metadata
 import importlib.util
 import inspect
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tfdistkit import env
 from tfdistkit.cluster import asked
 from tfdistkit.cluster.detection import detect_cluster
 from tfdistkit.cluster.mpi_addresses import can_exchange
@@ -28,6 +32,8 @@ _MODULES = {
     "parameter_server": "tfdistkit.strategies.parameter_server",
 }
 
+_CHOSEN_BY_AUTO = ("one_device", "mirrored", "multiworker", "horovod", "parameter_server")
+
 # How TensorFlow's Model Garden and Lightning spell them.
 _ALIASES = {
     "off": "one_device",
@@ -45,6 +51,8 @@ ENTRY_POINT_GROUP = "tfdistkit.strategies"
 Build = Callable[..., "tf.distribute.Strategy"]
 _registered: dict[str, Build] = {}
 
+_KERAS_BACKEND = "KERAS_BACKEND"
+_BACKENDS = ("jax", "torch", "openvino")
 # The oldest Keras whose trainer has the seams that we stand on.
 _OLDEST_KERAS = (3, 10)
 
@@ -64,7 +72,8 @@ def strategy(name: str = "auto", **options: Any) -> tf.distribute.Strategy:
             `horovodrun`, `mpirun` or `tfdistkit run --backend horovod` started them), else `mirrored` when
             there are two GPUs or more, else `one_device`. The spellings of TensorFlow's Model
             Garden (`off`, `multi_worker_mirrored`) and of Lightning (`dp`, `ddp`) are known too.
-        **options: The options of that strategy, as its page in the docs lists them.
+        **options: The options of that strategy, as its page in the docs lists them. `"auto"` takes those of all that
+            it may become, and leaves out what the one that it becomes does not know.
 
     Returns:
         A `tf.distribute.Strategy`; build and compile the model in its `scope()`.
@@ -93,6 +102,7 @@ def strategy(name: str = "auto", **options: Any) -> tf.distribute.Strategy:
     _require_keras_on_tensorflow()
     if known == "auto":
         known = _choose(cluster)
+        options = _options_of_auto(known, options)
     build = _registered.get(known) or _load(known)
     _check_options(known, build, options)
     _require_no_other_strategy(known, cluster)
@@ -224,6 +234,10 @@ def _check_options(name: str, build: Build, options: dict[str, Any]) -> None:
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return
     allowed = [p.name for p in parameters]
+    _require_known(name, allowed, options)
+
+
+def _require_known(name: str, allowed: list[str], options: dict[str, Any]) -> None:
     for option in options:
         if option not in allowed:
             raise OptionError(
@@ -235,8 +249,27 @@ def _check_options(name: str, build: Build, options: dict[str, Any]) -> None:
             )
 
 
+def _options_of_auto(chosen: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Returns those options that the chosen strategy has; the others belong to one that it might have become."""
+    known = {name: _option_names(name) for name in _CHOSEN_BY_AUTO}
+    _require_known("auto", sorted(set().union(*known.values())), options)
+    return {option: value for option, value in options.items() if option in known[chosen]}
+
+
+def _option_names(name: str) -> list[str]:
+    """Returns the options of a strategy of ours; from its source, as Horovod may not be installed."""
+    spec = importlib.util.find_spec(_MODULES[name])
+    assert spec is not None and spec.origin is not None
+    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    build = next(one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name == "build")
+    return [argument.arg for argument in build.args.kwonlyargs]
+
+
 def _require_keras_on_tensorflow() -> None:
     """Says what to install or to set where Keras 3 on TensorFlow is not what would be imported."""
+    backend = env.text(_KERAS_BACKEND)
+    if backend is not None and backend != "tensorflow" and "keras" not in sys.modules:
+        raise _other_backend(f"{_KERAS_BACKEND}={backend}")
     try:
         import tensorflow  # noqa: F401
     except ImportError as error:
@@ -250,8 +283,14 @@ def _require_keras_on_tensorflow() -> None:
     try:
         import keras
     except ImportError as error:
+        if error.name in _BACKENDS:
+            raise _other_backend(f"Keras cannot be imported with the backend that is set: {error}") from error
         raise MissingDependencyError(
-            explain("Keras is not installed.", received=str(error), do='Install it: pip install "tfdistkit[cpu]".')
+            explain(
+                "Keras is not installed, or cannot be loaded.",
+                received=str(error),
+                do='Install it: pip install "tfdistkit[cpu]".',
+            )
         ) from error
     version = tuple(int(part) for part in keras.__version__.split(".")[:2])
     if version < _OLDEST_KERAS:
@@ -265,11 +304,15 @@ def _require_keras_on_tensorflow() -> None:
             )
         )
     if keras.backend.backend() != "tensorflow":
-        raise OptionError(
-            explain(
-                "Keras does not run on TensorFlow.",
-                received=f"the Keras backend {keras.backend.backend()!r}",
-                expected="'tensorflow'",
-                do="Set KERAS_BACKEND=tensorflow in the environment, or remove it there and in ~/.keras/keras.json.",
-            )
+        raise _other_backend(f"the Keras backend {keras.backend.backend()!r}")
+
+
+def _other_backend(received: str) -> OptionError:
+    return OptionError(
+        explain(
+            "Keras does not run on TensorFlow.",
+            received=received,
+            expected="the Keras backend 'tensorflow'",
+            do="Set KERAS_BACKEND=tensorflow in the environment, or remove it there and in ~/.keras/keras.json.",
         )
+    )
