@@ -51,6 +51,11 @@ def main() -> int:
     try:
         report = hunt.run(dict.fromkeys(engines, programs))
         print(report, flush=True)
+        shown = set()
+        for failure in report.failures:
+            if failure.verdict.what not in shown:
+                shown.add(failure.verdict.what)
+                print(f"\n{failure.engine}: {failure.verdict.what}\n{failure.program}\n{failure.told()}", flush=True)
         kinds = {}
         for failure in report.failures:
             kinds.setdefault((failure.engine, failure.verdict.what.partition(":")[0]), []).append(failure)

@@ -99,6 +99,15 @@ class Failure:
     verdict: Verdict
     simplest: Program | None = None
 
+    def told(self) -> str:
+        """Returns what is known of it: differences, or tracebacks."""
+        lines = []
+        for name, detail in self.verdict.details.items():
+            if isinstance(detail, dict) and "traceback" in detail:
+                detail = detail["traceback"][-2500:]
+            lines.append(f"{name}: {detail}")
+        return "\n".join(lines)
+
     def keep(self, folder: Path = CASES, why: str = "") -> Path:
         """Writes a case file, which every run of the tests replays."""
         program = self.simplest or self.program

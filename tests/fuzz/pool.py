@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -13,16 +14,21 @@ from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from fuzz.programs import Program
 from parity import engines
 
 from tfdistkit.cluster import free_ports
 
-# Generous: a program takes a second or two on a free core.
-DEADLINE_S = 90.0
-START_S = 240.0
+# A program takes a second or two on a free core, minutes on a busy machine: processes that stand still are told from
+# slow ones by the CPU time that they take.
+DEADLINE_S = 600.0
+_STILL_S = 45.0
+_STILL_CPU_S = 0.5
+START_S = 300.0
 # Seconds that a rank gets to answer after another one has failed.
-_GRACE_S = 20.0
+_GRACE_S = 60.0
 # Programs after which processes are started afresh: compiled functions pile up in TensorFlow.
 _LIFETIME = 400
 
@@ -131,7 +137,7 @@ class Pool:
 
     def _ask(self, message: dict[str, Any], deadline_s: float) -> list[dict[str, Any]]:
         answers: dict[int, dict[str, Any]] = {}
-        end = time.monotonic() + deadline_s
+        end, cpu = time.monotonic() + deadline_s, self._cpu_s()
         for rank, connection in enumerate(self._connections):
             try:
                 connection.send(message)
@@ -139,7 +145,11 @@ class Pool:
                 answers[rank] = self._silent("Died", rank)
         while len(answers) < self.ranks:
             left = {c: rank for rank, c in enumerate(self._connections) if rank not in answers}
-            ready = wait(list(left), max(0.0, end - time.monotonic()))
+            ready = wait(list(left), max(0.0, min(_STILL_S, end - time.monotonic())))
+            if not ready and time.monotonic() < end:
+                cpu, before = self._cpu_s(), cpu
+                if cpu - before > _STILL_CPU_S:
+                    continue
             if not ready:
                 self._show_stacks()
                 answers.update({rank: self._silent("Hang", rank) for rank in left.values()})
@@ -152,6 +162,15 @@ class Pool:
                 if answers[rank]["error"]:
                     end = min(end, time.monotonic() + _GRACE_S)
         return [answers[rank] for rank in range(self.ranks)]
+
+    def _cpu_s(self) -> float:
+        """CPU time that the processes have taken since they started."""
+        total = 0.0
+        for process in self._job.processes if self._job else []:
+            with contextlib.suppress(psutil.Error):
+                times = psutil.Process(process.pid).cpu_times()
+                total += times.user + times.system
+        return total
 
     def _show_stacks(self) -> None:
         for process in self._job.processes if self._job else []:
