@@ -41,7 +41,7 @@ def _data(draw: Any, kinds: tuple[str, ...]) -> dict[str, Any]:
     validation = draw(_rarely("arrays", "dataset", "split", usual="", of=2))
     if validation == "split" and (feed not in feeding.ARRAYS or rows < 4):
         validation = "dataset"
-    if validation == "arrays" and inputs == "ragged":
+    if validation == "arrays" and inputs in _IN_DATASETS_ONLY:
         validation = "dataset"
     return {"inputs": inputs, "batch": batch, "rows": rows, "feed": feed, "steps_per_epoch": steps,
             "validation": validation, "epochs": draw(st.integers(1, 3)), "seed": draw(st.integers(1, 99))}
@@ -71,12 +71,13 @@ def _model(draw: Any, inputs: str, own_loss: bool) -> dict[str, Any]:
 
 
 @st.composite
-def _objective(draw: Any, targets: str) -> dict[str, Any]:
+def _objective(draw: Any, targets: str, feed: str) -> dict[str, Any]:
     loss = draw(_one_of(*objectives.LOSSES_OF_TARGETS[targets]))
     reductions: Any = _rarely("sum", "mean_with_sample_weight", "none", usual="", of=3)
-    weights = [w for w in ("rows", "zeros", "classes", "tokens", "outputs")
-               if (w != "classes" or targets in ("yes_no", "class")) and (w != "tokens" or targets == "tokens")
-               and (w != "outputs" or targets == "two")]
+    weights = ["rows", "zeros"]
+    if targets in ("yes_no", "class") and feed != "generator":
+        weights.append("classes")
+    weights += {"tokens": ["tokens"], "two": ["outputs"]}.get(targets, [])
     scalar = loss in ("own_scalar", "own_scalar_class", "lambda")  # Weights of rows cannot be applied to it.
     names = objectives.METRICS_OF_TARGETS[targets]
     metrics = draw(st.lists(_one_of(*names), min_size=1, max_size=3, unique=True)) if names else []
@@ -128,7 +129,7 @@ def _keras_programs(draw: Any) -> Program:
     kinds = tuple(networks.ENCODERS)
     data = draw(_data(kinds=("numbers", "tokens", "tokens", *kinds)))
     model = draw(_model(data["inputs"], own_loss or step in ("more_compute_loss", "guide")))
-    objective = draw(_objective(model["targets"]))
+    objective = draw(_objective(model["targets"], data["feed"]))
     if own_loss and step != "own_test_step":
         objective = {}
     optimizer = draw(_optimizer(plain=step in ("keras", "scaled", "own_compute_loss", "more_compute_loss")))

@@ -183,7 +183,8 @@ def _save_and_load(session: Session) -> None:
     if not session.model.built:
         session.model = trained
         return
-    session.model.optimizer.build(session.model.trainable_variables)
+    with session.strategy.scope():
+        session.model.optimizer.build(session.model.trainable_variables)
     session.model.load_weights(path)
 
 

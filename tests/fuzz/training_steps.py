@@ -120,7 +120,7 @@ class AccumulatingStep(_Own):
     def _apply(self, gradients: Any) -> None:
         for total, gradient in zip(self.sums, gradients):
             if gradient is not None:
-                total.assign_add(gradient / 2.0)
+                total.assign_add(0.5 * tf.convert_to_tensor(gradient))
         self.seen.assign_add(1)
 
         def apply() -> None:
