@@ -51,12 +51,16 @@ def check(program: Program, reference: Reference, pool: Pool) -> Verdict:
     Where numbers differ, both are run again in float64. What is equal there differed by rounding, which some programs
     make large (Adam divides by gradients near zero); a fault is as large in float64.
     """
+    was_suspect = pool.is_suspect
     waiting = threading.Thread(target=reference.run, args=(program, "float32", pool.trains))
     waiting.start()  # Beside it.
     ranks = pool.run(program)
     waiting.join()
     expected = reference.run(program, "float32", pool.trains)
     verdict = judging.judge(expected, ranks)
+    if verdict.kind == judging.WRONG and was_suspect:
+        pool.close_processes()
+        verdict = judging.judge(expected, pool.run(program))
     if verdict.kind != judging.WRONG or "differs" not in verdict.details:
         return verdict
     if max(verdict.details["differs"].values()) > NO_ROUNDING:

@@ -71,6 +71,8 @@ class Pool:
         self._connections: list[Connection] = []
         self._runs = self._since_start = 0
         self.restarts = 0
+        # Whether an error may have left something behind: what goes wrong now is to be seen in fresh processes, too.
+        self.is_suspect = False
 
     @property
     def ranks(self) -> int:
@@ -131,8 +133,10 @@ class Pool:
         answers = self._ask(message, deadline_s)
         shutil.rmtree(folder, ignore_errors=True)
         found = [Outcome(**answer) for answer in answers]
-        if any(o.error and not o.error["ours"] for o in found) and self.engine != "plain":
-            self.close_processes()  # Who knows what it left behind.
+        errors = [o.error for o in found if o.error and not o.error["ours"]]
+        self.is_suspect = self.is_suspect or bool(errors)
+        if errors and (self.ranks > 1 or any(error["type"] in ("Hang", "Died") for error in errors)):
+            self.close_processes()  # Ranks may have stopped at different places.
         return found
 
     def _ask(self, message: dict[str, Any], deadline_s: float) -> list[dict[str, Any]]:
@@ -194,6 +198,7 @@ class Pool:
             self._job.kill()
             self._job = None
             self.restarts += 1
+        self.is_suspect = False
 
     def close(self) -> None:
         """Ends the processes and removes what they left."""
