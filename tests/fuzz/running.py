@@ -82,7 +82,8 @@ class Session:
     def keep_weights(self, name: str, variables: Any) -> None:
         """Keeps variables, without the states of random generators: each replica has its own."""
         for variable in variables:
-            key = f"{name}.{variable.path}"
+            # Optimizers name their state by where they are built first, which is another place under a strategy.
+            key = f"{name}.{variable.path.rsplit('/', 1)[-1] if name.endswith('_state') else variable.path}"
             if "seed" not in variable.path:
                 key += f"#{sum(known.startswith(key) for known in self.arrays)}" if key in self.arrays else ""
                 self.arrays[key] = np.asarray(keras.ops.convert_to_numpy(variable))
