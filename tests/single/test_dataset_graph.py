@@ -143,3 +143,31 @@ def test_large_arrays_are_not_copied(dataset_graph: Any, tf: Any) -> None:
     assert ("batch", "batch_size", 2) in graph.settings and not graph.runs_python
     generator = tf.data.Dataset.from_generator(lambda: iter(np.zeros(3)), output_signature=tf.TensorSpec([]))
     assert dataset_graph.read_graph(generator.batch(2)).runs_python
+
+
+def test_a_dataset_is_made_again_with_other_seeds(tf: Any) -> None:
+    import numpy as np
+
+    from tfdistkit.strategies.dataset_seeds import WrittenDataset
+
+    def made(seed: int) -> Any:
+        columns = {
+            "words": tf.constant([f"word {i}" for i in range(9)]),
+            "ragged": tf.RaggedTensor.from_row_lengths(tf.range(18), [2] * 9),
+            "sparse": tf.sparse.from_dense(np.eye(9)),
+        }
+        shuffled = tf.data.Dataset.from_tensor_slices(columns).shuffle(9, seed=seed)
+        return shuffled.interleave(
+            lambda row: tf.data.Dataset.from_tensors(row).repeat(3).map(lambda r: (r, tf.random.uniform([], seed=seed)))
+        ).batch(4)
+
+    def read(dataset: Any) -> list[Any]:
+        return [tf.nest.map_structure(lambda v: np.asarray(v).tolist(), [w["words"], n]) for w, n in dataset]
+
+    one, other = made(3), made(4)
+    for batch in other.take(1):  # A look at it: the next order is another one.
+        assert batch[0]["sparse"].shape == (4, 9)
+    again = WrittenDataset(other).with_seeds(WrittenDataset(one).seeds())
+    assert again.element_spec == one.element_spec
+    epochs = [read(one), read(one)]
+    assert epochs == [read(again), read(again)] and epochs[0] != epochs[1]

@@ -23,6 +23,9 @@ from tfdistkit.strategies.dataset_seeds import WrittenDataset
 
 Facts = dict[str, Any]
 
+# Stands in an error for the reason, until the ranks have told each other.
+_WHY = "it cannot be written as a graph"
+
 
 def is_compared(strategy: Any) -> bool:
     """Whether the ranks of a strategy compare their data: several processes, and `check_data` is not False."""
@@ -163,7 +166,8 @@ def remade(strategy: Any, dataset: Any, graph: DatasetGraph, otherwise: Unsuppor
     told = compared(strategy, {"seeds": seeds, "why": why}, True) or []
     if any(one["seeds"] is None for one in told) or _kinds(told[0]) != _kinds({"seeds": seeds}):
         if any(source.decides_order for source in graph.random):
-            raise otherwise
+            why = next((one["why"] for one in told if one["why"]), "it has other operations on another rank")
+            raise UnsupportedError(str(otherwise).replace(_WHY, why))
         return dataset  # Only values differ: a replica computes with its own.
     assert written is not None
     return written.with_seeds([tuple(one) for one in told[0]["seeds"]])
@@ -188,8 +192,8 @@ def _seeds_differ(everyone: list[Facts], graph: DatasetGraph, call: str) -> Unsu
     return UnsupportedError(
         explain(
             f"The ranks read the data of `{call}` in different orders, so rows would be lost and others seen twice: "
-            f"{graph.random[place]} has no seed that is the same on all ranks, and a dataset that holds tables, "
-            "variables or more than 1 GB of arrays cannot be made again with one.",
+            f"{graph.random[place]} has no seed that is the same on all ranks, and the dataset cannot be made again "
+            f"with one: {_WHY}.",
             received=f"the seeds {seeds[0][place][1:]} on rank 0, {seeds[rank][place][1:]} on rank {rank}",
             expected="the same seeds on all ranks",
             do="Call keras.utils.set_random_seed with the same number on all ranks, use no random numbers on one rank "

@@ -19,7 +19,6 @@ Seeds = tuple[str, int, int]
 _FIRST_SEED = {"ShuffleDataset": 2, "ShuffleAndRepeatDataset": 2, "RandomDataset": 0}
 # Its state: how often the data was shuffled.
 _SEED_GENERATOR = {"ShuffleDatasetV3": 4, "ShuffleAndRepeatDatasetV2": 5, "RandomDatasetV2": 2}
-_STATES = (tf.resource.as_datatype_enum, tf.variant.as_datatype_enum)
 _LARGEST_BYTES = 1_000_000_000
 
 
@@ -57,7 +56,8 @@ class WrittenDataset:
     def _require_no_state(self) -> None:
         replaced = {node.input[_SEED_GENERATOR[node.op]] for node in self._graph.node if node.op in _SEED_GENERATOR}
         for node in self._graph.node:
-            if node.op == "Const" and node.attr["dtype"].type in _STATES and node.name not in replaced:
+            is_state = node.op == "Const" and node.attr["dtype"].type == tf.resource.as_datatype_enum
+            if is_state and node.name not in replaced:
                 raise ValueError("it holds a table, a variable or a random generator")
 
     def seeds(self) -> list[Seeds]:
