@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdistkit.cluster.detection import detect_cluster
 from tfdistkit.errors import explain
+from tfdistkit.strategies import positions
 
 # What TensorFlow's messages hold when a peer died, stopped, or can no longer be reached ...
 _GONE = (
@@ -17,6 +18,9 @@ _GONE = (
 )
 # ... and when it lives, but takes part in another collective, or in none.
 _TIMED_OUT = ("Collective has timed out",)
+
+# ... and when two ranks bring different things to one collective.
+_APART = ("mismatch in the collective", "but got type")
 
 # How TensorFlow begins an error of an operation that runs by itself.
 _NODE = re.compile(r"^\{\{[^}]*\}\} ?")
@@ -35,14 +39,22 @@ def explained(error: tf.errors.OpError) -> tf.errors.OpError | None:
     if getattr(error, "names_lost_peer", False):
         return None
     message = str(error.message)
-    if "Collective" not in message and "Horovod" not in message:
+    if "ollective" not in message and "Horovod" not in message:
         return None
     if any(sign in message for sign in _TIMED_OUT):
         text = explain(
             "The other workers did not join a collective operation within `timeout_s`.",
-            received=_first_line(message),
+            received=f"{_first_line(message)}; this rank is in {positions.here()}",
             expected="all ranks to run the same steps: fit, evaluate, predict, metric.result(), in the same order",
             do="Look for a call that only some ranks make (`if rank == 0: model.evaluate(...)`), or raise `timeout_s`.",
+        )
+    elif any(sign in message for sign in _APART):
+        text = explain(
+            "The ranks run different steps: one of them has left a call of fit, evaluate or predict, or went on alone.",
+            received=f"this rank is in {positions.here()}; {_first_line(message)}",
+            expected="the same calls on every rank, in the same order, and the same steps in them",
+            do="Look at the logs of the other ranks for where they are, and in the script for what one rank alone does: "
+            "`model.stop_training = True` (use tfdistkit.callbacks.StopTogether), an exception that it catches.",
         )
     elif any(sign in message for sign in _GONE):
         text = explain(
