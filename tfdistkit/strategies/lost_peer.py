@@ -53,7 +53,7 @@ def explained(error: tf.errors.OpError) -> tf.errors.OpError | None:
             "The ranks run different steps: one of them has left a call of fit, evaluate or predict, or went on alone.",
             received=f"this rank is in {positions.here()}; {_first_line(message)}",
             expected="the same calls on every rank, in the same order, and the same steps in them",
-            do="Look at the logs of the other ranks for where they are, and in the script for what one rank alone does: "
+            do="Look at the logs of the other ranks for where they are. Find what one rank alone does: "
             "`model.stop_training = True` (use tfdistkit.callbacks.StopTogether), an exception that it catches.",
         )
     elif any(sign in message for sign in _GONE):
