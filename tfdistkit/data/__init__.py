@@ -3,8 +3,18 @@
 from tfdistkit.data.arrays import from_arrays
 from tfdistkit.data.datasets_of_tfds import from_tfds
 from tfdistkit.data.files import from_files
+from tfdistkit.data.marks import same_for_all_rows
 from tfdistkit.data.places import per_replica_batch_size
 from tfdistkit.data.seen import Coverage, coverage
 from tfdistkit.data.sharding import shard
 
-__all__ = ["Coverage", "coverage", "from_arrays", "from_files", "from_tfds", "per_replica_batch_size", "shard"]
+__all__ = [
+    "Coverage",
+    "coverage",
+    "from_arrays",
+    "from_files",
+    "from_tfds",
+    "per_replica_batch_size",
+    "same_for_all_rows",
+    "shard",
+]

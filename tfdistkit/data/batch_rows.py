@@ -9,6 +9,7 @@ import tensorflow as tf
 from tfdistkit.data.marks import PADDED, ROWS_OF_BATCHES, has_mark
 from tfdistkit.data.padding import require_weights_fit, require_weights_kept, weighted, without_padding
 from tfdistkit.data.places import uneven
+from tfdistkit.data.rows import rows_of
 from tfdistkit.errors import OptionError, explain
 
 
@@ -108,9 +109,9 @@ def _numbers(total: Any, parts: int, index: Any, even_steps: str | None) -> tf.T
     if even_steps == "error" and not isinstance(total, int):
         said = f'The workers do not divide the rows of a batch (even_steps="error", {parts} workers).'
         with tf.control_dependencies([tf.debugging.assert_equal(more, 0, said)]):
-            each = tf.identity(each)
-    first = index * each + tf.minimum(index, more)
-    return tf.range(first, first + each + tf.cast(index < more, tf.int32))
+            total = tf.identity(total)
+    first, count = rows_of(total, parts, index)
+    return tf.range(first, first + count)
 
 
 def _gather(batch: Any, numbers: tf.Tensor) -> Any:

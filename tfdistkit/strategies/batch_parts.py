@@ -8,12 +8,13 @@ saves two of the collectives of a step.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfdistkit.strategies.step import count_rows
+from tfdistkit.data.marks import marks_of
+from tfdistkit.data.rows import Split, rows_of
 
 
 class BatchPart(NamedTuple):
@@ -21,13 +22,19 @@ class BatchPart(NamedTuple):
 
     Args:
         data: The part, in the structure of the batch.
+        rows: Rows of this part, a scalar float32 tensor.
         total_rows: Rows of the global batch, a scalar float32 tensor.
         sample: What was asked for of the whole batch; see `split`.
     """
 
     data: Any
+    rows: Any
     total_rows: Any
     sample: Any = ()
+
+
+class KerasPart(BatchPart):
+    """A part for a Keras step. One without rows has a row of the batch that stands in: nothing computes on no rows."""
 
 
 # What DeepCopy copies, and NumPy arrays hold. Strings are never written in place.
@@ -38,55 +45,101 @@ _COPIED = (
 
 
 def can_split(dataset: Any) -> bool:
-    """Whether the elements of a dataset have a first dimension to split, and the user left how to shard it open."""
+    """Whether the elements of a dataset have a first dimension to split, and the user left how to shard it open.
+
+    Raises:
+        OptionError: if tensors are known to have different numbers of rows.
+    """
     if not isinstance(dataset, tf.data.Dataset):
         return False
     policy = tf.data.experimental.AutoShardPolicy
     if dataset.options().experimental_distribute.auto_shard_policy not in (policy.AUTO, policy.DATA):
         return False
-    shapes = [getattr(spec, "shape", None) for spec in tf.nest.flatten(dataset.element_spec)]
-    return any(shape is not None and shape.rank != 0 for shape in shapes)
+    return Split(dataset.element_spec, marks_of(dataset)).is_possible
 
 
 def split(
-    dataset: tf.data.Dataset, replicas: int, replica_id: int, sample: Callable[[Any], Any] | None = None
+    dataset: tf.data.Dataset,
+    replicas: int,
+    replica_ids: Sequence[int],
+    kind: type[BatchPart] = BatchPart,
+    sample: Callable[[Any], Any] | None = None,
 ) -> tf.data.Dataset:
-    """Keeps one replica's part of every batch: consecutive rows, in the order of the replicas.
+    """Keeps the parts of some replicas of every batch (`rows_of`).
 
     Args:
         dataset: A dataset of global batches, the same on every replica.
         replicas: How many parts there are.
-        replica_id: Which of them to keep, from 0.
-        sample: Called with each whole batch; what it returns is the `sample` of the part.
+        replica_ids: Which of them to keep, consecutive numbers.
+        kind: What the elements are to be.
+        sample: Called with each whole batch; what it returns is the `sample` of the part, where there is one replica.
 
     Returns:
-        A dataset of as many `BatchPart`s; the last parts of a batch with fewer rows than replicas are empty.
+        A dataset of as many elements for each batch as there are `replica_ids`.
     """
     in_tuple = isinstance(dataset.element_spec, tuple)
+    how = Split(dataset.element_spec, marks_of(dataset))
 
     def part(*elements: Any) -> BatchPart:
         batch = elements if in_tuple else elements[0]
-        rows, static_rows = count_rows(batch)
-        total = tf.cast(rows, tf.int32) if static_rows is None else static_rows
-        most = -(-total // replicas)
-        least = tf.minimum if static_rows is None else min
-        first = least(total, replica_id * most)
-        end = least(total, first + most)
-        taken = () if sample is None else sample(batch)
-        return BatchPart(tf.nest.map_structure(lambda value: _rows(value, first, end), batch), rows, taken)
+        own: BatchPart = _part(how, batch, replicas, replica_ids[0], kind)
+        return own if sample is None else own._replace(sample=sample(batch))
 
-    return dataset.map(part).prefetch(1)
+    def parts(*elements: Any) -> tf.data.Dataset:
+        batch = elements if in_tuple else elements[0]
+        numbers = tf.data.Dataset.range(len(replica_ids), output_type=tf.int32)
+        return numbers.map(lambda i: _part(how, batch, replicas, replica_ids[0] + i, kind))
+
+    return (dataset.map(part) if len(replica_ids) == 1 else dataset.flat_map(parts)).prefetch(len(replica_ids))
 
 
-def unwrap(args: tuple) -> tuple[tuple, tf.Tensor | None]:
+def part_of(batch: Any, replicas: int, replica_id: int) -> KerasPart:
+    """Returns one replica's part of a batch that is no element of a dataset.
+
+    Args:
+        batch: Arrays, tensors (ragged and sparse ones included), numbers and None, in any structure.
+        replicas: How many parts there are.
+        replica_id: Which of them.
+
+    Raises:
+        OptionError: if the tensors have different numbers of rows.
+    """
+    batch = tf.nest.map_structure(lambda v: v if v is None else _as_tensor(v), batch)
+    how = Split(batch)
+    if how.is_possible:
+        return _part(how, batch, replicas, replica_id, KerasPart)
+    share = tf.constant(1.0)
+    return KerasPart(batch, share, share * replicas)
+
+
+def _part(how: Split, batch: Any, replicas: int, replica_id: Any, kind: type[BatchPart]) -> Any:
+    total = how.rows(batch)
+    first, count = rows_of(total, replicas, replica_id)
+    taken, start = count, first
+    if kind is KerasPart:
+        # The last row stands in for none.
+        both_known = isinstance(count, int)
+        taken = max(count, 1) if both_known else tf.maximum(count, 1)
+        start = max(min(first, total - 1), 0) if both_known else tf.maximum(tf.minimum(first, total - 1), 0)
+    data = how.cut(batch, lambda value: _rows(value, start, start + taken))
+    return kind(data, tf.cast(count, tf.float32), tf.cast(total, tf.float32))
+
+
+def unwrap(args: tuple) -> tuple[tuple, BatchPart | None]:
     """Takes the data out of the arguments of `strategy.run`.
 
     Returns:
-        The arguments as the user's function wants them, and the rows of the global batch if they are known.
+        The arguments as the user's function wants them, and the part that they were, if they were one.
     """
     if len(args) == 1 and isinstance(args[0], BatchPart):
-        return (args[0].data,), args[0].total_rows
+        return (args[0].data,), args[0]
+    if len(args) == 1 and isinstance(args[0], tuple) and len(args[0]) == 1 and isinstance(args[0][0], BatchPart):
+        return ((args[0][0].data,),), args[0][0]  # of `predict_on_batch`
     return args, None
+
+
+def _as_tensor(value: Any) -> Any:
+    return value if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)) else tf.convert_to_tensor(value)
 
 
 def _rows(value: Any, first: Any, end: Any) -> Any:
@@ -94,11 +147,7 @@ def _rows(value: Any, first: Any, end: Any) -> Any:
         width = tf.cast(value.dense_shape[1:], tf.int64)
         start = tf.concat([[tf.cast(first, tf.int64)], tf.zeros_like(width)], 0)
         return tf.sparse.slice(value, start, tf.concat([[tf.cast(end - first, tf.int64)], width], 0))
-    if isinstance(value, tf.RaggedTensor):
-        return value[first:end]
-    if tf.is_tensor(value) and value.shape.rank != 0:
-        return _in_own_memory(value[first:end])
-    return value  # One value for the whole batch, or Keras's way to say None.
+    return value[first:end] if isinstance(value, tf.RaggedTensor) else _in_own_memory(value[first:end])
 
 
 def keep_arrays_safe(dataset: tf.data.Dataset) -> tf.data.Dataset:

@@ -56,7 +56,7 @@ class EpochComparison:
             UnsupportedError: on all ranks, if they bring different data.
         """
         self._agree(dataset)
-        return self._strategy.distribute_batches(self._dataset, None if self._graph is None else samples)
+        return self._strategy.distribute_keras_batches(self._dataset, None if self._graph is None else samples)
 
     def _agree(self, dataset: Any) -> None:
         self._has_begun = True
@@ -134,7 +134,7 @@ class EpochComparison:
         """Reads the data from its first order on: a look at it on one rank alone had gone to the next order there."""
         assert self._graph is not None
         self._dataset = remade(self._strategy, self._dataset, self._graph, otherwise)
-        distributed = self._strategy.distribute_batches(self._dataset, samples)
+        distributed = self._strategy.distribute_keras_batches(self._dataset, samples)
         data = iter(distributed)
         keras_seams.replace_data(epoch_iterator, distributed, data)
         return data

@@ -61,6 +61,26 @@ def all_reduce_sum_gradients(original: Any, optimizer: Any, grads_and_vars: Any)
     return original(optimizer, grads_and_vars)
 
 
+def all_reduce(original: Any, context: Any, reduce_op: Any, value: Any, options: Any = None) -> Any:
+    """Lets a row that stands in for none add nothing to sums of layers (synchronized BatchNormalization).
+
+    Args:
+        original: TensorFlow's own method.
+        context: The replica context.
+        reduce_op: As TensorFlow has it.
+        value: As TensorFlow has it.
+        options: As TensorFlow has it.
+
+    Returns:
+        What TensorFlow's own returns.
+    """
+    step = steps.current()
+    is_sum = str(getattr(reduce_op, "name", reduce_op)).upper() == "SUM"
+    if step is not None and step.in_keras_step and step.may_be_empty and is_sum and not step.is_summing:
+        value = tf.nest.map_structure(lambda v: step.if_any_rows(tf.convert_to_tensor(v)), value)
+    return original(context, reduce_op, value, options)
+
+
 def scale_optimizer_loss(original: Any, optimizer: Any, loss: Any) -> Any:
     """Weighs the loss of Keras's own train step, which costs less than to weigh each gradient."""
     step = steps.current()

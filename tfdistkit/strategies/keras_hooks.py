@@ -15,8 +15,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdistkit.data.rows import rows_error
 from tfdistkit.strategies import (
     atomic_updates,
+    batch_parts,
     collective_deadline,
     data_position,
     exact_losses,
@@ -76,8 +78,7 @@ def _make_agreeing_function(original: Any, model: Any, step_function: Any) -> An
         step = steps.current()
         if step is None:
             return step_function(data)
-        step.in_keras_step, step.in_stock_train_step = True, is_stock
-        logs = step_function(data)
+        logs = step_function(step.begin_keras_step(data, is_stock))
         end = step.begin_sum(logs)
         agreed = agree(model, step, logs)
         end(agreed)
@@ -154,7 +155,7 @@ class _ForKeras:
 
     def experimental_distribute_dataset(self, dataset: Any) -> Any:
         if self._comparison is None:
-            return self._strategy.distribute_batches(dataset)
+            return self._strategy.distribute_keras_batches(dataset)
         return self._comparison.distributed(dataset)
 
     def __getattr__(self, name: str) -> Any:
@@ -233,16 +234,7 @@ def _split_batch(strategy: Any, batch: Any) -> Any:
     """Splits a global batch, the same on all ranks, into one part for each replica."""
 
     def part(context: Any) -> Any:
-        def rows(value: Any) -> Any:
-            if value is None:
-                return None
-            value = tf.convert_to_tensor(value)
-            total = value.shape[0]
-            most = -(-total // context.num_replicas_in_sync)
-            first = min(total, context.replica_id_in_sync_group * most)
-            return value[first : first + most]
-
-        return keras.tree.map_structure(rows, batch)
+        return batch_parts.part_of(batch, context.num_replicas_in_sync, context.replica_id_in_sync_group)
 
     return strategy.experimental_distribute_values_from_function(part)
 
@@ -260,6 +252,22 @@ def _predict_on_batch(original: Any, model: Any, x: Any) -> Any:
     return _name_lost_peer(original, model, x)
 
 
+def _make_predict_function(original: Any, model: Any, force: bool = False) -> None:
+    """Says of the steps of `predict` that they are such: Keras makes them where nothing can be hooked."""
+    if model.predict_function is not None and not force:
+        return
+    original(model, force=force)
+    if not keras_seams.is_ours(model.distribute_strategy) or model.distribute_strategy.num_replicas_in_sync == 1:
+        return
+    function = model.predict_function
+
+    def predict_function(data: Any) -> Any:
+        with steps.predicting():
+            return function(data)
+
+    model.predict_function = predict_function
+
+
 def _name_lost_peer(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
     """Raises what TensorFlow raises when another worker is gone, in words that name it."""
     try:
@@ -271,7 +279,7 @@ def _name_lost_peer(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any
         if not isinstance(error, tf.errors.OpError):
             raise
         explained = getattr(strategy, "explained_error", lost_peer.explained)
-        clear = explained(error) if keras_seams.is_ours(strategy) else None
+        clear = (rows_error(str(error.message)) or explained(error)) if keras_seams.is_ours(strategy) else None
         if clear is None:
             raise
         raise clear from error
@@ -340,8 +348,10 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "train_on_batch": _name_lost_peer,
     "test_on_batch": _name_lost_peer,
     "predict_on_batch": _predict_on_batch,
+    "make_predict_function": _make_predict_function,
     "apply": gradient_hooks.apply,
     "apply_gradients": gradient_hooks.apply_gradients,
+    "context_all_reduce": gradient_hooks.all_reduce,
     "scale_optimizer_loss": gradient_hooks.scale_optimizer_loss,
     "scale_scaled_loss": gradient_hooks.scale_optimizer_loss,
     "apply_scaled": gradient_hooks.apply,

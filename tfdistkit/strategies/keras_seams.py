@@ -100,6 +100,9 @@ SEAMS: dict[str, Seam] = {
         ("self", "optimizer", "metrics", "weighted_metrics"),
         "variables of optimizers and metrics in the scope of the model",
     ),
+    "make_predict_function": Seam(
+        f"{_MODEL}.make_predict_function", ("self", "force"), "a replica without rows predicts none"
+    ),
     "epoch_iterator": Seam(f"{_TRAINER}:TFEpochIterator.__init__", ("self", "distribute_strategy"), "shuffling seeds"),
     "epoch_steps": Seam(
         "keras.src.trainers.epoch_iterator:EpochIterator._enumerate_iterator", ("self",), "resume in the middle"
@@ -145,6 +148,11 @@ SEAMS: dict[str, Seam] = {
     "apply_mask": Seam(f"{_LOSS}:apply_mask", ("sample_weight", "mask", "dtype", "reduction"), "losses weigh by rows"),
     "scale_loss": Seam(f"{_LOSS}:scale_loss_for_distribution", ("value",), "losses weigh by rows"),
     "unscale_loss": Seam(f"{_LOSS}:unscale_loss_for_distribution", ("value",), "losses weigh by rows"),
+    "context_all_reduce": Seam(
+        "tensorflow:distribute.ReplicaContext.all_reduce",
+        ("self", "reduce_op", "value", "options"),
+        "a replica without rows adds nothing to sums of layers",
+    ),
     "compute_average_loss": Seam(
         "tensorflow:nn.compute_average_loss",
         ("per_example_loss", "sample_weight", "global_batch_size"),
@@ -920,11 +928,35 @@ class StepCounter(tf_values.MirroredVariable):
         return update_fn(self._get_on_device_or_primary(), value, **kwargs)
 
 
+class ReplicaSum(tf_values.SyncOnReadVariable):
+    """What each replica counts for itself, and is summed when it is read, such as the state of a metric.
+
+    In a Keras step a replica without rows computes with a stand-in, of which nothing counts.
+    """
+
+    def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        return super().assign(self._if_any_rows(value, self._get_on_device_or_primary), *args, **kwargs)
+
+    def assign_add(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        return super().assign_add(self._if_any_rows(value, lambda: 0), *args, **kwargs)
+
+    def assign_sub(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        return super().assign_sub(self._if_any_rows(value, lambda: 0), *args, **kwargs)
+
+    def _if_any_rows(self, value: Any, otherwise: Callable[[], Any]) -> Any:
+        step = steps.current()
+        if step is None or not step.in_keras_step or not step.may_be_empty:
+            return value
+        return step.if_any_rows(tf.convert_to_tensor(value, self.dtype), otherwise())
+
+
 def as_own_variable(variable: Any, created_with: dict[str, Any]) -> Any:
     """Makes a mirrored variable `LayerState` if it was created as such: not trainable, aggregated by MEAN.
 
     Or a `StepCounter`, by the name that Keras gives to `optimizer.iterations`.
     """
+    if type(variable) is tf_values.SyncOnReadVariable:
+        variable.__class__ = ReplicaSum
     if type(variable) is not tf_values.MirroredVariable:
         return variable
     if created_with.get("name") == "iteration" and variable.dtype.is_integer:

@@ -18,8 +18,10 @@ import tensorflow as tf
 from tfdistkit import env
 from tfdistkit.cluster.spec import ClusterSpec
 from tfdistkit.data.batch_rows import steps_of_own_data
+from tfdistkit.data.marks import marks_of
+from tfdistkit.data.rows import Split
 from tfdistkit.errors import UnsupportedError, explain
-from tfdistkit.strategies import batch_parts, keras_seams, step
+from tfdistkit.strategies import batch_parts, keras_seams, stand_ins, step
 
 # What TensorFlow's all-gather cannot carry, and what carries it. Strings have no carrier.
 _GATHER_AS = {
@@ -69,47 +71,83 @@ class ReplicaMixin:
 
     def _run_inline(self, fn: Any, args: tuple, kwargs: dict) -> Any:
         args, kwargs = keras_seams.select_replica(0, (args, kwargs))
-        args, total_rows = batch_parts.unwrap(args)
         with (
             tf.device(self.worker_devices[0]),
             tf.distribute.ReplicaContext(
                 self._container_strategy(), replica_id_in_sync_group=self._get_replica_id_in_sync_group(0)
             ),
-            step.running(self._make_step(args, kwargs, total_rows)),
         ):
-            return fn(*step.hide_emptiness(args), **step.hide_emptiness(kwargs))
+            return self._run_step(fn, args, kwargs, step.is_predicting())
 
     def _in_step(self, fn: Any, args: tuple, kwargs: dict) -> Any:
         """Wraps what a replica thread runs so that it knows its rows."""
         total = self._sum_of_local_rows(args, kwargs)
+        is_of_batch = [isinstance(value, tf.distribute.DistributedValues) for value in tf.nest.flatten((args, kwargs))]
+        is_predicting = step.is_predicting()
 
         @tf.autograph.experimental.do_not_convert
         def in_step(*args: Any, **kwargs: Any) -> Any:
-            with step.running(self._make_step(args, kwargs, total)):
-                return fn(*step.hide_emptiness(args), **step.hide_emptiness(kwargs))
+            return self._run_step(fn, args, kwargs, is_predicting, total, is_of_batch)
 
         return in_step
+
+    def _run_step(
+        self,
+        fn: Any,
+        args: tuple,
+        kwargs: dict,
+        is_predicting: bool,
+        total: tf.Tensor | None = None,
+        is_of_batch: list[bool] | None = None,
+    ) -> Any:
+        """Runs what the user gave to `strategy.run` on one replica."""
+        args, part = batch_parts.unwrap(args)
+        own = self._make_step(args, kwargs, part, total, is_of_batch)
+        is_empty = tf.equal(own.rows, 0) if is_predicting and own is not None and own.may_be_empty else None
+        if is_empty is not None and part is None:
+            args = stand_ins.with_stand_in(args, is_empty)
+        with step.running(own):
+            outputs = fn(*stand_ins.hide_emptiness(args), **stand_ins.hide_emptiness(kwargs))
+        return outputs if is_empty is None else stand_ins.without_stand_in(outputs, is_empty)
 
     def _sum_of_local_rows(self, args: tuple, kwargs: dict) -> tf.Tensor | None:
         """All replicas' rows where all of them live in this process, so that nothing has to be communicated."""
         if self._num_replicas_in_sync != len(self.worker_devices):
             return None
-        local = range(len(self.worker_devices))
-        rows = [step.count_rows(keras_seams.select_replica(i, (args, kwargs)))[0] for i in local]
+        of_replicas = [keras_seams.select_replica(i, (args, kwargs)) for i in range(len(self.worker_devices))]
+        part = batch_parts.unwrap(of_replicas[0][0])[1]
+        if part is not None:
+            return part.total_rows
+        is_of_batch = [isinstance(value, tf.distribute.DistributedValues) for value in tf.nest.flatten((args, kwargs))]
+        rows = [step.count_rows(values, is_of_batch)[0] for values in of_replicas]
         return None if any(r is None for r in rows) else tf.add_n(rows)
 
-    def _make_step(self, args: tuple, kwargs: dict, total: tf.Tensor | None) -> step.ReplicaStep | None:
+    def _make_step(
+        self,
+        args: tuple,
+        kwargs: dict,
+        part: batch_parts.BatchPart | None,
+        total: tf.Tensor | None,
+        is_of_batch: list[bool] | None,
+    ) -> step.ReplicaStep | None:
         replicas = self._num_replicas_in_sync
         if replicas == 1:
             return None
-        rows, static_rows = step.count_rows((args, kwargs))
+        rows, static_rows = step.count_rows((args, kwargs), is_of_batch)
         context = tf.distribute.get_replica_context()
+        if part is not None:
+            rows, total = part.rows, part.total_rows
+            if isinstance(part, batch_parts.KerasPart) and static_rows == 1:
+                static_rows = None  # It may be a stand-in.
 
-        def sum_rows() -> tf.Tensor:
-            return total if total is not None else context.all_reduce(tf.distribute.ReduceOp.SUM, rows)
+        def sum_rows(own: step.ReplicaStep) -> tf.Tensor:
+            return total if total is not None else context.all_reduce(tf.distribute.ReduceOp.SUM, own.rows)
 
-        replica_id = keras_seams.replica_id(context)
-        return step.ReplicaStep(rows, sum_rows, replicas, replica_id, static_rows)
+        own = step.ReplicaStep(rows, sum_rows, replicas, keras_seams.replica_id(context), static_rows)
+        own.has_stand_in = isinstance(part, batch_parts.KerasPart)
+        if part is None:
+            own.check_rows = lambda: step.same_rows((args, kwargs), is_of_batch)
+        return own
 
     def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
         if self._num_replicas_in_sync == 1:
@@ -193,6 +231,8 @@ class KerasStrategyMixin:
             # by which it cuts a worker's own part.
             dataset = batch_parts.keep_arrays_safe(dataset)
         steps = self._steps_of_own_data(dataset)
+        if steps is None and isinstance(dataset, tf.data.Dataset):
+            Split(dataset.element_spec, marks_of(dataset))  # raises what cannot be cut
         if steps is None:
             distributed = super().experimental_distribute_dataset(_split_every_batch(dataset), options)
         else:
@@ -212,8 +252,9 @@ class KerasStrategyMixin:
         Returns:
             The sums, the same on all replicas.
         """
-        context = tf.distribute.get_replica_context()
-        return context.all_reduce(tf.distribute.ReduceOp.SUM, [_with_a_row(g) for g in gradients])
+        own, context = step.current(), tf.distribute.get_replica_context()
+        with contextlib.nullcontext() if own is None else own.summing():
+            return context.all_reduce(tf.distribute.ReduceOp.SUM, [_with_a_row(g) for g in gradients])
 
     def apply_summed(self, gradients: list[Any], apply: Callable[[list[Any]], None]) -> None:
         """Sums the gradients of the replicas and applies them; called in each replica.
@@ -243,16 +284,14 @@ class KerasStrategyMixin:
                 )
             )
 
-    def distribute_batches(self, dataset: Any, sample: Callable[[Any], Any] | None = None) -> Any:
+    def distribute_batches(self, dataset: Any) -> Any:
         """As `experimental_distribute_dataset`, for loops that hand each element to `strategy.run` as it is.
 
         TensorFlow's own iterator asks the other workers before every step whether they still have data, and
         another collective counts the rows. Here every worker knows both, and a step has two collectives less.
-        `fit`, `evaluate` and `predict` use it too.
 
         Args:
             dataset: A `tf.data.Dataset` of global batches, the same on all workers.
-            sample: Called with each global batch; what it returns travels with the elements.
 
         Returns:
             Where each process has one replica, a `tf.data.Dataset` whose elements only `strategy.run` takes
@@ -268,10 +307,30 @@ class KerasStrategyMixin:
                 train_step(batch)
             ```
         """
-        replicas = self.num_replicas_in_sync
-        if replicas > 1 and len(self.extended.worker_devices) == 1 and batch_parts.can_split(dataset):
-            return batch_parts.split(dataset, replicas, keras_seams.first_replica_id(self), sample)
+        if self.num_replicas_in_sync > 1 and len(self.extended.worker_devices) == 1 and batch_parts.can_split(dataset):
+            return batch_parts.split(dataset, self.num_replicas_in_sync, self._local_replica_ids())
         return self.experimental_distribute_dataset(dataset)
+
+    def distribute_keras_batches(self, dataset: Any, sample: Callable[[Any], Any] | None = None) -> Any:
+        """As `distribute_batches`, for the steps of Keras: in them a replica without rows has a row that stands in.
+
+        Args:
+            dataset: What `fit`, `evaluate` or `predict` reads: global batches, the same on all workers.
+            sample: Called with each global batch; what it returns travels with the elements.
+        """
+        if self.num_replicas_in_sync == 1 or not batch_parts.can_split(dataset):
+            return self.experimental_distribute_dataset(dataset)
+        own = self._local_replica_ids()
+        parts = batch_parts.split(dataset, self.num_replicas_in_sync, own, batch_parts.KerasPart, sample)
+        if len(own) == 1:
+            return parts
+        distributed = super().distribute_datasets_from_function(lambda _: parts)
+        distributed.tfdistkit_element_spec = dataset.element_spec
+        return distributed
+
+    def _local_replica_ids(self) -> range:
+        first = keras_seams.first_replica_id(self)
+        return range(first, first + len(self.extended.worker_devices))
 
     def _steps_of_own_data(self, dataset: Any) -> tf.data.Dataset | None:
         """What a worker's own dataset gives its replicas, where `tfdistkit.data` knows better than TensorFlow."""

@@ -15,6 +15,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdistkit.data import rows
+from tfdistkit.strategies.stand_ins import with_stand_in
+
 _LOCAL = threading.local()
 
 
@@ -24,7 +27,7 @@ class ReplicaStep:
     Args:
         rows: Rows of the batch on this replica, a scalar float32 tensor; None when nothing in the
             arguments has a batch dimension, and then all replicas weigh the same.
-        sum_rows: Makes the number of rows of the global batch, a scalar float32 tensor. Called at
+        sum_rows: Makes the number of rows of the global batch, a scalar float32 tensor, of this step. Called at
             most once, and only if a weight is asked for, because it may communicate.
         replicas: How many replicas there are in sync.
         replica_id: Which of them this is.
@@ -34,7 +37,7 @@ class ReplicaStep:
     def __init__(
         self,
         rows: tf.Tensor | None,
-        sum_rows: Callable[[], tf.Tensor],
+        sum_rows: Callable[[ReplicaStep], tf.Tensor],
         replicas: int,
         replica_id: int,
         static_rows: int | None = None,
@@ -46,10 +49,15 @@ class ReplicaStep:
         self.in_keras_step = False
         # Whether it is Keras's own train step, and an optimizer of Keras's that nobody changed.
         self.in_stock_train_step = False
+        # Whether a row stands in where there are none (`batch_parts.KerasPart`).
+        self.has_stand_in = False
+        # Raises an error, or makes an operation that does, where the tensors of the batch have different rows.
+        self.check_rows: Callable[[], Any] = lambda: None
         # Whether the loss that the gradients come of was weighted by `share()` already.
         self.loss_is_weighted = False
         self.gradients_are_reduced = False
         self.updates_alone = False
+        self.is_summing = False
         self.layer_state: list[Any] = []
         # What measures the sums of this step, if something does (`step_clock`).
         self.clock: Any = None
@@ -63,7 +71,9 @@ class ReplicaStep:
         if self._total is None:
             # A branch or a loop may ask first; what it makes in its own graph could not be used outside of it.
             with contextlib.nullcontext() if self._graph is None else self._graph.as_default():
-                self._total = self._sum_rows()
+                check = self.check_rows()
+                with tf.control_dependencies([] if check is None else [check]):
+                    self._total = tf.identity(self._sum_rows(self))
         return self._total
 
     def is_in_inner_graph(self) -> bool:
@@ -103,12 +113,42 @@ class ReplicaStep:
         return [part(g) for g in gradients]
 
     def sum(self, value: tf.Tensor) -> tf.Tensor:
-        """Sums a tensor over all replicas."""
-        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)
+        """Sums a tensor over all replicas, also that of a replica without rows."""
+        with self.summing():
+            return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)
+
+    @contextlib.contextmanager
+    def summing(self) -> Iterator[None]:
+        """Within it, sums over the replicas are ours; in others a stand-in for a row adds nothing."""
+        before, self.is_summing = self.is_summing, True
+        try:
+            yield
+        finally:
+            self.is_summing = before
 
     def weighted_sum(self, value: tf.Tensor) -> tf.Tensor:
         """Sums `value * share()` over all replicas, without what a replica made of no rows (it may be NaN)."""
         return self.sum(self.without_empty([value * tf.cast(self.share(), value.dtype)])[0])
+
+    def begin_keras_step(self, data: Any, is_stock: bool) -> Any:
+        """Begins a step of Keras.
+
+        Args:
+            data: This replica's batch.
+            is_stock: Whether it is Keras's own train step.
+
+        Returns:
+            The batch, with a row if it had none.
+        """
+        self.in_keras_step, self.in_stock_train_step = True, is_stock
+        if self.has_stand_in:
+            return data
+        # A worker's own data: its loss is a mean over the targets, whatever the other tensors hold.
+        self.check_rows = lambda: None
+        targets = count_rows(data[1]) if isinstance(data, tuple) and len(data) > 1 else (None, None)
+        if targets[0] is not None:
+            self.rows, self.static_rows = targets
+        return with_stand_in(data, tf.equal(self.rows, 0)) if self.may_be_empty else data
 
     def without_empty(self, tensors: list[Any]) -> list[Any]:
         """Returns `tensors` (dense or IndexedSlices), or zeros where this replica holds no rows.
@@ -161,6 +201,22 @@ def current() -> ReplicaStep | None:
     return getattr(_LOCAL, "step", None)
 
 
+def is_predicting() -> bool:
+    """Whether this thread is in `predict`, where Keras has no hook for its step."""
+    return getattr(_LOCAL, "is_predicting", False)
+
+
+@contextlib.contextmanager
+def predicting() -> Iterator[None]:
+    """Within it, what replicas run are steps of `predict`."""
+    before = is_predicting()
+    _LOCAL.is_predicting = True
+    try:
+        yield
+    finally:
+        _LOCAL.is_predicting = before
+
+
 @contextlib.contextmanager
 def running(step: ReplicaStep | None) -> Iterator[None]:
     """Makes `step` the current one of this thread."""
@@ -172,49 +228,49 @@ def running(step: ReplicaStep | None) -> Iterator[None]:
         _LOCAL.step = before
 
 
-def count_rows(values: Any) -> tuple[tf.Tensor | None, int | None]:
+def count_rows(values: Any, is_of_batch: list[bool] | None = None) -> tuple[tf.Tensor | None, int | None]:
     """Finds how many rows a batch has, by its first value that has a batch dimension.
 
     Args:
         values: Any structure of tensors, ragged and sparse ones included, holding one replica's values.
+        is_of_batch: For each value, whether each replica has one of its own. If any has, no other counts.
 
     Returns:
         The rows as a scalar float32 tensor (None when no value has a batch dimension), and as an int
         when they are known while tracing (else None).
     """
-    for value in tf.nest.flatten(values):
-        if isinstance(value, tf.RaggedTensor):
-            return tf.cast(value.nrows(), tf.float32), value.shape[0]
-        if isinstance(value, tf.SparseTensor):
-            return tf.cast(value.dense_shape[0], tf.float32), value.shape[0]
-        shape = getattr(value, "shape", None)
-        if shape is None or isinstance(value, (tf.Variable, tf.distribute.DistributedValues)):
-            continue
-        shape = tf.TensorShape(shape)
-        if shape.rank is None or shape.rank > 0:
-            static = shape[0] if shape.rank else None
-            rows = tf.constant(float(static)) if static is not None else tf.cast(tf.shape(value)[0], tf.float32)
-            return rows, static
+    for value in _of_batch(values, is_of_batch):
+        counted = rows.count_rows(value)
+        if counted is not None:
+            return tf.cast(counted[0], tf.float32), counted[1]
     return None, None
 
 
-def hide_emptiness(values: Any) -> Any:
-    """Lets a graph be traced for a replica without rows as if it might have some.
-
-    Layers such as LSTM cannot be traced for a batch that is known to be empty, but run on one that is.
+def same_rows(values: Any, is_of_batch: list[bool] | None = None) -> tf.Operation | None:
+    """Checks that all tensors that replicas bring to `strategy.run` have as many rows.
 
     Args:
-        values: Any structure of tensors, holding one replica's values.
+        values: As in `count_rows`.
+        is_of_batch: As in `count_rows`.
 
     Returns:
-        The structure, with an unknown number of rows where 0 was known while tracing.
+        An operation that fails where they have not, if only the data tells.
+
+    Raises:
+        OptionError: if they have not.
     """
+    counted = [count for value in _of_batch(values, is_of_batch) if (count := rows.count_rows(value)) is not None]
+    static = sorted({known for _, known in counted if known is not None})
+    if len(static) > 1:
+        raise rows.which_is_the_batch(" and ".join(map(str, static)))
+    dynamic = [count for count, known in counted if known is None]
+    if not dynamic or len(counted) == 1:
+        return None
+    return rows.assert_same([*static, *dynamic])
 
-    def hide(value: Any) -> Any:
-        if not tf.is_tensor(value) or not hasattr(value, "shape") or isinstance(value, tf.Variable):
-            return value
-        if tf.executing_eagerly() or value.shape.rank in (None, 0) or value.shape[0] != 0:
-            return value
-        return tf.compat.v1.placeholder_with_default(value, [None, *value.shape[1:]])
 
-    return tf.nest.map_structure(hide, values)
+def _of_batch(values: Any, is_of_batch: list[bool] | None) -> list[Any]:
+    flat = tf.nest.flatten(values)
+    if is_of_batch is None or len(is_of_batch) != len(flat) or not any(is_of_batch):
+        return flat
+    return [value for value, is_own in zip(flat, is_of_batch) if is_own]

@@ -1,0 +1,80 @@
+"""Replicas without rows: what computes for them, and what is removed of it.
+
+Convolutions, CTC and metric functions crash on no rows, or give NaN. In a Keras step such a replica has one row that
+counts nothing: a row of the batch where the batch is at hand (`batch_parts`), else one of zeros.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfdistkit.data.rows import count_rows
+
+
+def with_stand_in(data: Any, is_empty: Any) -> Any:
+    """Gives a batch without rows one of zeros, where nobody has a row to stand in.
+
+    Args:
+        data: Any structure of tensors, holding one replica's values.
+        is_empty: Whether it has no rows, a scalar bool tensor.
+    """
+
+    def filled(value: Any) -> Any:
+        counted = count_rows(value) if tf.is_tensor(value) or isinstance(value, tf.RaggedTensor) else None
+        if counted is None or counted[1]:
+            return value
+        if isinstance(value, tf.RaggedTensor):
+            inner = value.with_row_splits_dtype(value.row_splits.dtype)
+            empty_row = tf.RaggedTensor.from_row_splits(inner.values[:0], tf.zeros([2], inner.row_splits.dtype))
+            return tf.cond(is_empty, lambda: tf.concat([inner, empty_row], 0), lambda: inner)
+        if isinstance(value, tf.SparseTensor):
+            shape = tf.maximum(value.dense_shape, tf.cast(is_empty, tf.int64))
+            return tf.SparseTensor(value.indices, value.values, shape)
+        shape = tf.where(is_empty, tf.maximum(tf.shape(value), 1), tf.shape(value))
+        row = tf.cond(is_empty, lambda: tf.zeros(shape, value.dtype), lambda: tf.identity(value))
+        row.set_shape([None, *value.shape[1:]])
+        return row
+
+    return tf.nest.map_structure(filled, data)
+
+
+def without_stand_in(outputs: Any, is_empty: Any) -> Any:
+    """Removes the rows of what was computed of a stand-in alone.
+
+    Args:
+        outputs: What a replica returned, any structure of tensors.
+        is_empty: Whether it had no rows, a scalar bool tensor.
+    """
+
+    def kept(value: Any) -> Any:
+        if not tf.is_tensor(value) or isinstance(value, tf.SparseTensor) or value.shape.rank == 0:
+            return value
+        if isinstance(value, tf.RaggedTensor):
+            return value[: tf.where(is_empty, tf.zeros([], tf.int64), tf.cast(value.nrows(), tf.int64))]
+        return value[: tf.where(is_empty, 0, tf.shape(value)[0])]
+
+    return tf.nest.map_structure(kept, outputs)
+
+
+def hide_emptiness(values: Any) -> Any:
+    """Lets a graph be traced for a replica without rows as if it might have some.
+
+    Layers such as LSTM cannot be traced for a batch that is known to be empty, but run on one that is.
+
+    Args:
+        values: Any structure of tensors, holding one replica's values.
+
+    Returns:
+        The structure, with an unknown number of rows where 0 was known while tracing.
+    """
+
+    def hide(value: Any) -> Any:
+        if not tf.is_tensor(value) or not hasattr(value, "shape") or isinstance(value, tf.Variable):
+            return value
+        if tf.executing_eagerly() or value.shape.rank in (None, 0) or value.shape[0] != 0:
+            return value
+        return tf.compat.v1.placeholder_with_default(value, [None, *value.shape[1:]])
+
+    return tf.nest.map_structure(hide, values)
