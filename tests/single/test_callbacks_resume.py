@@ -141,6 +141,27 @@ def own_step() -> keras.Model:
     return model
 
 
+class Counting(keras.Model):
+    """Counts its steps in a variable of TensorFlow's, and computes with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense, self.steps = keras.layers.Dense(1), tf.Variable(0.0, trainable=False)
+
+    def call(self, x: Any) -> Any:
+        return self.dense(x) * (1 + self.steps / 100)
+
+    def train_step(self, data: Any) -> Any:
+        self.steps.assign_add(1.0)
+        return super().train_step(data)
+
+
+def counting() -> keras.Model:
+    model = Counting()
+    model.compile("sgd", "mse")
+    return model
+
+
 def accumulating() -> keras.Model:
     return compiled(optimizer=keras.optimizers.SGD(0.05, momentum=0.9, gradient_accumulation_steps=3, use_ema=True))
 
@@ -166,6 +187,7 @@ MODELS = {
     "own_step_after_the_last": (own_step, 12),
     "three_at_once": (three_at_once, 4),
     "with_everything": (compiled, 12),
+    "counting": (counting, 8),
 }
 
 
@@ -178,6 +200,17 @@ def test_models_go_on_where_they_were(tmp_path: pathlib.Path, name: str) -> None
     found = run(make, in_arrays, no_callbacks, tmp_path)
     assert found is not None
     assert_same(found, expected)
+
+
+def test_an_optimizer_that_no_backup_can_be_put_into_is_refused_at_once(tmp_path: pathlib.Path) -> None:
+    def make() -> keras.Model:
+        model = OwnStep()
+        model.own = keras.optimizers.SGD(0.1, momentum=0.9)
+        model.compile("sgd")
+        return model
+
+    message = refused(tmp_path, in_arrays, make)
+    assert "got its variables in the first step" in message and "optimizer.build(variables)" in message
 
 
 class Counter(keras.callbacks.Callback):

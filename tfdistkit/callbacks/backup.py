@@ -18,7 +18,7 @@ from tfdistkit.callbacks.callback_states import CallbackStates
 from tfdistkit.callbacks.chief import writes_files
 from tfdistkit.callbacks.frequency import frequency_of
 from tfdistkit.callbacks.last_signal import LastSignal
-from tfdistkit.callbacks.model_state import ModelState, copy_state, put_state
+from tfdistkit.callbacks.model_state import ModelState, copy_state, put_state, require_known_optimizers, variables_of
 from tfdistkit.callbacks.plain_data import is_plain
 from tfdistkit.callbacks.ranks import Ranks, ranks_of
 from tfdistkit.callbacks.training_setup import SetUp, set_rates
@@ -216,6 +216,7 @@ class _Run:
         """After the others' `on_train_begin`."""
         self._states = CallbackStates(self._others)
         self.setup.see_model()
+        self._known: list[Any] | None = variables_of(self._model)
         if self._found is not None:
             if self.setup.is_other_data(self._found.get("setup"), writes_files(self._model)):
                 self.data.begin_epoch_anew()
@@ -240,6 +241,9 @@ class _Run:
 
     def count_steps(self, logs: dict[str, Any]) -> None:
         """Counts the steps of the epoch."""
+        if self._known is not None:
+            require_known_optimizers(self._model, self._known)
+            self._known = None
         self.steps_since += self.data.steps_done - self._batch
         self._batch, self._logs = self.data.steps_done, {key: value for key, value in logs.items() if is_plain(value)}
 

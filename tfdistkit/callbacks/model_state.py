@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfdistkit.callbacks.ranks import Ranks
 from tfdistkit.errors import UnsupportedError, explain
+from tfdistkit.strategies import keras_seams
 
 
 def optimizers_of(model: keras.Model) -> list[Any]:
@@ -34,16 +35,56 @@ def counts_of(model: keras.Model) -> list[Any]:
 
 def value_of(variable: Any) -> np.ndarray:
     """Returns what a variable holds."""
-    return np.asarray(variable.value.numpy())
+    return np.asarray(_raw(variable).numpy())
+
+
+def require_known_optimizers(model: keras.Model, known: list[Any]) -> None:
+    """Raises an error, after the first step, if that step has made variables of an optimizer.
+
+    Args:
+        model: The model.
+        known: What `variables_of` said before it.
+
+    Raises:
+        UnsupportedError: if so: a new process could not take them from a backup before its own first step.
+    """
+    before = {id(v) for v in known}
+    for optimizer in optimizers_of(model):
+        if any(id(v) not in before for v in optimizer.variables):
+            raise UnsupportedError(
+                explain(
+                    "An optimizer got its variables in the first step, so that no backup could be put back into it.",
+                    received=f"{type(optimizer).__name__} {optimizer.name!r} of {type(model).__name__}",
+                    expected="an optimizer that is built before `fit`",
+                    do="Call `optimizer.build(variables)` with the variables that it trains, behind `compile`.",
+                )
+            )
+
+
+def _raw(variable: Any) -> Any:
+    """The TensorFlow variable of a Keras variable; others are one."""
+    return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+def _own_variables(model: keras.Model) -> list[Any]:
+    """TensorFlow's variables in attributes of the model and its layers, such as counters of a `train_step`."""
+    found = []
+    for layer in keras_seams.layers_of(model):
+        for name, value in vars(layer).items():
+            value = value.state if isinstance(value, tf.random.Generator) else value
+            if isinstance(value, tf.Variable) and not name.startswith("_") and value.shape.is_fully_defined():
+                found.append(value)
+    return found
 
 
 def _all_variables(model: keras.Model) -> list[Any]:
-    found = [*model.variables, *(v for one in optimizers_of(model) for v in one.variables), *model.metrics_variables]
+    of_optimizers = [v for one in optimizers_of(model) for v in one.variables]
+    found = [*model.variables, *_own_variables(model), *of_optimizers, *model.metrics_variables]
     return [v for v in {id(v): v for v in found}.values() if v.dtype != "string"]
 
 
 def _is_on_read(variable: Any) -> bool:
-    return getattr(variable.value, "synchronization", None) == tf.VariableSynchronization.ON_READ
+    return getattr(_raw(variable), "synchronization", None) == tf.VariableSynchronization.ON_READ
 
 
 @dataclass(frozen=True)
@@ -99,7 +140,7 @@ def put_state(
         values = values[: len(variables)]  # They come last.
     _require_same(variables, values, state.names, 0)
     for variable, value in zip(variables, values):
-        variable.assign(tf.constant(value, dtype=variable.value.dtype))
+        variable.assign(tf.constant(value, dtype=_raw(variable).dtype))
     if not with_counts:
         return
     _require_same(counts, [rows[0] for rows in state.counts], state.names[len(state.values) :], len(variables))
@@ -112,7 +153,7 @@ def put_state(
 
 def _local(model: keras.Model, variable: Any) -> list[Any]:
     """The parts of a variable in this process, one for each of its replicas."""
-    return list(model.distribute_strategy.experimental_local_results(variable.value))
+    return list(model.distribute_strategy.experimental_local_results(_raw(variable)))
 
 
 def _rows_of_all_replicas(model: keras.Model, counts: list[Any], ranks: Ranks) -> list[np.ndarray]:
@@ -143,7 +184,7 @@ def _for_replicas(rows: np.ndarray, replicas: int, aggregation: str) -> np.ndarr
 
 
 def _require_same(variables: list[Any], values: list[np.ndarray], names: list[str], skipped: int) -> None:
-    has = [f"{v.value.dtype.name}{list(v.shape)}" for v in variables]
+    has = [f"{_raw(v).dtype.name}{list(v.shape)}" for v in variables]
     saved = [f"{value.dtype.name}{list(value.shape)}" for value in values]
     if has == saved:
         return
