@@ -10,6 +10,7 @@ from typing import Any
 import keras
 
 from tfdistkit.strategies import data_position
+from tfdistkit.strategies.shared_files import warn_of_shared_files
 
 
 @contextlib.contextmanager
@@ -28,6 +29,7 @@ def arguments_of_fit(original: Any, model: Any, args: tuple, kwargs: dict) -> It
     call = inspect.signature(original).bind(model, *args, **kwargs)
     given = call.arguments.get("callbacks")
     callbacks = given.callbacks if isinstance(given, keras.callbacks.CallbackList) else keras.tree.flatten(given or [])
+    warn_of_shared_files(model.distribute_strategy, callbacks)
     with contextlib.ExitStack() as stack:
         for one in list(callbacks):
             if hasattr(one, "tfdistkit_around_fit"):
