@@ -86,21 +86,27 @@ class Pool:
         address = str(self._folder / f"socket{self._runs}")
         with Listener(address, "AF_UNIX", backlog=8) as listener:
             self._job = self._start_processes(address)
-            # A process that dies while starting would be waited for.
-            listener._listener._socket.settimeout(START_S)  # type: ignore[attr-defined]
-            found = {}
             try:
-                accepted = [listener.accept() for _ in range(self.ranks)]
-                for connection in accepted:
-                    if not connection.poll(START_S):
-                        raise TimeoutError
-                    found[connection.recv()] = connection
+                accepted = [self._accept(listener) for _ in range(self.ranks)]
+                found = {connection.recv(): connection for connection in accepted}
             except (EOFError, OSError):
                 logs = self._job.logs()
-                self.close()
+                self.close_processes()
                 raise engines.EngineError(f"{self.engine} did not start\n{logs}") from None
         self._connections = [found[rank] for rank in sorted(found)]
         self._since_start = 0
+
+    def _accept(self, listener: Listener) -> Connection:
+        """Waits for a process that is ready; one that ended before is not waited for."""
+        socket = listener._listener._socket  # type: ignore[attr-defined]
+        socket.settimeout(1.0)
+        end = time.monotonic() + START_S
+        while time.monotonic() < end:
+            with contextlib.suppress(TimeoutError):
+                return listener.accept()
+            if self._job is not None and any(process.poll() is not None for process in self._job.processes):
+                raise EOFError
+        raise EOFError
 
     def _start_processes(self, address: str) -> engines.Job:
         folder = self._folder / f"logs{self._runs}"
