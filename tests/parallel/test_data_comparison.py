@@ -225,7 +225,7 @@ EXPECTED = {
     "evaluate": "The ranks do not bring the same data to `evaluate`",
     "validation": "The ranks do not bring the same data to `validation_data`",
     "predict": "The ranks do not bring the same data to `predict`",
-    "other calls": "`evaluate` on rank 0, `predict` on rank 1",
+    "other calls": "rank 0: `evaluate`",
     "data.shard": "The ranks do not bring the same data to `tfdistkit.data.shard`",
 }
 

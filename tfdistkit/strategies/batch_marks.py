@@ -1,7 +1,7 @@
 """A mark of a batch, by which ranks see whether they read the same data.
 
-A few values of each tensor travel with a rank's part of every batch; they are taken before the batch is cut. Only those
-of the first batch of an epoch are looked at.
+A few values of each tensor travel with a rank's part of the first batch of an epoch; they are taken before the batch is
+cut.
 """
 
 from __future__ import annotations
@@ -16,16 +16,28 @@ import tensorflow as tf
 _OF_BATCH, _OF_ARRAY = 256, 4096
 # A mark is told by this many numbers for each tensor: its hash, and whether it tells rows apart.
 WIDTH = 2
+_OPAQUE = (tf.variant, tf.resource)
 
 
-def samples(batch: Any) -> tuple[tf.Tensor, ...]:
-    """Returns values of each tensor of a batch, those of ragged and sparse ones included.
+def samples(batch: Any, number: tf.Tensor, steps_per_epoch: int | None) -> tuple[tf.Tensor, ...]:
+    """Returns values of each tensor of the first batch of an epoch, those of ragged and sparse ones included.
 
     Args:
         batch: The batch, in a graph.
+        number: Which batch of its iterator it is, from 0, a scalar int64 tensor.
+        steps_per_epoch: After how many batches an iterator begins another epoch; None if each has one of its own.
+
+    Returns:
+        A vector for each tensor, without values where the batch is not the first.
     """
-    flat = tf.nest.flatten(batch, expand_composites=True)
-    return tuple(_sampled(value, _OF_BATCH) for value in flat if tf.is_tensor(value))
+    values = [v for v in tf.nest.flatten(batch, expand_composites=True) if tf.is_tensor(v)]
+    is_first = tf.equal(number if steps_per_epoch is None else number % steps_per_epoch, 0)
+    taken = tf.cond(
+        is_first,
+        lambda: [_sampled(v, _OF_BATCH) for v in values],
+        lambda: [_sampled(v, _OF_BATCH)[:0] if v.dtype in _OPAQUE else tf.zeros([0], v.dtype) for v in values],
+    )
+    return tuple(taken)
 
 
 def mark_of_samples(taken: tuple[tf.Tensor, ...]) -> list[int]:
@@ -48,7 +60,7 @@ def mark_of_array(array: tf.Tensor) -> int:
 
 
 def _sampled(value: tf.Tensor, count: int) -> tf.Tensor:
-    if value.dtype in (tf.variant, tf.resource):
+    if value.dtype in _OPAQUE:
         return tf.zeros([0])
     flat = tf.reshape(value, [-1])
     size = flat.shape[0] if flat.shape[0] is not None else tf.size(flat)

@@ -63,7 +63,7 @@ def split(
     replicas: int,
     replica_ids: Sequence[int],
     kind: type[BatchPart] = BatchPart,
-    sample: Callable[[Any], Any] | None = None,
+    sample: Callable[[Any, tf.Tensor], Any] | None = None,
 ) -> tf.data.Dataset:
     """Keeps the parts of some replicas of every batch (`rows_of`).
 
@@ -72,7 +72,8 @@ def split(
         replicas: How many parts there are.
         replica_ids: Which of them to keep, consecutive numbers.
         kind: What the elements are to be.
-        sample: Called with each whole batch; what it returns is the `sample` of the part, where there is one replica.
+        sample: Called with each whole batch and its number, where there is one replica here; what it returns is the
+            `sample` of the part.
 
     Returns:
         A dataset of as many elements for each batch as there are `replica_ids`.
@@ -81,16 +82,21 @@ def split(
     how = Split(dataset.element_spec, marks_of(dataset))
 
     def part(*elements: Any) -> BatchPart:
-        batch = elements if in_tuple else elements[0]
+        return _part(how, elements if in_tuple else elements[0], replicas, replica_ids[0], kind)
+
+    def sampled_part(number: tf.Tensor, batch: Any) -> BatchPart:
+        assert sample is not None
         own: BatchPart = _part(how, batch, replicas, replica_ids[0], kind)
-        return own if sample is None else own._replace(sample=sample(batch))
+        return own._replace(sample=sample(batch, number))
 
     def parts(*elements: Any) -> tf.data.Dataset:
         batch = elements if in_tuple else elements[0]
         numbers = tf.data.Dataset.range(len(replica_ids), output_type=tf.int32)
         return numbers.map(lambda i: _part(how, batch, replicas, replica_ids[0] + i, kind))
 
-    return (dataset.map(part) if len(replica_ids) == 1 else dataset.flat_map(parts)).prefetch(len(replica_ids))
+    if len(replica_ids) > 1:
+        return dataset.flat_map(parts).prefetch(len(replica_ids))
+    return (dataset.map(part) if sample is None else dataset.enumerate().map(sampled_part)).prefetch(1)
 
 
 def part_of(batch: Any, replicas: int, replica_id: int) -> KerasPart:

@@ -41,8 +41,9 @@ class EpochComparison:
         require_equal(table(strategy, self._position.row()))
         weights = arguments.get("class_weight")
         self._executions = int(arguments.get("steps_per_execution") or 1)
+        self._steps_per_epoch: int | None = arguments.get("steps_per_epoch")
         self._more = {
-            "steps": [arguments.get("steps_per_epoch"), self._executions],
+            "steps": [self._steps_per_epoch, self._executions],
             "class_weight": None if weights is None else sorted((str(k), float(v)) for k, v in dict(weights).items()),
         }
         self._dataset: Any = None
@@ -56,7 +57,10 @@ class EpochComparison:
             UnsupportedError: on all ranks, if they bring different data.
         """
         self._agree(dataset)
-        return self._strategy.distribute_keras_batches(self._dataset, None if self._graph is None else samples)
+        return self._strategy.distribute_keras_batches(self._dataset, None if self._graph is None else self._samples)
+
+    def _samples(self, batch: Any, number: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        return samples(batch, number, self._steps_per_epoch)
 
     def _agree(self, dataset: Any) -> None:
         self._has_begun = True
@@ -134,7 +138,7 @@ class EpochComparison:
         """Reads the data from its first order on: a look at it on one rank alone had gone to the next order there."""
         assert self._graph is not None
         self._dataset = remade(self._strategy, self._dataset, self._graph, otherwise)
-        distributed = self._strategy.distribute_keras_batches(self._dataset, samples)
+        distributed = self._strategy.distribute_keras_batches(self._dataset, self._samples)
         data = iter(distributed)
         keras_seams.replace_data(epoch_iterator, distributed, data)
         return data

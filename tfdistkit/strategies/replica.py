@@ -311,12 +311,12 @@ class KerasStrategyMixin:
             return batch_parts.split(dataset, self.num_replicas_in_sync, self._local_replica_ids())
         return self.experimental_distribute_dataset(dataset)
 
-    def distribute_keras_batches(self, dataset: Any, sample: Callable[[Any], Any] | None = None) -> Any:
+    def distribute_keras_batches(self, dataset: Any, sample: Callable[[Any, tf.Tensor], Any] | None = None) -> Any:
         """As `distribute_batches`, for the steps of Keras: in them a replica without rows has a row that stands in.
 
         Args:
             dataset: What `fit`, `evaluate` or `predict` reads: global batches, the same on all workers.
-            sample: Called with each global batch; what it returns travels with the elements.
+            sample: Called with each global batch and its number; what it returns travels with the elements.
         """
         if self.num_replicas_in_sync == 1 or not batch_parts.can_split(dataset):
             return self.experimental_distribute_dataset(dataset)
