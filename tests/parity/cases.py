@@ -159,6 +159,32 @@ _LOSSES = (
          metrics=("accuracy",), feed="arrays"),
 )
 
+_OWN_METRICS = (by("TruePositives"), by("Extremes"), by("Extremes", "others", "mean"), by("MeanOfBatches"),
+                by("CenteredError", name="centered"), by("RootOfMean", name="root"), by("losses.MeanSquaredError"),
+                *(by("function", name) for name in ("row_error", "correlation", "mean_error", "of_columns")))
+
+
+def metrics(name: str, **changes: Any) -> Case:
+    """A case that looks at the logs of every batch and at the state of the metrics."""
+    defaults = dict(run="fit_batches", metrics=_OWN_METRICS, optimizer=sgd(0.05), rows=70, global_batch=32)
+    return Case(name, **{**defaults, **changes})
+
+
+_METRICS = (
+    metrics("own_metrics", weights="sample", compile={"weighted_metrics": [by("TruePositives", "weighted"), "mae"]}),
+    metrics("own_metrics_65", rows=65, compile={"steps_per_execution": 2}),
+    metrics("own_metrics_eager", rows=37, compile={"run_eagerly": True}),
+    metrics("confusion", model=by("integers"), data="classes", loss="sparse_categorical_crossentropy", rows=37,
+            metrics=("accuracy", by("metrics.MeanIoU", 4, sparse_y_pred=False))),
+    metrics("metrics_of_outputs", model=by("two_outputs"), data="named", loss={"one": "mse", "two": "mae"},
+            metrics={"one": [by("TruePositives"), "mae"], "two": [by("TruePositives"), by("function", "correlation")]}),
+    metrics("trackers", model=by("Trackers"), metrics=None, compile={"steps_per_execution": 2}),
+    metrics("trackers_65_eager", model=by("Trackers"), metrics=None, rows=65, compile={"run_eagerly": True}),
+    metrics("own_logs", model=by("OwnLogs"), metrics=None, rows=65),
+    metrics("loss_alone", model=by("LossAlone"), metrics=None),
+    metrics("own_compute_metrics", model=by("OwnComputeMetrics"), metrics=("mae",)),
+)
+
 _BATCHES = (
     yes_or_no("rows_103", rows=103),
     yes_or_no("rows_97", rows=97),
@@ -232,5 +258,5 @@ _PRECISION = (
 
 CASES = {
     case.name: case
-    for case in (*_OPTIMIZERS, *_LAYERS, *_LOSSES, *_BATCHES, *_FEEDS, *_LOOPS, *_PRECISION)
+    for case in (*_OPTIMIZERS, *_LAYERS, *_LOSSES, *_METRICS, *_BATCHES, *_FEEDS, *_LOOPS, *_PRECISION)
 }

@@ -13,7 +13,7 @@ import numpy as np
 SMALLEST_SIZE = 1e-3
 
 # What is a list of numbers for each logged name.
-CURVES = ("history", "evaluate", "resumed", "other_resumed")
+CURVES = ("history", "evaluate", "resumed", "other_resumed", "batches", "test_batches", "results", "values")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from parity import feeds, models
+from parity import feeds, models, own_metrics
 from parity.cases import Call, Case
 
 EPOCHS = 3
@@ -50,7 +50,8 @@ def make(value: Any) -> Any:
     """Makes the calls that the table wrote down, nested ones too."""
     if isinstance(value, Call):
         parts = value.path.split(".")
-        found = functools.reduce(getattr, parts, models if hasattr(models, value.path) else keras)
+        home = next((m for m in (models, own_metrics) if hasattr(m, value.path)), keras)
+        found = functools.reduce(getattr, parts, home)
         return found(*make(value.args), **make(value.options))
     if isinstance(value, dict):
         return {name: make(part) for name, part in value.items()}
@@ -63,7 +64,7 @@ def compiled(case: Case) -> keras.Model:
     """Makes the model of a case; called in the scope of the strategy."""
     model = make(case.model)
     metrics = make(case.metrics)
-    options = {"jit_compile": False, **case.compile}
+    options = {"jit_compile": False, **make(case.compile)}
     metrics = list(metrics) if isinstance(metrics, tuple) else metrics
     model.compile(optimizer=make(case.optimizer), loss=make(case.loss), metrics=metrics, **options)
     return model
@@ -95,6 +96,41 @@ def fit(case: Case, strategy: tf.distribute.Strategy, record: Record) -> keras.M
     else:
         record.add_arrays("predict", model.predict(feeds.dataset(data[:1], 32), verbose=0))
     return model
+
+
+class BatchLogs(keras.callbacks.Callback):
+    """Keeps the logs of every batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logs: dict[str, list[float]] = {}
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        for name, value in logs.items():
+            for number, one in enumerate(np.ravel(value)):
+                self.logs.setdefault(f"{name} {number}", []).append(float(one))
+
+    on_test_batch_end = on_train_batch_end
+
+
+def fit_batches(case: Case, strategy: tf.distribute.Strategy, record: Record) -> None:
+    """Trains and evaluates, and keeps the logs of every batch and the state of all metrics."""
+    with strategy.scope():
+        model = compiled(case)
+    train, test = BatchLogs(), BatchLogs()
+    data = feeds.columns(case)
+    history = model.fit(**feeds.fit_arguments(case, data), epochs=2, verbose=0, callbacks=[train]).history
+    record.add_logs("history", {name: [np.ravel(v) for v in values] for name, values in history.items()})
+    record.add_logs("batches", train.logs)
+    record.add_weights("weights", model.weights)
+    record.add_weights("metrics", model.metrics_variables)
+    data = tuple(data if len(data) > 2 else data[:2])
+    results = model.evaluate(feeds.dataset(data, case.global_batch), verbose=0, return_dict=True, callbacks=[test])
+    record.add_logs("evaluate", {name: np.ravel(value) for name, value in results.items()})
+    record.add_logs("test_batches", test.logs)
+    own = {m.name: m.result() for m in model.metrics if not isinstance(m.result(), dict)}
+    record.add_logs("results", {name: [float(value), float(np.asarray(value))] for name, value in own.items()})
+    record.add_logs("values", {v.path: np.ravel(v.value.numpy()) for v in model.metrics_variables})
 
 
 def on_batch(case: Case, strategy: tf.distribute.Strategy, record: Record) -> None:
@@ -176,5 +212,5 @@ def save_and_resume(case: Case, strategy: tf.distribute.Strategy, record: Record
 
 RUNS = {
     run.__name__: run
-    for run in (fit, fit_only, on_batch, loop_average_loss, loop_keras_loss, save_and_resume)
+    for run in (fit, fit_only, fit_batches, on_batch, loop_average_loss, loop_keras_loss, save_and_resume)
 }

@@ -8,9 +8,8 @@ Data that should be read by the workers themselves comes as a `WorkerDataset`.
 from __future__ import annotations
 
 import itertools
-import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -18,10 +17,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdistkit.strategies import atomic_updates, data_position, keras_seams
+from tfdistkit.strategies import atomic_updates, data_position, keras_seams, replayed_updates
 from tfdistkit.strategies.coordinated_clock import CoordinatedClock, stopwatch, with_input
+from tfdistkit.strategies.packed_sums import added, packed, same, unpacked
 from tfdistkit.strategies.sent_steps import SentStep, step_ended
-from tfdistkit.strategies.worker_datasets import WorkerIterator
+from tfdistkit.strategies.worker_datasets import WorkerIterator, drawn
 
 # Seconds after which it is looked at steps that nobody was told of: one that failed, say.
 _POLL_EVERY_S = 0.05
@@ -101,11 +101,11 @@ class CoordinatedFunction:
 
     def _send_batches(self) -> None:
         with self._clock.input():
-            batches = tuple(itertools.islice(_drawn(self._iterator), int(self._model.steps_per_execution)))
+            batches = tuple(itertools.islice(drawn(self._iterator), int(self._model.steps_per_execution)))
         if not batches:
             self.finish()
             raise StopIteration
-        step = self._job.on_batches(batches)
+        step = self._job.on_batches(batches, getattr(self._iterator, "element_spec", None))
         self._make_room(self._strategy.max_inflight)
         self._sent[next(self._numbers)] = SentStep(self._strategy.schedule, step, batches)
 
@@ -209,6 +209,8 @@ class _Job:
         self.returned: Any = None
         self.logs_are_metrics = False
         self._results: Any = None
+        # The metrics of which nothing is known, once a step was traced that has some.
+        self._replayed: replayed_updates.Replayed | None = None
         self._one_step: Any = None
         # By how many they take: TensorFlow fails to generalize a function over the number of its arguments.
         self._on_batches: dict[int, Any] = {}
@@ -220,14 +222,22 @@ class _Job:
         """The batches are of another dataset from now on, perhaps of another structure."""
         self._traced = {}
 
-    def on_batches(self, batches: tuple[Any, ...]) -> Any:
-        """Returns a step that takes batches like these, as many of them, as its arguments."""
+    def on_batches(self, batches: tuple[Any, ...], element_spec: Any = None) -> Any:
+        """Returns a step that takes batches like these, as many of them, as its arguments.
+
+        Args:
+            batches: The batches.
+            element_spec: That of their dataset: a step knows of shapes, by which Keras weighs losses, no more.
+        """
         leaves = tf.nest.flatten(batches)
         if not all(isinstance(leaf, tf.Tensor) for leaf in leaves):
             return self._on_any_batches(batches)
-        like = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        like: Any = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        given = batches
+        if all(isinstance(spec, tf.TensorSpec) for spec in tf.nest.flatten(element_spec or [None])):
+            like, given = (len(batches),), (element_spec,) * len(batches)
         if like not in self._traced:
-            self._traced[like] = self._on_any_batches(batches).get_concrete_function(*batches)
+            self._traced[like] = self._on_any_batches(given).get_concrete_function(*given)
         return self._traced[like]
 
     def _on_any_batches(self, batches: tuple[Any, ...]) -> Any:
@@ -236,11 +246,12 @@ class _Job:
 
             @tf.autograph.experimental.do_not_convert
             def on_batches(*batches: Any) -> Any:
-                sums, logs = one_step(batches[0])
+                sums, logs, records = one_step(batches[0])
                 for batch in batches[1:]:
-                    more, logs = one_step(batch)
+                    more, logs, more_records = one_step(batch)
                     sums = [a + b for a, b in zip(sums, more)]
-                return sums, logs, []
+                    records = [*records, *more_records]
+                return sums, logs, [], records
 
             self._on_batches[len(batches)] = tf.function(on_batches, autograph=False, reduce_retracing=True)
         return self._on_batches[len(batches)]
@@ -271,35 +282,43 @@ class _Job:
         @tf.autograph.experimental.do_not_convert
         def one(batch: Any) -> Any:
             collected = model.metrics_variables if collect else ()
-            with stopwatch(self._clock) as watch, atomic_updates.running(collected) as updates:
+            with (
+                stopwatch(self._clock) as watch,
+                atomic_updates.running(collected) as updates,
+                replayed_updates.recording() as records,
+            ):
                 logs = self._strategy.run(self._step_function, args=(batch,))
                 self.logs_are_metrics = isinstance(logs, dict) and set(logs) == set(model.get_metrics_result())
+            if records.updates and self._replayed is None:
+                self._replayed = replayed_updates.Replayed(records.updates)
             seen = [] if watch is None else [watch.seen(batch, logs)]
-            return _packed([*updates.sums(), *seen]), {} if self.logs_are_metrics else logs
+            return packed([*updates.sums(), *seen]), {} if self.logs_are_metrics else logs, records.tensors
 
         return tf.function(one, reduce_retracing=True, autograph=False)
 
     def _make_on_own_data(self, element_spec: Any, steps: int) -> Any:
         # An OutOfRangeError would be an error of the whole job, so nothing raises it: a worker that ran dry says so.
         spec = self._one_step.get_concrete_function(keras_seams.type_specs(element_spec)).structured_outputs
-        nothing = tf.nest.map_structure(lambda t: tf.zeros(t.shape, t.dtype), spec)
+        nothing = tf.nest.map_structure(lambda t: tf.zeros([size or 0 for size in t.shape], t.dtype), spec)
 
         @tf.autograph.experimental.do_not_convert
         def on_own_data(iterator: Any, worker: Any) -> Any:
             began = None if self._clock is None else tf.timestamp()
-            sums, logs = nothing
+            sums, logs, _ = nothing
+            records = []
             done, dry = tf.constant(0), tf.constant(False)
             for _ in range(steps):
                 batch = iterator.get_next_as_optional()
-                run, skip = partial(self._run_one, batch), partial(_same, (nothing[0], logs))
-                more, logs = tf.cond(batch.has_value(), run, skip)
+                run, skip = partial(self._run_one, batch), partial(same, (nothing[0], logs, nothing[2]))
+                more, logs, more_records = tf.cond(batch.has_value(), run, skip)
                 sums = [a + b for a, b in zip(sums, more)]
+                records += more_records
                 done += tf.cast(batch.has_value(), tf.int32)
                 dry = tf.logical_not(batch.has_value())
             if self._clock is not None:
                 sums = with_input(sums, began)
             # Whether it did any, and the worker that has no more; together, for every tensor travels on its own.
-            return sums, logs, [tf.stack([done, tf.where(dry, worker, -1)])]
+            return sums, logs, [tf.stack([done, tf.where(dry, worker, -1)])], records
 
         return tf.function(on_own_data, autograph=False)
 
@@ -309,40 +328,56 @@ class _Job:
     def clear(self) -> None:
         """Forgets what the steps of an epoch came to."""
         self._sums, self._stored, self.logs, self._early, self._next = None, None, None, {}, 0
+        if self._replayed is not None:
+            self._replayed.forget()
 
     def count_on(self) -> None:
         """Adds the steps to what the metrics have counted before."""
         values = [tf.convert_to_tensor(keras_seams.raw_variable(v)) for v in self._model.metrics_variables]
-        self._stored = [vector.numpy() for vector in _packed(values)]
+        self._stored = [vector.numpy() for vector in packed(values)]
 
     def take(self, number: int, result: Any) -> tuple[bool, int]:
         """Adds the result of a step; returns whether it had batches, and the worker that has no more, or -1."""
-        sums, logs, own_data = result
+        sums, logs, own_data, records = result
         sums = [value.numpy() for value in sums]
         if self._clock is not None:
             self._clock.take(sums)
         done, dry = (int(value) for value in own_data[0]) if own_data else (1, -1)
-        self._early[number] = (sums, logs) if done else None
+        if own_data and records:  # Those that found data came first.
+            records = records[: len(records) * done // int(self._model.steps_per_execution)]
+        self._early[number] = (sums, logs, records) if done else None
         before, newest = self._sums, None
         while self._next in self._early:
             result = self._early.pop(self._next)
             self._next += 1
             if result is not None:
-                added, newest = result
-                self._sums = _added(self._sums, added)
+                more, newest, records = result
+                self._sums = added(self._sums, more)
+                self._replay(records)
         if self._sums is not None and self._sums is not before:
-            total = map(tf.constant, _added(self._stored, self._sums))
+            total = map(tf.constant, added(self._stored, self._sums))
             self.logs = self._results_of(list(total)) if self.logs_are_metrics else newest
         return done > 0, dry
 
+    def _replay(self, records: list[tf.Tensor]) -> None:
+        if self._replayed is None:
+            return
+        self._replayed.replay(records)
+        if not self.logs_are_metrics:  # The steps to come may read them.
+            self._replayed.store()
+
     def store(self) -> None:
         """Adds what the steps came to, to the metrics of the model."""
+        if self._replayed is not None:
+            self._replayed.store()
         if self._sums is None or not self.logs_are_metrics:
             return  # Metrics that are no more than logs are written in every step.
         variables = self._model.metrics_variables
-        for variable, value in zip(variables, _unpacked(self._sums, variables)):
-            keras_seams.raw_variable(variable).assign_add(value)
-        self._stored, self._sums = _added(self._stored, self._sums), None
+        replayed = {id(v) for v in self._replayed.variables} if self._replayed is not None else ()
+        for variable, value in zip(variables, unpacked(self._sums, variables)):
+            if id(variable) not in replayed:
+                keras_seams.raw_variable(variable).assign_add(value)
+        self._stored, self._sums = added(self._stored, self._sums), None
 
     def complete_logs(self) -> None:
         """Lets the last logs, which Keras takes for those of the epoch, show the metrics after the last step."""
@@ -351,47 +386,15 @@ class _Job:
             self.returned.update({name: results.get(name, value) for name, value in self.logs.items()})
 
     def _results_of(self, sums: list[tf.Tensor]) -> Any:
+        state = [] if self._replayed is None else self._replayed.state()
         if self._results is None:
-            self._results = tf.function(self._compute_results, autograph=False).get_concrete_function(sums)
-        return self._results(sums)
+            self._results = tf.function(self._compute_results, autograph=False).get_concrete_function(sums, state)
+        return self._results(sums, state)
 
-    def _compute_results(self, sums: list[tf.Tensor]) -> Any:
+    def _compute_results(self, sums: list[tf.Tensor], state: list[tf.Tensor]) -> Any:
         variables = self._model.metrics_variables
-        with keras.StatelessScope(state_mapping=list(zip(variables, _unpacked(sums, variables)))):
+        mapping = list(zip(variables, unpacked(sums, variables)))
+        if self._replayed is not None:
+            mapping += zip(self._replayed.variables, state)  # The last one of a variable counts.
+        with keras.StatelessScope(state_mapping=mapping):
             return self._model.get_metrics_result()
-
-
-def _added(before: list[np.ndarray] | None, more: list[np.ndarray]) -> list[np.ndarray]:
-    return more if before is None else [a + b for a, b in zip(before, more)]
-
-
-def _same(values: Any) -> Any:
-    return tf.nest.map_structure(tf.identity, values)
-
-
-def _drawn(iterator: Any) -> Iterator[Any]:
-    """The batches of an iterator, which may end in TensorFlow's way."""
-    while True:
-        try:
-            yield next(iterator)
-        except (StopIteration, tf.errors.OutOfRangeError):
-            return
-
-
-def _packed(values: list[tf.Tensor]) -> list[tf.Tensor]:
-    """One vector for each dtype: every tensor of a result travels on its own."""
-    dtypes = dict.fromkeys(v.dtype for v in values)
-    return [tf.concat([tf.reshape(v, [-1]) for v in values if v.dtype == dtype], 0) for dtype in dtypes]
-
-
-def _unpacked(vectors: list[Any], variables: list[Any]) -> list[tf.Tensor]:
-    """The tensors that `_packed` packed, in the shapes of some variables."""
-    dtypes = [tf.as_dtype(keras_seams.raw_variable(v).dtype) for v in variables]
-    order = list(dict.fromkeys(dtypes))
-    values: list[Any] = [None] * len(variables)
-    for dtype, vector in zip(order, vectors):
-        of_dtype = [i for i, d in enumerate(dtypes) if d == dtype]
-        parts = tf.split(vector, [math.prod(variables[i].shape) for i in of_dtype])
-        for i, part in zip(of_dtype, parts):
-            values[i] = tf.reshape(part, variables[i].shape)
-    return values

@@ -26,6 +26,7 @@ from tfdistkit.strategies import (
     gradient_hooks,
     keras_seams,
     lost_peer,
+    metric_hooks,
     model_scope,
     sent_steps,
     table_parts,
@@ -78,11 +79,9 @@ def _make_agreeing_function(original: Any, model: Any, step_function: Any) -> An
         step = steps.current()
         if step is None:
             return step_function(data)
-        logs = step_function(step.begin_keras_step(data, is_stock))
-        end = step.begin_sum(logs)
-        agreed = agree(model, step, logs)
-        end(agreed)
-        return agreed
+        step.model = model
+        metric_hooks.require_scope(model)
+        return agree(step, step_function(step.begin_keras_step(data, is_stock)))
 
     @functools.wraps(step_function)
     def step_with_data(data: Any) -> Any:
@@ -107,12 +106,7 @@ def _reduce_per_replica(original: Any, values: Any, strategy: Any, reduction: st
     if not keras_seams.is_ours(strategy) or reduction != "auto":
         return original(values, strategy, reduction)
 
-    def reduce(value: Any) -> Any:
-        local = strategy.experimental_local_results(value)[0]
-        agreed = not tf.is_tensor(local) or (local.shape.rank == 0 and local.dtype.is_floating)
-        return local if agreed else original(value, strategy, reduction)
-
-    return keras.tree.map_structure(reduce, values)
+    return keras.tree.map_structure(lambda value: strategy.experimental_local_results(value)[0], values)
 
 
 def _make_epoch_iterator(
@@ -378,6 +372,8 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "deferred_capture": _capture_in_function,
     "epoch_end": _epoch_end,
     "variable_value": atomic_updates.value,
-    "variable_assign": atomic_updates.direct_assign,
+    "variable_assign": metric_hooks.direct_assign,
+    "metric": metric_hooks.metric_made,
+    "metric_variable": metric_hooks.metric_variable,
     "parallel_interleave": keras_seams.note_order,
 }

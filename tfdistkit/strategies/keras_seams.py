@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
+from keras.src.backend import set_keras_mask
 from keras.src.backend.common.stateless_scope import get_stateless_scope
+from keras.src.trainers.compile_utils import CompileMetrics, MetricsList
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.utils import PyDataset
@@ -54,6 +56,8 @@ __all__ = [
     "ParameterServerStrategyV2Extended",
     "PyDataset",
 ]
+
+_REDUCED = (tf.VariableAggregation.SUM, tf.VariableAggregation.MEAN)
 
 
 class Seam(NamedTuple):
@@ -200,6 +204,16 @@ SEAMS: dict[str, Seam] = {
     "variable_assign": Seam(
         "keras.src.backend.tensorflow.core:Variable._direct_assign", ("self", "value"), "no lost updates"
     ),
+    "metric": Seam("keras.src.metrics.metric:Metric.__init__", ("self",), "metrics see the rows of all replicas"),
+    "metric_variable": Seam(
+        "keras.src.metrics.metric:Metric.add_variable", ("self", "aggregation"), "state that is the same on all"
+    ),
+    "metric_function": Seam(
+        "keras.src.metrics.reduction_metrics:MeanMetricWrapper", ("fn",), "functions as metrics see all rows"
+    ),
+    "metrics_list": Seam("keras.src.trainers.compile_utils:MetricsList", ("metrics",), "metrics that hold metrics"),
+    "compile_metrics": Seam("keras.src.trainers.compile_utils:CompileMetrics", ("metrics",), "the same"),
+    "keras_mask": Seam("keras.src.backend:set_keras_mask", ("x", "mask"), "masks of gathered rows"),
     "variable_autocast": Seam(f"{_VARIABLE}._maybe_autocast", ("self", "value"), "no lost updates"),
     "epoch_end": Seam(f"{_TRAINER}:TFEpochIterator.tf_sync", ("self",), "an epoch ends with its steps"),
     "data_adapter": Seam("keras.src.trainers.data_adapters.data_adapter:DataAdapter", (), "data that workers read"),
@@ -552,6 +566,33 @@ def readable_by_rows(variable: Any) -> Any:
     return own if readable and own.dtype.is_floating else None
 
 
+def function_of(metric: Any) -> Any:
+    """Returns the function that a metric applies to rows; None where it has none."""
+    return metric._fn if isinstance(metric, keras.metrics.MeanMetricWrapper) else None
+
+
+def is_container_of_metrics(metric: Any) -> bool:
+    """Whether a metric is what `compile` makes to hold others."""
+    return isinstance(metric, (CompileMetrics, MetricsList))
+
+
+def is_stateless() -> bool:
+    """Whether variables are read and written in a `StatelessScope`."""
+    return get_stateless_scope() is not None
+
+
+def as_dense_tensor(value: Any) -> Any:
+    """Returns a tensor for a variable or a sparse tensor; other values as they are."""
+    if isinstance(value, (keras.Variable, tf.Variable)):
+        return tf.convert_to_tensor(value)
+    return tf.sparse.to_dense(value) if isinstance(value, tf.SparseTensor) else value
+
+
+def set_mask(tensor: Any, mask: Any) -> None:
+    """Attaches Keras's mask to a tensor."""
+    set_keras_mask(tensor, mask)
+
+
 def adagrad_accumulator(optimizer: Any, variable: Any) -> Any:
     """Returns the Keras variable that an Adagrad keeps for a TensorFlow variable."""
     return optimizer._accumulators[optimizer._get_variable_index(variable)]
@@ -774,6 +815,39 @@ def functions_of_operation(operation: Any) -> list[Any]:
             names += [function.name for function in operation.get_attr(one.name)]
     functions = [operation.graph._get_function(name) for name in names if name]
     return [function.graph for function in functions if getattr(function, "graph", None) is not None]
+
+
+def is_summed(variable: Any) -> bool:
+    """Whether a Keras variable is state of a metric that each replica keeps for itself."""
+    own = variable._value
+    return isinstance(own, tf_values.SyncOnReadVariable) and own.aggregation in _REDUCED
+
+
+def local_part(variable: Any, replicas: int) -> tf.Tensor:
+    """Returns what a replica adds to the state of a metric that is kept by replicas."""
+    own = variable._value
+    local = tf.convert_to_tensor(own)
+    return local / replicas if own.aggregation == tf.VariableAggregation.MEAN else local
+
+
+def replicate(metric: Any) -> None:
+    """Lets the state of a metric be what it is on this replica, because it is the same on all."""
+    for variable in metric.variables:
+        replicate_variable(variable)
+
+
+def replicate_variable(variable: Any) -> None:
+    """As `replicate`, for one variable."""
+    if isinstance(variable._value, tf_values.SyncOnReadVariable):
+        variable._value._aggregation = tf.VariableAggregation.ONLY_FIRST_REPLICA
+
+
+def is_replicated(metric: Any) -> bool:
+    """Whether the state of a metric is the same on all replicas."""
+    return any(
+        isinstance(v._value, tf_values.SyncOnReadVariable) and v._value.aggregation not in _REDUCED
+        for v in metric.variables
+    )
 
 
 def is_mirrored(value: Any) -> bool:

@@ -59,6 +59,12 @@ class ReplicaStep:
         self.updates_alone = False
         self.is_summing = False
         self.layer_state: list[Any] = []
+        # The model whose step it is, in a Keras step.
+        self.model: Any = None
+        # What metrics saw and came to in this step: `metric_updates`, `metric_results`.
+        self.gathered: dict[int, tuple[Any, Any]] = {}
+        self.merged: dict[int, Any] = {}
+        self.results: dict[int, Any] = {}
         # What measures the sums of this step, if something does (`step_clock`).
         self.clock: Any = None
         self._sum_rows = sum_rows

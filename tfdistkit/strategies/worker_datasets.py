@@ -5,7 +5,7 @@ Keras takes it as it is, because it is a `tf.distribute.DistributedDataset` and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -148,3 +148,12 @@ def made_by_worker(dataset_fn: DatasetFn) -> DatasetFn:
         return dataset
 
     return checked
+
+
+def drawn(iterator: Any) -> Iterator[Any]:
+    """The batches of an iterator, which may end in TensorFlow's way."""
+    while True:
+        try:
+            yield next(iterator)
+        except (StopIteration, tf.errors.OutOfRangeError):
+            return
