@@ -1,0 +1,63 @@
+"""Metrics of the user's own under `parameter_server`, against one process."""
+
+from __future__ import annotations
+
+import pytest
+from coordinator_setup import SETUP, told
+
+pytestmark = [pytest.mark.tensorflow, pytest.mark.parametrize("engine", ["parameter_server"])]
+
+OWN_METRICS = """
+    import sys
+    from pathlib import Path
+    sys.path.append(str(Path(sys.path[0]).parent))
+    from parity import models, own_metrics as own
+    from parity.data import make_data
+    def metrics():
+        return [own.TruePositives(), own.Extremes(), own.MeanOfBatches(), own.CenteredError(name="centered"),
+                own.RootOfMean(name="root"), own.function("row_error"), own.function("correlation")]
+    def results(scope, kind, steps=1):
+        keras.utils.set_random_seed(3)
+        with scope:
+            model = {"outputs": models.two_outputs, "own logs": own.OwnLogs, "trackers": own.Trackers}.get(
+                kind, models.mlp)()
+            if kind == "outputs":
+                losses, of_output = {"one": "mse", "two": "mae"}, {"one": [own.TruePositives()], "two": ["mae"]}
+                model.compile(keras.optimizers.SGD(0.0), losses, metrics=of_output, steps_per_execution=steps)
+            else:
+                given = {} if kind in ("own logs", "trackers") else {"loss": "mse", "metrics": metrics()}
+                model.compile(keras.optimizers.SGD(0.0), steps_per_execution=steps, **given)
+        rows = make_data("named" if kind == "outputs" else "numbers", 70)
+        batches = tf.data.Dataset.from_tensor_slices(rows).batch(16)
+        if kind == "of workers" and model.distribute_strategy is strategy:
+            def of_worker(context):
+                own_part = tf.data.Dataset.from_tensor_slices(make_data("numbers", 70))
+                return own_part.shard(context.num_input_pipelines, context.input_pipeline_id).batch(16)
+            batches = strategy.distribute_datasets_from_function(of_worker)
+        history = model.fit(batches, epochs=2, verbose=0).history
+        found = {name: [float(np.ravel(v)[0]) for v in values] for name, values in history.items()}
+        found.update({"test " + n: float(np.ravel(v)[0]) for n, v in model.evaluate(
+            batches, verbose=0, return_dict=True).items()})
+        found["state"] = [float(np.sum(keras.ops.convert_to_numpy(v))) for v in model.metrics_variables]
+        return found
+    import contextlib
+    found = {}
+    for kind, steps in (("metrics", 1), ("metrics", 3), ("outputs", 1), ("trackers", 1), ("own logs", 1),
+                        ("of workers", 1), ("of workers", 3)):
+        pair = [results(scope, kind, steps) for scope in (contextlib.nullcontext(), strategy.scope())]
+        found[f"{kind} {steps}"] = pair
+    tell(**found)
+"""
+
+
+@pytest.mark.part(OWN_METRICS, setup=SETUP)
+def test_metrics_of_ones_own_see_one_batch_after_the_other(printed: list[str]) -> None:
+    """Workers run the batches in any order and at the same time; weights stay as they are."""
+    found = told(printed)
+    assert len(found) == 7
+    for kind, (alone, together) in found.items():
+        names = ["extremes_largest", "extremes_smallest"] if "workers" in kind else alone
+        if kind == "own logs 1":
+            names = ["state"]  # Its logs are those of one step, which knows nothing of steps that run beside it.
+        for name in names:
+            assert together[name] == pytest.approx(alone[name], rel=2e-6, abs=1e-6), (kind, name)
