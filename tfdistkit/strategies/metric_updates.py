@@ -54,7 +54,7 @@ class WholeBatch(steps.ReplicaStep):
     """The step as a metric sees it that was given the rows of all replicas: that of one process."""
 
     def __init__(self, step: steps.ReplicaStep):
-        super().__init__(step.rows, lambda: step.total_rows, step.replicas, 0)
+        super().__init__(step.rows, lambda _: step.total_rows, step.replicas, 0)
         self.in_keras_step = True
 
     def share(self) -> float:
