@@ -8,7 +8,8 @@ from coordinator_setup import SETUP, told
 pytestmark = [pytest.mark.tensorflow, pytest.mark.parametrize("engine", ["parameter_server"])]
 
 OWN_METRICS = """
-    import sys
+    import os, sys
+    os.environ["TFDISTKIT_OWN_MODELS"] = "1"  # the coordinator's, to compare with
     from pathlib import Path
     sys.path.append(str(Path(sys.path[0]).parent))
     from parity import models, own_metrics as own
