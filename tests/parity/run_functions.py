@@ -223,14 +223,88 @@ def other_strategies(strategy: Any) -> None:
             _expect(one, run(), [2.0] * elements)
 
 
-PARTS = (methods, called_before, freed, copies, same_object, sparse_input, other_strategies)
+def _train(strategy: Any, eagerly: bool, in_function: bool) -> list[Any]:
+    """Trains twice, compiled again in between; with the layer and the loss in tf.functions, or without."""
+    function = tf.function if in_function else lambda f: f
+    loss = keras.losses.MeanSquaredError()
+    loss_in_function = function(lambda y, p: loss(y, p))
+
+    class Normalization(keras.layers.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = keras.layers.BatchNormalization(momentum=0.5)
+            self.compute = function(lambda x, training: self.inner(x, training=training))
+
+        def build(self, shape: Any) -> None:
+            self.inner.build(shape)
+
+        def call(self, x: Any, training: bool = False) -> Any:
+            return self.compute(x, training)
+
+    keras.utils.set_random_seed(0)
+    x, y = make_data("numbers", 22)
+    with strategy.scope():
+        layer = Normalization()
+        model = keras.Sequential([keras.Input((x.shape[1],)), layer, keras.layers.Dense(1)])
+    seen = []
+    for _ in range(2):
+        with strategy.scope():
+            model.compile(keras.optimizers.SGD(0.1), lambda y, p: loss_in_function(y, p), run_eagerly=eagerly)
+        seen += model.fit(x, y, batch_size=8, verbose=0, shuffle=False).history["loss"]
+        local = _local(strategy, layer.inner.moving_mean.value)
+        assert all(v == local[0] for v in local), local
+        seen += local[0]
+    return seen + [float(w) for weight in model.get_weights() for w in weight.ravel()]
 
 
-def main(engine: str, folder: str) -> None:
-    """Runs all parts in this process."""
+def functions_in_steps(strategy: Any) -> None:
+    """Losses and layers in tf.functions of the user's own, in steps that are traced again, and in eager ones."""
+    for eagerly in (False, True):
+        expected = _train(strategy, eagerly, False)
+        np.testing.assert_allclose(_train(strategy, eagerly, True), expected, rtol=1e-5, atol=1e-6)
+
+
+def functions_in_loops(strategy: Any) -> None:
+    """The same loss, in loops of the user's own: two functions in one another, and steps that are traced twice."""
+    x, y = make_data("numbers", 22)
+    plain = keras.losses.MeanSquaredError()
+    inner = tf.function(lambda y, p: plain(y, p))
+    seen = []
+    for loss in (plain, inner, tf.function(lambda y, p: inner(y, p))):
+        for eagerly in (False, True):
+            keras.utils.set_random_seed(0)
+            with strategy.scope():
+                layer = keras.layers.Dense(1)
+                layer.build(x.shape)
+                optimizer = keras.optimizers.SGD(0.1)
+                optimizer.build(layer.trainable_variables)
+
+            def step(batch: Any, loss: Any = loss, layer: Any = layer, optimizer: Any = optimizer) -> Any:
+                with tf.GradientTape() as tape:
+                    value = loss(batch[1], layer(batch[0]))
+                gradients = tape.gradient(value, layer.trainable_variables)
+                optimizer.apply(gradients, layer.trainable_variables)
+                return value
+
+            losses = []
+            for _ in range(2):
+                run = functools.partial(strategy.run, step)
+                run = run if eagerly else tf.function(run)
+                for batch in strategy.distribute_batches(tf.data.Dataset.from_tensor_slices((x, y)).batch(8)):
+                    losses.append(float(strategy.reduce("SUM", run((batch,)), axis=None)))
+            seen.append(losses)
+    for losses in seen:
+        np.testing.assert_allclose(losses, seen[0], rtol=1e-5)
+
+
+PARTS = (functions_in_steps, functions_in_loops, methods, called_before, freed, copies, same_object, sparse_input, other_strategies)
+
+
+def main(engine: str, folder: str, *only: str) -> None:
+    """Runs all parts, or those that are named, in this process."""
     faulthandler.dump_traceback_later(_DEADLINE_S, exit=True)
     strategy = make_strategy(engine)
-    for part in PARTS:
+    for part in [p for p in PARTS if not only or p.__name__ in only]:
         error = None
         try:
             part(strategy)

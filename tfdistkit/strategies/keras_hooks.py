@@ -328,6 +328,7 @@ def _capture_in_function(original: Any, graph: Any, *args: Any, **kwargs: Any) -
 _HOOKS: dict[str, Callable[..., Any]] = {
     "all_reduce": collective_deadline.around,
     "all_gather": collective_deadline.around,
+    "function_context": keras_seams.own_function_context,
     "make_function": _make_function,
     "symbolic_build": _maybe_symbolic_build,
     "epoch_iterator": _make_epoch_iterator,

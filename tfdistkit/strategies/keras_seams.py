@@ -259,6 +259,16 @@ SEAMS: dict[str, Seam] = {
         "tensorflow.python.distribute.distribute_utils:select_replica", ("replica_id", "structured"), "replicas"
     ),
     "regroup": Seam("tensorflow.python.distribute.distribute_utils:regroup", ("values",), "replicas"),
+    "function_context": Seam(
+        "tensorflow.python.eager.polymorphic_function.function_context:make_function_context",
+        ("scope_type",),
+        "a tf.function that a step calls is traced for this step alone",
+    ),
+    "call_time_value": Seam(
+        "tensorflow.python.framework.func_graph:FuncGraph.capture_call_time_value",
+        ("self", "closure", "spec"),
+        "a tf.function that eager steps call sees the rows of each",
+    ),
     "autograph_status": Seam(
         "tensorflow.python.autograph.core.ag_ctx:ControlStatusCtx", ("status",), "a tf.function given to strategy.run"
     ),
@@ -627,6 +637,17 @@ def converted_python_function(fn: Any) -> Any:
     return call_converted
 
 
+def own_function_context(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Lets a tf.function that a step calls be traced for this step alone.
+
+    What is traced in a step holds tensors of its graph, and registers what has to be done at the end of the step.
+    TensorFlow would take the trace of an earlier step: an error ("out of scope"), or state that nobody agrees on.
+    """
+    context = original(*args, **kwargs)
+    step = steps.current()
+    return context if step is None else context._replace(context=(context.context, step.traces))
+
+
 def clone_tf_function(fn: Any, python_function: Any) -> Any:
     """Returns a tf.function like `fn`, with its signature and options, that runs another Python function."""
     return fn._clone(python_function=python_function)
@@ -980,8 +1001,7 @@ class LayerState(tf_values.MirroredVariable):
     def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
         step = steps.current()
         if step is not None and step.in_keras_step:
-            if not any(state is self for state in step.layer_state):
-                step.layer_state.append(self)
+            step.add_layer_state(self)
         elif step is not None:
             value = step.weighted_sum(tf.convert_to_tensor(value, self.dtype))
         return update_fn(self._get_on_device_or_primary(), value, **kwargs)

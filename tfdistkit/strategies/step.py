@@ -42,10 +42,10 @@ class ReplicaStep:
         replica_id: int,
         static_rows: int | None = None,
     ):
-        self.rows = rows
+        self._rows = rows
+        self._static_rows = static_rows
         self.replicas = replicas
         self.replica_id = replica_id
-        self.static_rows = static_rows
         self.in_keras_step = False
         # Whether it is Keras's own train step, and an optimizer of Keras's that nobody changed.
         self.in_stock_train_step = False
@@ -67,13 +67,50 @@ class ReplicaStep:
         self.results: dict[int, Any] = {}
         # What measures the sums of this step, if something does (`step_clock`).
         self.clock: Any = None
+        self._own_traces = object()
         self._sum_rows = sum_rows
         self._total: tf.Tensor | None = None
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
     @property
+    def traces(self) -> Any:
+        """What tells the traces of tf.functions that this step calls from those of other steps.
+
+        A step in a graph has its own. Eager steps share theirs, for which the rows are looked up at every call.
+        """
+        if self._graph is not None:
+            return self._own_traces
+        flags = (self.in_keras_step, self.in_stock_train_step, self.loss_is_weighted, self.gradients_are_reduced)
+        return (self.replicas, self.replica_id, self._rows is None, *flags, self.updates_alone)
+
+    @property
+    def rows(self) -> tf.Tensor | None:
+        """Rows of the batch on this replica, a scalar float32 tensor; None if nothing has a batch dimension."""
+        if self._rows is not None and self._is_in_function_of_eager_step():
+            return _at_call(lambda: _require_current().rows)
+        return self._rows
+
+    @property
+    def static_rows(self) -> int | None:
+        """The rows as far as they are known while tracing."""
+        return None if self._is_in_function_of_eager_step() else self._static_rows
+
+    def _is_in_function_of_eager_step(self) -> bool:
+        return self._graph is None and not tf.executing_eagerly()
+
+    def add_layer_state(self, state: Any) -> None:
+        """Takes note of a layer's state that this step writes, to be agreed on at its end."""
+        if not any(one is state for one in self.layer_state):
+            self.layer_state.append(state)
+        if self._is_in_function_of_eager_step():
+            # The next eager step calls what is traced here, and does not come by.
+            _at_call(lambda: _note_layer_state(state))
+
+    @property
     def total_rows(self) -> tf.Tensor:
         """Rows of the global batch, a scalar float32 tensor."""
+        if self._is_in_function_of_eager_step():
+            return _at_call(lambda: _require_current().total_rows)
         if self._total is None:
             # A branch or a loop may ask first; what it makes in its own graph could not be used outside of it.
             with contextlib.nullcontext() if self._graph is None else self._graph.as_default():
@@ -200,6 +237,23 @@ class ReplicaStep:
             yield
         finally:
             self.updates_alone = False
+
+
+def _at_call(value: Callable[[], Any]) -> tf.Tensor:
+    """Returns a scalar float32 tensor that is made anew whenever the tf.function that is being traced is called."""
+    graph: Any = tf.compat.v1.get_default_graph()
+    return graph.capture_call_time_value(value, tf.TensorSpec([], tf.float32))
+
+
+def _require_current() -> ReplicaStep:
+    step = current()
+    assert step is not None  # A trace of a step is called in steps alone.
+    return step
+
+
+def _note_layer_state(state: Any) -> tf.Tensor:
+    _require_current().add_layer_state(state)
+    return tf.zeros([])
 
 
 def current() -> ReplicaStep | None:
