@@ -297,7 +297,49 @@ def functions_in_loops(strategy: Any) -> None:
         np.testing.assert_allclose(losses, seen[0], rtol=1e-5)
 
 
-PARTS = (functions_in_steps, functions_in_loops, methods, called_before, freed, copies, same_object, sparse_input, other_strategies)
+def loops(strategy: Any) -> None:
+    """A sum over the replicas in a loop of the step, or in a function of an eager one: right, or an error."""
+    replicas = strategy.num_replicas_in_sync
+    several = len(strategy.extended.worker_devices) > 1
+
+    def in_loop(x: Any) -> Any:
+        total = tf.zeros([])
+        for _ in tf.range(3):
+            total += _sum(x)
+        return total
+
+    def in_python_loop(x: Any) -> Any:
+        return sum(_sum(x) for _ in range(3))
+
+    def around(x: Any) -> Any:
+        total = tf.zeros([])
+        for _ in tf.range(3):
+            total += strategy.experimental_local_results(strategy.run(_sum, args=(x,)))[0]
+        return total
+
+    one = tf.constant(1.0)
+    _expect(strategy, tf.function(functools.partial(strategy.run, in_python_loop))((one,)), 3.0 * replicas)
+    _expect(strategy, tf.function(around)(one), 3.0 * replicas)
+    in_function = tf.function(lambda x: _sum(x))
+    runs = {
+        "loop": lambda: tf.function(functools.partial(strategy.run, in_loop))((one,)),
+        "function": lambda: strategy.run(lambda x: 3.0 * in_function(x), args=(one,)),
+    }
+    for name, run in runs.items():
+        try:
+            found = run()
+        except Exception as error:  # AutoGraph puts an error of its own around ours.
+            assert several and "UnsupportedError" in repr(error) + str(error), (name, error)
+            assert "strategy.run" in str(error), (name, error)
+        else:
+            assert not several, name
+            _expect(strategy, found, 3.0 * replicas)
+
+
+PARTS = (
+    functions_in_steps, functions_in_loops, loops,
+    methods, called_before, freed, copies, same_object, sparse_input, other_strategies,
+)
 
 
 def main(engine: str, folder: str, *only: str) -> None:

@@ -17,7 +17,10 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(1200)]
 
 ENGINES = ("one_device", "mirrored", "central_storage", "multiworker")
 
-PARTS = ("functions_in_steps", "functions_in_loops", "methods", "called_before", "freed", "copies", "same_object", "sparse_input", "other_strategies")
+PARTS = (
+    *("functions_in_steps", "functions_in_loops", "loops", "methods", "called_before", "freed"),
+    *("copies", "same_object", "sparse_input", "other_strategies"),
+)
 
 
 @pytest.fixture(scope="module")

@@ -43,6 +43,7 @@ from tensorflow.python.distribute.parameter_server_strategy_v2 import ParameterS
 from tensorflow.python.distribute.values import MirroredVariable
 from tensorflow.python.eager import context as tf_context
 from tensorflow.python.eager import executor as tf_executor
+from tensorflow.python.ops import control_flow_v2_func_graphs as control_flow_graphs
 from tensorflow.python.trackable import base as trackable_base
 
 from tfdistkit.errors import UnsupportedError, explain
@@ -264,6 +265,7 @@ SEAMS: dict[str, Seam] = {
         ("scope_type",),
         "a tf.function that a step calls is traced for this step alone",
     ),
+    "loop": Seam("tensorflow.python.ops.control_flow_v2_func_graphs:WhileBodyFuncGraph", (), "all-reduces in a loop"),
     "call_time_value": Seam(
         "tensorflow.python.framework.func_graph:FuncGraph.capture_call_time_value",
         ("self", "closure", "spec"),
@@ -646,6 +648,16 @@ def own_function_context(original: Any, *args: Any, **kwargs: Any) -> Any:
     context = original(*args, **kwargs)
     step = steps.current()
     return context if step is None else context._replace(context=(context.context, step.traces))
+
+
+def is_in_loop(graph: tf.Graph) -> bool:
+    """Whether what is traced now stands in a loop inside of `graph`."""
+    inner: Any = tf.compat.v1.get_default_graph()
+    while inner is not None and inner is not graph:
+        if isinstance(inner, control_flow_graphs.WhileBodyFuncGraph):
+            return True
+        inner = inner.outer_graph
+    return False
 
 
 def clone_tf_function(fn: Any, python_function: Any) -> Any:

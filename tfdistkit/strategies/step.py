@@ -119,6 +119,16 @@ class ReplicaStep:
                     self._total = tf.identity(self._sum_rows(self))
         return self._total
 
+    @property
+    def is_eager(self) -> bool:
+        """Whether the step runs eagerly."""
+        return self._graph is None
+
+    @property
+    def graph(self) -> tf.Graph | None:
+        """The graph that the step is traced in; None for one that runs eagerly."""
+        return self._graph
+
     def is_in_inner_graph(self) -> bool:
         """Whether a branch, a loop or a tf.function inside of the step is being traced."""
         return (None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()) is not self._graph
