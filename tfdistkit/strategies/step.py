@@ -200,7 +200,7 @@ class ReplicaStep:
         self.check_rows = lambda: None
         targets = count_rows(data[1]) if isinstance(data, tuple) and len(data) > 1 else (None, None)
         if targets[0] is not None:
-            self.rows, self.static_rows = targets
+            self._rows, self._static_rows = targets
         return with_stand_in(data, tf.equal(self.rows, 0)) if self.may_be_empty else data
 
     def without_empty(self, tensors: list[Any]) -> list[Any]:
