@@ -22,6 +22,7 @@ from tfdistkit.data.marks import marks_of
 from tfdistkit.data.rows import Split
 from tfdistkit.errors import UnsupportedError, explain
 from tfdistkit.strategies import batch_parts, keras_seams, stand_ins, step
+from tfdistkit.strategies.endless_sums import require_sum_can_end
 
 # What TensorFlow's all-gather cannot carry, and what carries it. Strings have no carrier.
 _GATHER_AS = {
@@ -152,30 +153,9 @@ class ReplicaMixin:
     def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
         if self._num_replicas_in_sync == 1:
             return value
-        current, reduce = step.current(), super()._replica_ctx_all_reduce
-        if current is None or len(self.worker_devices) == 1 or tf.executing_eagerly():
-            return reduce(reduce_op, value, options)
-        if current.is_eager:
-            raise UnsupportedError(
-                explain(
-                    "A tf.function that replicas of one process run eagerly cannot sum over them: the first would wait "
-                    "for ever for the second, which runs after it.",
-                    received="an all-reduce (optimizer.apply, say) in a tf.function in an eager strategy.run",
-                    expected="strategy.run in the tf.function, or the tf.function itself given to strategy.run",
-                    do="Put the call of strategy.run into a tf.function.",
-                )
-            )
-        if keras_seams.is_in_loop(current.graph):
-            raise UnsupportedError(
-                explain(
-                    "Replicas of one process cannot sum in a loop inside of the step: each has a loop of its own in "
-                    "the graph, and they would wait for each other for ever.",
-                    received="an all-reduce (optimizer.apply, say) in `for ... in tf.range(...)` or `tf.while_loop`",
-                    expected="the loop around strategy.run, or a Python loop (`range`), which is unrolled",
-                    do="Move the loop out of the function that is given to strategy.run.",
-                )
-            )
-        return reduce(reduce_op, value, options)
+        if len(self.worker_devices) > 1:
+            require_sum_can_end(step.current())
+        return super()._replica_ctx_all_reduce(reduce_op, value, options)
 
     def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
         return super()._reduce_to(reduce_op, self._per_replica(value), destinations, options)
