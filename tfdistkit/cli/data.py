@@ -18,18 +18,23 @@ checksums. OUT appears in one step, when all of it is right; tfdistkit.data.from
 _EPILOG = """\
 SOURCE is one of
   digits.npz, digits.npy     arrays: an element is a row, a dict of what was saved by name
+  wine.csv, wine.tsv         CSV: an element is a row, a dict of int64, float64 and strings by name
   'old/*.tfrecord', a folder TFRecords: an element is a record
   mnist, tfds:mnist, folder  a prepared data set of tensorflow-datasets (pip install 'tfdistkit[tfds]'); nothing is
                              downloaded; OUT is such a folder too
+or a pattern ('part-*.csv') of files and folders that hold the same columns.
 
 examples:
   tfdistkit data write digits.npz digits --shards 8
+  tfdistkit data write wine.csv wine --label quality --shards 8
   tfdistkit data write mnist mnist-train --split train --shards 8
 
 exit codes:
-  0 written and verified; 1 it failed, and OUT is not there; 2 wrong usage"""
+  0 written and verified; 1 it failed, and OUT is not there; 2 wrong usage, or SOURCE is not what it should be"""
 
 _USAGE_EXIT_CODE = 2
+# Options that the process that writes takes as they are.
+_TOLD = ("source", "out", "shards", "split", "data_dir", "label", "delimiter")
 # The module of the training wing that this process becomes, which loads TensorFlow.
 _WRITER = "tfdistkit.data.write_command"
 
@@ -49,7 +54,8 @@ def main(arguments: Sequence[str]) -> int:
         The exit code, see `tfdistkit data write --help`.
     """
     options = _make_parser().parse_args(list(arguments))
-    told = {name: getattr(options, name) for name in ("source", "out", "shards", "split", "data_dir")}
+    told = {name: getattr(options, name) for name in _TOLD}
+    told["header"] = None if options.header is None else options.header == "yes"
     # Writing wants no GPU, and nothing of what TensorFlow says when it starts.
     quiet = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": env.text("TF_CPP_MIN_LOG_LEVEL") or "3"}
     sys.stdout.flush()
@@ -74,7 +80,22 @@ def _make_parser() -> _Parser:
                        "all numbers of workers that you train with")
     write.add_argument("--split", default="train", help="of tensorflow-datasets (default: %(default)s)")
     write.add_argument("--data-dir", metavar="DIR", help="where data sets of tensorflow-datasets were prepared")
+    write.add_argument("--label", metavar="COLUMN", help="of arrays by name and CSV: the column that is the label; "
+                       "elements are (dict of the others, label)")
+    write.add_argument("--header", choices=["yes", "no"], help="whether the first row of CSV has the names of the "
+                       "columns (default: yes if it must be, else an error)")
+    write.add_argument("--delimiter", type=_character, metavar="C", help="of CSV (default: a comma; in .tsv a tab)")
     return parser
+
+
+def _character(text: str) -> str:
+    delimiter = "\t" if text == "\\t" else text
+    if len(delimiter) != 1 or delimiter in '"\r\n':
+        raise ValueError(text)
+    return delimiter
+
+
+_character.__name__ = "character"
 
 
 def _count(text: str) -> int:

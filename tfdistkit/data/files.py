@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -11,6 +12,7 @@ import tensorflow as tf
 from tfdistkit.data.pieces import Piece
 from tfdistkit.data.reading import Reader, Request, read_in_turns
 from tfdistkit.data.sharding import BUFFER_SIZE
+from tfdistkit.data.unfinished import leftovers, require_finished
 from tfdistkit.data.written import INDEX, load_index, parser_of
 from tfdistkit.errors import OptionError, explain
 
@@ -67,6 +69,8 @@ def from_files(
     """
     request = Request(shuffle, seed, buffer_size, policy, even_steps, num_shards, index)
     folder = os.fspath(files) if isinstance(files, (str, os.PathLike)) else None
+    if folder is not None:
+        require_finished([folder])
     if folder is not None and tf.io.gfile.exists(f"{folder.rstrip('/')}/{INDEX}"):
         known = load_index(folder)
         return read_in_turns(known.pieces(folder), reader or _reader(parser_of(known, folder)), request)
@@ -90,7 +94,14 @@ def _paths(files: Any) -> list[str]:
                 "`files` names no file.",
                 received=f"files={files!r}",
                 expected=f"a pattern, a list of paths, or a folder with an {INDEX}",
-                do="Look whether this host sees the files: all workers need the same ones.",
+                do=_why_none(files),
             )
         )
+    require_finished(os.path.dirname(path) for path in found)
     return found
+
+
+def _why_none(files: Any) -> str:
+    if isinstance(files, (str, os.PathLike)) and (left := leftovers(Path(files))):
+        return f"`tfdistkit data write` did not finish it, or is still running: it left {left[0]}. Run it again."
+    return "Look whether this host sees the files: all workers need the same ones."

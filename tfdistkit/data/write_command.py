@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
+from tfdistkit.data.csv_files import CsvOptions
 from tfdistkit.data.sources import open_source
 from tfdistkit.data.writing import write_shards
 from tfdistkit.errors import OptionError, TfdistkitError
@@ -23,7 +24,8 @@ def main() -> int:
     options = json.loads(sys.argv[1])
     out = Path(options["out"])
     try:
-        source = open_source(options["source"], options["split"], options["data_dir"])
+        csv = CsvOptions(options["header"], options["delimiter"])
+        source = open_source(options["source"], options["split"], options["data_dir"], csv, options["label"])
         index = write_shards(source, out, options["shards"], _report)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

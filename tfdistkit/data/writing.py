@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +11,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdistkit.data.record_files import read_records
 from tfdistkit.data.sources import Source
+from tfdistkit.data.unfinished import finish, remove_leftovers, unfinished_folder
 from tfdistkit.data.written import Checksum, WrittenFile, WrittenIndex
 from tfdistkit.errors import OptionError, explain
 
@@ -29,7 +29,8 @@ def write_shards(source: Source, out: Path, shards: int, report: Report) -> Writ
     """Writes the elements of a source in turns into some files, so that the files differ by one element at most.
 
     They are written beside `out`, read again and compared, and then get their name in one step: `out` is whole, or not
-    there. Read in turns (`from_files`), the elements come in the order of the source.
+    there. What a killed run left beside `out` is removed first. Read in turns (`from_files`), the elements come in the
+    order of the source.
 
     Args:
         source: The elements.
@@ -41,23 +42,23 @@ def write_shards(source: Source, out: Path, shards: int, report: Report) -> Writ
         What was written.
 
     Raises:
-        OptionError: if `out` is there already, or there are fewer elements than files.
+        OptionError: if `out` is there already or being written, or there are fewer elements than files.
         OSError: if what was written is not what was read.
     """
     _require_room(source, out, shards)
     out.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=out.parent))
-    try:
-        index = WrittenIndex(source.name, source.kind, source.columns, _write(source, folder, shards, report))
+    remove_leftovers(out, report)
+    for note in source.notes:
+        report(note)
+    with unfinished_folder(out) as folder:
+        files = _write(source, folder, shards, report)
+        index = WrittenIndex(source.name, source.kind, source.columns, files, source.label)
         _require_count(source, index, shards)
         _verify(folder, index, report)
         index.save(folder)
         if source.describe is not None:
             source.describe(folder, index.files)
-        _publish(folder, out)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
+        finish(folder, out)
     return index
 
 
@@ -84,7 +85,7 @@ def _verify(folder: Path, index: WrittenIndex, report: Report) -> None:
     progress = _Progress("verified", index.elements, report)
     for file in index.files:
         checksum, count = Checksum(), 0
-        for record in tf.data.TFRecordDataset(str(folder / file.name)).as_numpy_iterator():
+        for record in read_records(str(folder / file.name)):
             checksum.add(record)
             count += 1
             progress.add(len(record))
@@ -100,23 +101,10 @@ def _verify(folder: Path, index: WrittenIndex, report: Report) -> None:
     progress.end()
 
 
-def _publish(folder: Path, out: Path) -> None:
-    for path in [*sorted(folder.iterdir()), folder]:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-    mask = os.umask(0)
-    os.umask(mask)
-    folder.chmod(0o777 & ~mask)  # mkdtemp's are for their owner alone
-    folder.rename(out)
-
-
 def _require_room(source: Source, out: Path, shards: int) -> None:
     if shards < 1:
         raise OptionError(explain("`--shards` is no number of files.", received=str(shards), expected="1 or more"))
-    if out.exists():
+    if os.path.lexists(out):
         raise OptionError(
             explain("OUT is there already.", received=str(out), expected="a folder that can be made", do="Remove it.")
         )

@@ -47,12 +47,14 @@ class WrittenIndex:
             beside the index) or `records` (whatever the source had).
         columns: For `arrays`: name, dtype and shape of each; one without a name is the element itself.
         files: The files, in order.
+        label: For `arrays`: the column that is the label; then elements are (dict of the others, label).
     """
 
     source: str
     kind: str
     columns: tuple[tuple[str, str, tuple[int, ...]], ...]
     files: tuple[WrittenFile, ...]
+    label: str | None = None
 
     @property
     def elements(self) -> int:
@@ -114,7 +116,7 @@ def load_index(folder: str) -> WrittenIndex:
             raise ValueError(f"format {told.get('format')!r}")
         files = tuple(WrittenFile(**file) for file in told["files"])
         columns = tuple((name, dtype, tuple(shape)) for name, dtype, shape in told["columns"])
-        return WrittenIndex(told["source"], told["kind"], columns, files)
+        return WrittenIndex(told["source"], told["kind"], columns, files, told.get("label"))
     except (tf.errors.OpError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise OptionError(
             explain(
@@ -162,6 +164,9 @@ def parser_of(index: WrittenIndex, folder: str) -> Any:
     def parse(serialized: Any) -> Any:
         example = tf.io.parse_single_example(serialized, specs)
         values = {name: _value(example[name], dtype, shape) for name, dtype, shape in index.columns}
+        if index.label is not None:
+            label = values.pop(index.label)
+            return values, label
         return values[""] if set(values) == {""} else values
 
     return parse

@@ -1,0 +1,124 @@
+"""What `tfdistkit data write` reads of `.npz` and `.npy` files."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdistkit.errors import OptionError, explain
+
+Columns = tuple[tuple[str, str, tuple[int, ...]], ...]
+
+_NPY, _ZIP, _PICKLE = b"\x93NUMPY", b"PK", b"\x80"
+_SAVE_AGAIN = "Save the arrays again (np.savez), or copy the file again."
+# What NumPy and zipfile raise for files that are damaged, or compressed or encrypted in ways that they do not know.
+_UNREADABLE = (OSError, ValueError, EOFError, KeyError, RuntimeError, SyntaxError, zipfile.BadZipFile, zlib.error)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of named columns.
+
+    Args:
+        columns: See `WrittenIndex`.
+        count: How many rows there are.
+        rows: Reads them, in order: values by name.
+        notes: What the user should know, a line each.
+    """
+
+    columns: Columns
+    count: int
+    rows: Callable[[], Iterator[dict[str, np.ndarray]]]
+    notes: tuple[str, ...] = ()
+
+
+def read_arrays(path: str) -> Table:
+    """Loads the arrays of a file.
+
+    Args:
+        path: A `.npz` or `.npy` file.
+
+    Raises:
+        OptionError: if it is damaged, holds what TensorFlow does not know, or arrays of different lengths.
+    """
+    arrays = _load(path)
+    scalars = [name for name, array in arrays.items() if not array.ndim]
+    counts = {name: len(array) for name, array in arrays.items() if array.ndim}
+    if scalars or len(set(counts.values())) != 1:
+        told = ", ".join(f"{name or 'array'}: {counts.get(name, 'a scalar')}" for name in arrays) or "no arrays"
+        raise OptionError(
+            explain(
+                "The arrays do not have equally many rows.",
+                received=f"{told} in {path}",
+                expected="arrays whose first dimensions are equal",
+                do="Save what is not data of its own in another file.",
+            )
+        )
+    columns = tuple((name, _dtype_name(name, array, path), tuple(array.shape[1:])) for name, array in arrays.items())
+    rows = next(iter(counts.values()))
+
+    def read() -> Iterator[dict[str, np.ndarray]]:
+        return ({name: np.asarray(array[i]) for name, array in arrays.items()} for i in range(rows))
+
+    return Table(columns, rows, read)
+
+
+def _load(path: str) -> dict[str, np.ndarray]:
+    begins = _first_bytes(path)
+    if begins.startswith(_PICKLE):
+        raise _unreadable(path, "it is a pickle", "Save arrays of numbers or strings: np.savez(file, x=x, y=y).")
+    if not begins.startswith((_NPY, _ZIP)):
+        raise _unreadable(path, "it is empty" if not begins else "it is no .npy and no .npz file", _SAVE_AGAIN)
+    name = ""
+    try:
+        loaded = np.load(path, mmap_mode="r", allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            return {"": loaded}
+        arrays: dict[str, Any] = {}
+        with loaded:
+            for name in loaded.files:
+                arrays[name] = loaded[name]
+                if not isinstance(arrays[name], np.ndarray):
+                    raise ValueError("it is no array")
+        return arrays
+    except _UNREADABLE as error:
+        of = f"array {name!r}: " if name else ""
+        if "allow_pickle" in str(error):
+            advice = "Save numbers or strings: np.array(values, dtype)."
+            raise _unreadable(path, f"{of}it holds Python objects, which are pickled", advice) from None
+        cut = " (an .npz that was cut off, or is damaged)" if isinstance(error, zipfile.BadZipFile) else ""
+        raise _unreadable(path, f"{of}{str(error).rstrip('.')}{cut}", _SAVE_AGAIN) from error
+
+
+def _first_bytes(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(_NPY))
+    except OSError as error:
+        raise _unreadable(path, error.strerror or str(error), None) from None
+
+
+def _unreadable(path: str, why: str, do: str | None) -> OptionError:
+    what = f"The arrays cannot be read: {why}."
+    return OptionError(explain(what, received=path, expected="a file of np.save or np.savez", do=do))
+
+
+def _dtype_name(name: str, array: np.ndarray, path: str) -> str:
+    if array.dtype.kind in "SU":
+        return "string"
+    try:
+        return str(tf.as_dtype(array.dtype.name).name)
+    except TypeError:
+        raise OptionError(
+            explain(
+                f"TensorFlow has no such dtype: the array {name!r}.",
+                received=f"{array.dtype} in {path}",
+                do="Convert it with `array.astype` and save it again.",
+            )
+        ) from None
