@@ -149,6 +149,7 @@ def test_csv_without_a_header(tmp_path: Path) -> None:
         ("NA,2\n3,4\n", "first row has the names"),
         ("good,pos\nbad,neg\n", "first row has the names"),
         ("a,b\n", "first row has the names"),
+        (",a\n0,2\n", r"column 0 .* no name(.|\n)*index=False"),
         ("a;b\n1;2\n", "--delimiter ';'"),
         ("a,b\n1,2\n3\n", "line 3 has 1 cells"),
         ('a,b\n1,"x\n2,y\n', "line 3: unexpected end"),
@@ -195,6 +196,13 @@ def test_patterns_join_what_is_of_one_kind(tmp_path: Path) -> None:
     for pattern, told in cases:
         with pytest.raises(OptionError, match=told):
             write(tmp_path / pattern, tmp_path / "new")
+
+
+def test_columns_in_another_order_are_the_same(tmp_path: Path) -> None:
+    (tmp_path / "1.csv").write_text("a,b\n1,x\n")
+    (tmp_path / "2.csv").write_text("b,a\ny,2\n")
+    write(tmp_path / "*.csv", tmp_path / "out")
+    assert elements(tmp_path / "out") == [{"a": 1, "b": b"x"}, {"a": 2, "b": b"y"}]
 
 
 def test_a_killed_run_is_told_and_removed_by_the_next(tmp_path: Path) -> None:

@@ -181,6 +181,12 @@ def _require_header(path: str, first: Cells, columns: Sequence[_Column]) -> bool
 
     if numbers and all(map(is_word, numbers)):
         return True
+    if "" in numbers and any(map(is_word, first)):
+        raise _wrong(
+            path,
+            f"column {first.index('')} (from 0) has no name",
+            "Name it in the first row, or leave it out (pandas: `to_csv(index=False)`); or pass --header no.",
+        )
     told = ", ".join(first)
     raise _wrong(
         path,

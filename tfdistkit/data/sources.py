@@ -123,15 +123,14 @@ def _open_folder(folder: str) -> Source:
         )
     if tf.io.gfile.exists(os.path.join(folder, INDEX)):
         return _written(folder)
-    found = sorted(tf.io.gfile.glob(os.path.join(folder, _TFRECORDS)))
-    paths = [path for path in found if not tf.io.gfile.isdir(path)]
+    paths = [path for path in _matches(os.path.join(folder, _TFRECORDS)) if not tf.io.gfile.isdir(path)]
     if not paths:
         raise OptionError(
             explain(
                 f"The folder holds no files {_TFRECORDS}.",
                 received=folder,
                 expected="a folder of TFRecord files, or one written by `tfdistkit data write`",
-                do=f"Name other files by a pattern: '{folder.rstrip('/')}/*.npz'.",
+                do=f"Name other files by a pattern: '{folder.rstrip('/')}/*.npz' or '{folder.rstrip('/')}/*.csv'.",
             )
         )
     return Source(folder, "records", (), None, lambda: read_in_order(paths))
@@ -170,7 +169,7 @@ def _joined(text: str, parts: Sequence[Source]) -> Source:
     """One after the other, as one source."""
     first = parts[0]
     for part in parts[1:]:
-        if (part.kind, part.columns, part.label) != (first.kind, first.columns, first.label):
+        if _likeness(part) != _likeness(first):
             raise OptionError(
                 explain(
                     "The files that SOURCE names do not hold elements of one kind.",
@@ -187,6 +186,11 @@ def _joined(text: str, parts: Sequence[Source]) -> Source:
         records=lambda: chain.from_iterable(part.records() for part in parts),
         notes=tuple(note for part in parts for note in part.notes),
     )
+
+
+def _likeness(source: Source) -> tuple[object, ...]:
+    """Records have their values by name, so the order of the columns does not matter."""
+    return source.kind, frozenset(source.columns), source.label
 
 
 def _content(source: Source) -> str:
