@@ -23,16 +23,16 @@ VALUES: list[Any] = [
 
 @pytest.mark.parametrize("value", VALUES, ids=repr)
 def test_plain_data_comes_back_as_it_was(value: Any, tmp_path: pathlib.Path) -> None:
-    from tfdistkit.callbacks.backup_file import read_backup, write_backup
+    from tfdistkit.callbacks.backup_file import PARTS, read_backup, write_backup
     from tfdistkit.callbacks.plain_data import decode, encode, fingerprint
 
     arrays: list[np.ndarray] = []
     coded = json.loads(json.dumps(encode(value, arrays)))
     again = decode(coded, arrays)
     assert type(again) is type(value) and fingerprint(again) == fingerprint(value)
-    write_backup(str(tmp_path / "new" / "file"), {"value": value})
+    write_backup(str(tmp_path / "new" / "file"), {**dict.fromkeys(PARTS), "model": value})
     read = read_backup((tmp_path / "new" / "file").read_bytes(), "file")
-    assert fingerprint(read["value"]) == fingerprint(value) != fingerprint([value])
+    assert fingerprint(read["model"]) == fingerprint(value) != fingerprint([value])
 
 
 def test_functions_of_keras_are_plain_data() -> None:
@@ -46,10 +46,10 @@ def test_functions_of_keras_are_plain_data() -> None:
 def test_nan_and_bfloat16_come_back_bit_for_bit(tmp_path: pathlib.Path) -> None:
     import tensorflow as tf
 
-    from tfdistkit.callbacks.backup_file import read_backup, write_backup
+    from tfdistkit.callbacks.backup_file import PARTS, read_backup, write_backup
     from tfdistkit.callbacks.plain_data import fingerprint
 
-    values = {"nan": math.nan, "arrays": [np.array([np.nan, -0.0]), tf.constant([1.5, 2.0], tf.bfloat16).numpy()]}
+    values = {**dict.fromkeys(PARTS), "nan": math.nan, "arrays": [np.array([np.nan, -0.0]), tf.constant([1.5, 2.0], tf.bfloat16).numpy()]}
     write_backup(str(tmp_path / "file"), values)
     assert fingerprint(read_backup((tmp_path / "file").read_bytes(), "file")) == fingerprint(values)
     for a, b in [(0.0, -0.0), (1, True), (np.float32(1), np.float64(1)), (np.zeros(2), np.zeros([2, 1]))]:

@@ -18,7 +18,8 @@ from tfdistkit.errors import UnsupportedError, explain
 
 _FORM = 1
 _STATE = "state.json"
-_PARTS = {"data", "model", "callbacks", "logs", "stopped"}
+# What every backup of a training holds.
+PARTS = {"data", "model", "callbacks", "logs", "stopped"}
 
 
 def previous_of(path: str) -> str:
@@ -76,7 +77,7 @@ def read_backup(data: bytes, path: str) -> dict[str, Any]:
             if form == _FORM:
                 arrays = [_array(file.read(str(i)), *spec) for i, spec in enumerate(head["arrays"])]
                 content = decode(head["content"], arrays)
-                if not _PARTS <= set(content):
+                if not PARTS <= set(content):
                     raise ValueError("it is no backup of a training")
     except Exception as error:  # Bytes can be wrong in many ways, and each has an exception of its own.
         raise UnsupportedError(
