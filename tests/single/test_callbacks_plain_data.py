@@ -49,7 +49,8 @@ def test_nan_and_bfloat16_come_back_bit_for_bit(tmp_path: pathlib.Path) -> None:
     from tfdistkit.callbacks.backup_file import PARTS, read_backup, write_backup
     from tfdistkit.callbacks.plain_data import fingerprint
 
-    values = {**dict.fromkeys(PARTS), "nan": math.nan, "arrays": [np.array([np.nan, -0.0]), tf.constant([1.5, 2.0], tf.bfloat16).numpy()]}
+    values: dict[str, Any] = {**dict.fromkeys(PARTS), "nan": math.nan}
+    values["arrays"] = [np.array([np.nan, -0.0]), tf.constant([1.5, 2.0], tf.bfloat16).numpy()]
     write_backup(str(tmp_path / "file"), values)
     assert fingerprint(read_backup((tmp_path / "file").read_bytes(), "file")) == fingerprint(values)
     for a, b in [(0.0, -0.0), (1, True), (np.float32(1), np.float64(1)), (np.zeros(2), np.zeros([2, 1]))]:

@@ -33,6 +33,7 @@ OUTCOMES = {
     "a scope of ours in a scope of ours": "A strategy's scope stands inside the scope of another strategy",
     "a scope of TensorFlow's in ours": "A strategy's scope stands inside the scope of another strategy",
     "a scope of ours in TensorFlow's": "A strategy's scope stands inside the scope of another strategy",
+    "a model of Keras 2": "A model of `tf_keras` (Keras 2) stands in the scope",
     "made in a scope": "was called inside of a strategy's scope",
 }
 
@@ -131,6 +132,18 @@ CODE = """
         early_net.predict(x, verbose=0), early_net(x)
         return fit(model)
 
+    def of_keras_2():
+        # A fake: the real one wants another TensorFlow package than the tests have.
+        import types
+        legacy = sys.modules["tf_keras"] = types.ModuleType("tf_keras")
+        exec("import tensorflow as tf\\ndef Dense(): return tf.Variable(1.0)", legacy.__dict__)
+        try:
+            with strategy.scope():
+                tf.Variable(1.0)
+                legacy.Dense()
+        finally:
+            del sys.modules["tf_keras"]
+
     def made_in_a_scope():
         with strategy.scope():
             tfdistkit.strategy("one_device")
@@ -162,6 +175,7 @@ CODE = """
         "a scope of ours in a scope of ours": lambda: nested(strategy, other),
         "a scope of TensorFlow's in ours": lambda: nested(strategy, stock),
         "a scope of ours in TensorFlow's": lambda: nested(stock, strategy),
+        "a model of Keras 2": of_keras_2,
         "made in a scope": made_in_a_scope,
     }
     found = {}

@@ -7,11 +7,13 @@ model of its own.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
+import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
@@ -90,7 +92,31 @@ def _scope(original: Any, strategy: Any) -> Any:
                 do="Remove one of the two `with ....scope():`.",
             )
         )
-    return original(strategy)
+    scope = original(strategy)
+    return _without_legacy_keras(scope) if keras_seams.is_ours(strategy) and "tf_keras" in sys.modules else scope
+
+
+@contextlib.contextmanager
+def _without_legacy_keras(scope: Any) -> Iterator[Any]:
+    """Refuses models of Keras 2 in a scope: what is done for Keras 3 does not reach them."""
+
+    def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        frame: Any = inspect.currentframe()
+        while frame is not None:
+            if _is_of_legacy_keras(frame):
+                raise UnsupportedError(
+                    explain(
+                        "A model of `tf_keras` (Keras 2) stands in the scope of a tfdistkit strategy.",
+                        received=f"a variable of `tf_keras`, made at {_line_of_user()}",
+                        expected="Keras 3: `import keras`, or `tf.keras` without TF_USE_LEGACY_KERAS",
+                        do="Make the model with `keras`, or train it under TensorFlow's own strategy.",
+                    )
+                )
+            frame = frame.f_back
+        return next_creator(**kwargs)
+
+    with scope as entered, tf.variable_creator_scope(create):
+        yield entered
 
 
 def _apply(original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -309,7 +335,11 @@ def _line_of_user() -> str:
     frame = inspect.currentframe()
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith(_PACKAGES) and not file.startswith("<"):
+        if not file.startswith(_PACKAGES) and not file.startswith("<") and not _is_of_legacy_keras(frame):
             return f"{os.path.basename(file)}:{frame.f_lineno}"
         frame = frame.f_back
     return "an unknown line"
+
+
+def _is_of_legacy_keras(frame: Any) -> bool:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "tf_keras"
