@@ -99,7 +99,7 @@ def test_values_do_not_decide_the_order(dataset_graph: Any, tf: Any) -> None:
     noisy = tf.data.Dataset.range(3).map(lambda i: tf.random.uniform([]), num_parallel_calls=2)
     (source,) = dataset_graph.random_sources(noisy)
     assert (source.is_seeded, source.decides_order) == (False, False)
-    assert f"{THIS_FILE}:" in str(source) and "in the function of `map`" in str(source)
+    assert f"{THIS_FILE}:" in str(source) and "in the function of a parallel `map`" in str(source)
     generator = tf.random.Generator.from_seed(1)
     assert dataset_graph.random_sources(tf.data.Dataset.range(3).map(lambda i: generator.uniform([])))
     assert not dataset_graph.random_sources(tf.data.Dataset.range(3).map(lambda i: i + 1).batch(2))

@@ -278,15 +278,15 @@ def require_own_optimizer(strategy: Any, optimizer: Any) -> None:
 
 
 def _require_own_metrics(strategy: Any, metrics: Iterable[Any]) -> None:
-    """Several processes can only add up a metric whose variables the strategy made; in one they all use the same."""
-    if registry.process_count(strategy) == 1:
+    """Several replicas can only add up a metric whose variables the strategy made."""
+    if registry.process_count(strategy) == 1 and strategy.num_replicas_in_sync == 1:
         return
     for metric in metrics:
         if isinstance(metric, keras.metrics.Metric) and _outside(strategy, metric.variables):
             name = type(metric).__name__
             raise UnsupportedError(
                 explain(
-                    "A metric was made outside of the scope of the model's strategy: each rank would count its own "
+                    "A metric was made outside of the scope of the model's strategy: each replica would count its own "
                     "rows only.",
                     received=f"{name} {metric.name!r} for {_name(strategy)}",
                     expected=f"`with strategy.scope(): model.compile(..., metrics=[keras.metrics.{name}(...)])`, or "
