@@ -58,14 +58,13 @@ OF_KERAS = """
 OF_ONES_OWN = """
                 logits = left @ tf.transpose(everybodys) / 0.1
                 per_row = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=own, logits=logits)
-                loss = tf.reduce_sum(per_row) / tf.cast(tf.shape(indices)[0], tf.float32)
-                shown = loss * tf.distribute.get_strategy().num_replicas_in_sync
+                loss = shown = tf.reduce_mean(per_row)
 """
 OF_EVERYTHING = """
                 logits = collectives.all_gather(left) @ tf.transpose(everybodys) / 0.1
                 every = tf.range(tf.shape(logits)[0])
-                shown = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=every, logits=logits))
-                loss = shown / tf.distribute.get_strategy().num_replicas_in_sync
+                loss = shown = tf.reduce_mean(
+                    tf.nn.sparse_softmax_cross_entropy_with_logits(labels=every, logits=logits))
 """
 
 UNEVEN = 39  # Batches of 16, 16, 7: on two replicas the last are 4 and 3.

@@ -2,17 +2,67 @@
 
 Every rank's result counts: the gradient of a rank's input is what the sum of the ranks' losses gives for it. So
 the gradient of a gather is the sum of what all ranks send back, cut to one's own rows.
+
+In a Keras step the loss is the mean of the ranks' losses, weighted by rows, and each rank's gradients are weighted when
+they are averaged. What crosses ranks is weighted where it leaves, and that of the rank where it arrives taken out.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from tfdistkit.collectives.communicators import Communicator
 
+# Returns the weight that this rank's gradients will get, or None; strategies say how.
+_find_share: Callable[[], Any] = lambda: None  # noqa: E731
 
+
+def weigh_gradients_by(find_share: Callable[[], Any]) -> None:
+    """Says where gradients are averaged with weights after they were taken.
+
+    Args:
+        find_share: Returns this rank's weight, a scalar tensor or number, or None where gradients are summed.
+    """
+    global _find_share
+    _find_share = find_share
+
+
+def with_gradient_times(value: Any, factor: Any) -> Any:
+    """Returns a tensor as it is, and multiplies its gradient.
+
+    Args:
+        value: A tensor; what is not floating passes.
+        factor: A scalar tensor or number.
+    """
+    if not isinstance(value, tf.Tensor) or not value.dtype.is_floating:
+        return value
+
+    @tf.custom_gradient
+    def forward(x: tf.Tensor) -> Any:
+        return tf.identity(x), lambda upstream: upstream * tf.cast(factor, upstream.dtype)
+
+    return forward(value)
+
+
+def _weighted(collective: Callable[..., Any]) -> Any:
+    @functools.wraps(collective)
+    def around(communicator: Communicator, value: Any, *args: Any) -> Any:
+        share = _find_share()
+        if share is None:
+            return collective(communicator, value, *args)
+        inverse = tf.math.divide_no_nan(1.0, tf.cast(share, tf.float32))
+        value = tf.nest.map_structure(lambda v: with_gradient_times(v, inverse), value)
+        result = collective(communicator, value, *args)
+        return tf.nest.map_structure(lambda v: with_gradient_times(v, share), result)
+
+    return around
+
+
+@_weighted
 def summed(communicator: Communicator, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
     """Sums tensors over the ranks. Its gradient is the sum of the gradients of all ranks."""
     if not all(t.dtype.is_floating for t in tensors):
@@ -20,7 +70,7 @@ def summed(communicator: Communicator, tensors: list[tf.Tensor]) -> list[tf.Tens
 
     @tf.custom_gradient
     def forward(*values: tf.Tensor) -> Any:
-        return communicator.sum(list(values)), lambda *upstream: summed(communicator, list(upstream))
+        return communicator.sum(list(values)), lambda *upstream: summed.__wrapped__(communicator, list(upstream))
 
     return list(forward(*tensors))
 
@@ -32,12 +82,13 @@ def _summed_mixed(communicator: Communicator, tensors: list[tf.Tensor]) -> list[
         group = [i for i, t in enumerate(tensors) if t.dtype.is_floating == floating]
         values = [tensors[i] for i in group]
         if values:
-            values = summed(communicator, values) if floating else communicator.sum(values)
+            values = summed.__wrapped__(communicator, values) if floating else communicator.sum(values)
         for i, value in zip(group, values):
             results[i] = value
     return results
 
 
+@_weighted
 def extreme(communicator: Communicator, tensor: tf.Tensor, op: str) -> tf.Tensor:
     """Takes the smallest or largest over the ranks. The gradient goes to the ranks that have it, in equal parts."""
 
@@ -47,7 +98,7 @@ def extreme(communicator: Communicator, tensor: tf.Tensor, op: str) -> tf.Tensor
 
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
             has_it = tf.cast(value == result, upstream.dtype)
-            total, ranks = summed(communicator, [upstream, has_it])
+            total, ranks = summed.__wrapped__(communicator, [upstream, has_it])
             return tf.math.divide_no_nan(total * has_it, ranks)
 
         return result, gradient
@@ -55,13 +106,14 @@ def extreme(communicator: Communicator, tensor: tf.Tensor, op: str) -> tf.Tensor
     return forward(tensor)
 
 
+@_weighted
 def gathered(communicator: Communicator, tensor: tf.Tensor) -> tf.Tensor:
     """Concatenates along axis 0. The gradient is the sum of the gradients of all ranks, cut to one's own rows."""
 
     @tf.custom_gradient
     def forward(value: tf.Tensor) -> Any:
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            [total] = summed(communicator, [upstream])
+            [total] = summed.__wrapped__(communicator, [upstream])
             first, _ = communicator.place_of_own(value)
             return total[first : first + tf.shape(value)[0]]
 
@@ -72,13 +124,14 @@ def gathered(communicator: Communicator, tensor: tf.Tensor) -> tf.Tensor:
     return result
 
 
+@_weighted
 def broadcasted(communicator: Communicator, tensor: tf.Tensor, root_rank: int) -> tf.Tensor:
     """Returns the root's tensor. The gradient of the root's is the sum over all ranks; of the others', zero."""
 
     @tf.custom_gradient
     def forward(value: tf.Tensor) -> Any:
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            [total] = summed(communicator, [upstream])
+            [total] = summed.__wrapped__(communicator, [upstream])
             return tf.where(communicator.rank() == root_rank, total, tf.zeros_like(total))
 
         return communicator.broadcast(value, root_rank), gradient
@@ -86,18 +139,20 @@ def broadcasted(communicator: Communicator, tensor: tf.Tensor, root_rank: int) -
     return forward(tensor)
 
 
+@_weighted
 def reduce_scattered(communicator: Communicator, tensor: tf.Tensor) -> tf.Tensor:
     """Sums, and returns this rank's share of the rows. The gradient is the gather of all ranks' gradients."""
 
     @tf.custom_gradient
     def forward(value: tf.Tensor) -> Any:
-        return communicator.reduce_scatter(value), lambda upstream: gathered(communicator, upstream)
+        return communicator.reduce_scatter(value), lambda upstream: gathered.__wrapped__(communicator, upstream)
 
     result = forward(tensor)
     result.set_shape([None, *tensor.shape[1:]])
     return result
 
 
+@_weighted
 def exchanged(communicator: Communicator, tensor: tf.Tensor, splits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Sends each rank its rows. The gradient sends the gradients of the rows back."""
 
@@ -106,7 +161,7 @@ def exchanged(communicator: Communicator, tensor: tf.Tensor, splits: tf.Tensor) 
         result, received = communicator.all_to_all(value, splits)
 
         def gradient(upstream: tf.Tensor, _: Any) -> tf.Tensor:
-            return exchanged(communicator, upstream, received)[0]
+            return exchanged.__wrapped__(communicator, upstream, received)[0]
 
         return (result, received), gradient
 

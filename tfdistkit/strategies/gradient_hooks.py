@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdistkit.collectives.differentiable import with_gradient_times
 from tfdistkit.strategies import coordinated_clock
 from tfdistkit.strategies import step as steps
 
@@ -75,10 +76,24 @@ def all_reduce(original: Any, context: Any, reduce_op: Any, value: Any, options:
         What TensorFlow's own returns.
     """
     step = steps.current()
+    if step is None or not step.in_keras_step or step.is_summing:
+        return original(context, reduce_op, value, options)
     is_sum = str(getattr(reduce_op, "name", reduce_op)).upper() == "SUM"
-    if step is not None and step.in_keras_step and step.may_be_empty and is_sum and not step.is_summing:
+    if step.may_be_empty and is_sum:
         value = tf.nest.map_structure(lambda v: step.if_any_rows(tf.convert_to_tensor(v)), value)
-    return original(context, reduce_op, value, options)
+    share = gradient_share()
+    if share is None:
+        return original(context, reduce_op, value, options)
+    inverse = tf.math.divide_no_nan(1.0, tf.cast(share, tf.float32))
+    value = tf.nest.map_structure(lambda v: with_gradient_times(v, inverse), value)
+    result = original(context, reduce_op, value, options)
+    return tf.nest.map_structure(lambda v: with_gradient_times(v, share), result)
+
+
+def gradient_share() -> Any:
+    """Returns what this replica's gradients are multiplied with after they were taken; None if nothing is done."""
+    step = steps.current()
+    return step.share() if step is not None and step.in_keras_step and not step.in_stock_train_step else None
 
 
 def scale_optimizer_loss(original: Any, optimizer: Any, loss: Any) -> Any:

@@ -15,6 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdistkit.collectives.differentiable import weigh_gradients_by
 from tfdistkit.data.rows import rows_error
 from tfdistkit.strategies import (
     atomic_updates,
@@ -48,6 +49,7 @@ def install() -> None:
         UnsupportedError: if this TensorFlow or Keras moved a name that we stand on.
     """
     keras_seams.check()
+    weigh_gradients_by(gradient_hooks.gradient_share)
     for key, around in _HOOKS.items():
         keras_seams.hook(key, around)
     model_scope.install()

@@ -57,6 +57,11 @@ class WholeBatch(steps.ReplicaStep):
         super().__init__(step.rows, lambda _: step.total_rows, step.replicas, 0)
         self.in_keras_step = True
 
+    @property
+    def may_be_empty(self) -> bool:
+        """A batch has rows, also where this replica has none of them."""
+        return False
+
     def share(self) -> float:
         """There is but one part."""
         return 1.0
