@@ -24,6 +24,9 @@ from __future__ import annotations
 class TfdistkitError(Exception):
     """The root of the tree: `except tfdistkit.errors.TfdistkitError` catches all of ours."""
 
+    # AutoGraph raises a `StagingError` of its own in the place of errors that do not have this.
+    ag_pass_through = True
+
 
 class OptionError(TfdistkitError, ValueError):
     """An argument or a flag that cannot be right."""

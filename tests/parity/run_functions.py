@@ -26,6 +26,8 @@ import tensorflow as tf
 import tfdistkit
 from parity.data import make_data
 from parity.making import make_strategy, own_rank
+from tfdistkit.errors import UnsupportedError
+from tfdistkit.strategies import collective_deadline
 
 # Longer than all parts take on a busy machine.
 _DEADLINE_S = 900
@@ -40,6 +42,10 @@ def _local(strategy: Any, value: Any) -> list[Any]:
 def _expect(strategy: Any, value: Any, expected: Any) -> None:
     found = _local(strategy, value)
     assert all(v == expected for v in found), (found, expected)
+
+
+def _by_replica(strategy: Any, value_of: Any) -> Any:
+    return strategy.experimental_distribute_values_from_function(lambda c: value_of(int(c.replica_id_in_sync_group)))
 
 
 def _sum(value: Any) -> Any:
@@ -328,12 +334,34 @@ def loops(strategy: Any) -> None:
     for name, run in runs.items():
         try:
             found = run()
-        except Exception as error:  # AutoGraph puts an error of its own around ours.
-            assert several and "UnsupportedError" in repr(error) + str(error), (name, error)
-            assert "strategy.run" in str(error), (name, error)
+        except UnsupportedError as error:
+            assert several and "strategy.run" in str(error), (name, error)
         else:
             assert not several, name
             _expect(strategy, found, 3.0 * replicas)
+
+
+def branches(strategy: Any) -> None:
+    """A sum in a branch: right where all replicas take it, and an error where some go past it."""
+    collective_deadline._BRANCH_TIMEOUT_S = 3.0
+    replicas = strategy.num_replicas_in_sync
+
+    def step(condition: Any, x: Any) -> Any:
+        if condition:
+            x = _sum(x)
+        return x
+
+    @tf.function
+    def run(conditions: Any) -> Any:
+        return strategy.run(step, args=(conditions, 1.0))
+
+    _expect(strategy, run(_by_replica(strategy, lambda replica: tf.constant(True))), 1.0 * replicas)
+    try:
+        run(_by_replica(strategy, lambda replica: tf.constant(replica == replicas - 1)))
+    except tf.errors.DeadlineExceededError as error:
+        assert "Expected: a condition that is the same on all replicas" in str(error), error
+    else:
+        raise AssertionError("no error when the last replica alone sums")
 
 
 PARTS = (
@@ -346,7 +374,8 @@ def main(engine: str, folder: str, *only: str) -> None:
     """Runs all parts, or those that are named, in this process."""
     faulthandler.dump_traceback_later(_DEADLINE_S, exit=True)
     strategy = make_strategy(engine)
-    for part in [p for p in PARTS if not only or p.__name__ in only]:
+    parts = (*PARTS, branches) if len(strategy.extended.worker_devices) > 1 else PARTS  # No collective runs after it.
+    for part in [p for p in parts if not only or p.__name__ in only]:
         error = None
         try:
             part(strategy)

@@ -43,6 +43,12 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], lis
     return of_part
 
 
+@pytest.mark.parametrize("engine", ["mirrored", "central_storage"])
+def test_a_sum_in_a_branch_is_right_or_ends(errors: Callable[[str, str], list[str | None]], engine: str) -> None:
+    (error,) = errors(engine, "branches")
+    assert error is None, error
+
+
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_step_works_as_written(errors: Callable[[str, str], list[str | None]], engine: str, part: str) -> None:

@@ -652,9 +652,18 @@ def own_function_context(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 def is_in_loop(graph: tf.Graph) -> bool:
     """Whether what is traced now stands in a loop inside of `graph`."""
+    return _is_in(control_flow_graphs.WhileBodyFuncGraph, graph)
+
+
+def is_in_branch(graph: tf.Graph) -> bool:
+    """Whether what is traced now stands in a branch inside of `graph`."""
+    return _is_in(control_flow_graphs.CondBranchFuncGraph, graph)
+
+
+def _is_in(kind: type, graph: tf.Graph) -> bool:
     inner: Any = tf.compat.v1.get_default_graph()
     while inner is not None and inner is not graph:
-        if isinstance(inner, control_flow_graphs.WhileBodyFuncGraph):
+        if isinstance(inner, kind):
             return True
         inner = inner.outer_graph
     return False

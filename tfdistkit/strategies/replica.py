@@ -9,6 +9,7 @@ in a graph. A process with one device needs no thread at all: its replica runs i
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +22,7 @@ from tfdistkit.data.batch_rows import steps_of_own_data
 from tfdistkit.data.marks import marks_of
 from tfdistkit.data.rows import Split
 from tfdistkit.errors import UnsupportedError, explain
-from tfdistkit.strategies import batch_parts, keras_seams, stand_ins, step
+from tfdistkit.strategies import batch_parts, collective_deadline, keras_seams, stand_ins, step
 from tfdistkit.strategies.endless_sums import require_sum_can_end
 
 # What TensorFlow's all-gather cannot carry, and what carries it. Strings have no carrier.
@@ -154,7 +155,13 @@ class ReplicaMixin:
         if self._num_replicas_in_sync == 1:
             return value
         if len(self.worker_devices) > 1:
-            require_sum_can_end(step.current())
+            own = step.current()
+            require_sum_can_end(own)
+            if own is not None and keras_seams.is_in_branch(own.graph):
+                context = tf.distribute.get_replica_context()
+                replica = keras_seams.replica_id(context) - self._get_replica_id_in_sync_group(0)
+                reduce = functools.partial(super()._replica_ctx_all_reduce, reduce_op, options=options)
+                return collective_deadline.in_branch(reduce, value, replica, len(self.worker_devices))
         return super()._replica_ctx_all_reduce(reduce_op, value, options)
 
     def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
