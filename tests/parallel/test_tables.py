@@ -177,7 +177,7 @@ def test_rows_on_two_ranks(printed: list[str], alone: dict[str, Any]) -> None:
 
 def test_rows_on_parameter_servers(tmp_path: Path, alone: dict[str, Any]) -> None:
     words = ("--ps", "2", "-np", "2", "--log-dir", "logs", write_script(tmp_path, SERVERS))
-    with job(*words, cwd=tmp_path, **ENVIRONMENT) as running:
+    with job(*words, cwd=tmp_path, TFDISTKIT_OWN_MODELS="1", **ENVIRONMENT) as running:
         ended = running.end(DEADLINE_S)
         assert running.left() == []
     assert ended.code == 0, f"{ended.stdout}\n{ended.stderr}"

@@ -123,17 +123,19 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     running.kill()
 
 
+# Which cases run each time under engines that share with `mirrored` and `multiworker`, which run all, all but what
+# carries the sums or where the variables are: each how many cases, and from which on. The others are `thorough`.
+_SOME = {"central_storage": (2, 0), "horovod": (4, 1), "horovod_mpi": (8, 3)}
+
+
 @pytest.hookimpl(tryfirst=True)  # before marks choose
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Horovod differs from `multiworker` in what carries the sums: every second case each time, every third over MPI.
-
-    The others run with `-m thorough`.
-    """
-    every = {"horovod": 2, "horovod_mpi": 3}
+    """Leaves the cases that differ in little to `-m thorough`; what another test looks at (`cases`) stays."""
     place = {name: number for number, name in enumerate(CASES)}
     for item in items:
         params = item.callspec.params if hasattr(item, "callspec") else {}
-        if "case" in params and place.get(params["case"], 0) % every.get(params.get("engine", ""), 1):
+        every, first = _SOME.get(params.get("engine", ""), (1, 0))
+        if "case" in params and place.get(params["case"], first) % every != first:
             item.add_marker(pytest.mark.thorough)
 
 

@@ -17,7 +17,7 @@ from tfdistkit.strategies.batch_parts import BatchPart
 from tfdistkit.strategies.data_comparison import agree_on_data, remade, table
 from tfdistkit.strategies.data_differences import other_batches
 from tfdistkit.strategies.dataset_graph import DatasetGraph
-from tfdistkit.strategies.positions import Position, require_equal
+from tfdistkit.strategies.positions import Position
 
 _CALLS = ("fit", "evaluate", "predict")
 
@@ -37,8 +37,8 @@ class EpochComparison:
         self._strategy = strategy
         self._call = _call()
         # Before anything else that the ranks exchange, such as seeds for shuffling.
-        self._position = Position(self._call)
-        require_equal(table(strategy, self._position.row()))
+        self._position = Position(strategy, self._call)
+        self._position.require_equal(table(strategy, self._position.row()))
         weights = arguments.get("class_weight")
         self._executions = int(arguments.get("steps_per_execution") or 1)
         self._steps_per_epoch: int | None = arguments.get("steps_per_epoch")
@@ -74,7 +74,7 @@ class EpochComparison:
 
     def steps(self, epoch_iterator: Any, steps: Iterator[Any]) -> Iterator[Any]:
         """Passes the steps of an epoch on, after the ranks have compared the first batch of it."""
-        require_equal(table(self._strategy, self._position.next_epoch().row()))
+        self._position.require_equal(table(self._strategy, self._position.next_epoch().row()))
         old = new = None
         for item in steps:
             *before, data = item
