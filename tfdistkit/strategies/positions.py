@@ -69,8 +69,8 @@ class Position:
                 "The ranks are in different calls or epochs, so they would mix what does not belong together.",
                 received="; ".join(f"rank {rank}: {where}" for rank, where in enumerate(told)),
                 expected="the same calls of fit, evaluate and predict on every rank, in the same order",
-                do="Find what one rank alone does: `model.stop_training = True` (use tfdistkit.callbacks.StopTogether), "
-                "an exception that it catches, a call under `if rank == 0:`.",
+                do="Find what one rank alone does: `model.stop_training = True` (use "
+                "tfdistkit.callbacks.StopTogether), an exception that it catches, a call under `if rank == 0:`.",
             )
         )
 
