@@ -97,6 +97,8 @@ def table(strategy: Any, row: np.ndarray) -> np.ndarray:
     replicas, devices = strategy.num_replicas_in_sync, len(strategy.extended.worker_devices)
     own = np.zeros((replicas, len(row)), np.int64)
     own[keras_seams.first_replica_id(strategy)] = row
+    if devices == 1:
+        return np.asarray(strategy.reduce(tf.distribute.ReduceOp.SUM, tf.constant(own), axis=None))
     zeros = np.zeros_like(own)
 
     @tf.autograph.experimental.do_not_convert

@@ -293,6 +293,10 @@ SEAMS: dict[str, Seam] = {
     "abort": Seam(
         "tensorflow.python.eager.context:Context.abort_collective_ops", ("self", "code", "message"), "the same"
     ),
+    "report": Seam(
+        "tensorflow.python.eager.context:Context.report_error_to_cluster", ("self", "error_code", "error_message"),
+        "an error of collectives that one rank alone sees ends them on all",
+    ),
     "coordination": Seam(
         "tensorflow.python.eager.context:Context.configure_coordination_service",
         ("self", "service_type", "service_leader", "cluster_register_timeout_in_ms", "coordinated_jobs"),
@@ -865,6 +869,12 @@ def is_summed(variable: Any) -> bool:
     return isinstance(own, tf_values.SyncOnReadVariable) and own.aggregation in _REDUCED
 
 
+def assign_without_reading(variable: Any, new: Any) -> None:
+    """Gives the state of a metric a value on all replicas; TensorFlow would also sum it over them, for nobody."""
+    own = variable._value
+    own.assign(tf.cast(new, own.dtype), read_value=False)
+
+
 def local_part(variable: Any, replicas: int) -> tf.Tensor:
     """Returns what a replica adds to the state of a metric that is kept by replicas."""
     own = variable._value
@@ -945,6 +955,11 @@ def configure_coordination(cluster: tf.train.ClusterSpec, timeout_s: float) -> N
 def abort_collectives(message: str) -> None:
     """Ends the collectives of this process, all that run and all that come, with a DeadlineExceededError."""
     tf_context.context().abort_collective_ops(tf.errors.DEADLINE_EXCEEDED, message)
+
+
+def tell_other_workers(message: str) -> None:
+    """Ends the collectives of the other workers with an error; TensorFlow's own coordination carries it."""
+    tf_context.context().report_error_to_cluster(tf.errors.INTERNAL, message)
 
 
 _executors = threading.local()

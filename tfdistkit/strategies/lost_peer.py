@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 
 import tensorflow as tf
 
 from tfdistkit.cluster.detection import detect_cluster
 from tfdistkit.errors import explain
-from tfdistkit.strategies import positions
+from tfdistkit.strategies import keras_seams, positions
 
 # What TensorFlow's messages hold when a peer died, stopped, or can no longer be reached ...
 _GONE = (
@@ -49,6 +50,7 @@ def explained(error: tf.errors.OpError) -> tf.errors.OpError | None:
             do="Look for a call that only some ranks make (`if rank == 0: model.evaluate(...)`), or raise `timeout_s`.",
         )
     elif any(sign in message for sign in _APART):
+        _tell_others(_first_line(message))
         text = explain(
             "The ranks run different steps: one of them has left a call of fit, evaluate or predict, or went on alone.",
             received=f"this rank is in {positions.here()}; {_first_line(message)}",
@@ -67,6 +69,14 @@ def explained(error: tf.errors.OpError) -> tf.errors.OpError | None:
     clear = type(error)(error.node_def, error.op, text)
     clear.names_lost_peer = True
     return clear
+
+
+def _tell_others(said: str) -> None:
+    """TensorFlow tells one of the ranks alone: the other would wait until this one is gone."""
+    cluster = detect_cluster()
+    if cluster.world_size > 1 and cluster.has_addresses and "Error reported from" not in said:
+        with contextlib.suppress(tf.errors.OpError):  # The others were the first to tell.
+            keras_seams.tell_other_workers(f"Collective ops: {said}")
 
 
 def _who(message: str) -> str:

@@ -58,6 +58,8 @@ def metric_variable(original: Any, metric: Any, *args: Any, **kwargs: Any) -> An
 def direct_assign(original: Any, variable: Any, new: Any) -> Any:
     """Hook of Keras's `Variable._direct_assign`, which every assignment ends in."""
     step = steps.current()
+    if step is None and keras_seams.is_summed(variable) and _is_outside_of_replicas():
+        return keras_seams.assign_without_reading(variable, new)
     if step is None or not step.in_keras_step:
         return atomic_updates.direct_assign(original, variable, new)
     if keras_seams.is_summed(variable):
@@ -66,6 +68,10 @@ def direct_assign(original: Any, variable: Any, new: Any) -> Any:
             own = keras_seams.raw_variable(variable)
             new = tf.where(step.rows > 0, tf.cast(new, own.dtype), tf.convert_to_tensor(own))
     return original(variable, new)
+
+
+def _is_outside_of_replicas() -> bool:
+    return tf.distribute.in_cross_replica_context() or not tf.distribute.has_strategy()
 
 
 def _hook(owner: type, name: str) -> None:

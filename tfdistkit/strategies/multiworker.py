@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from typing import Any
 
 import tensorflow as tf
@@ -31,8 +32,33 @@ _SENT_AS = {
 _TIMEOUT_S = 300.0
 
 
+# As often a tensor of one shape is summed outside of functions before it gets a function of its own: to trace one takes
+# longer than a few sums, of which TensorFlow starts each with a pool of threads.
+_SUMS_BEFORE_FUNCTION = 3
+
+
 class MultiWorkerExtended(ReplicaMixin, keras_seams.CollectiveAllReduceExtended):
     """What runs the replica of this process and talks to the others."""
+
+    def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
+        reduce = super()._reduce_to
+        local = self._container_strategy().experimental_local_results(value)
+        is_dense = len(local) == 1 and isinstance(local[0], (tf.Tensor, tf.Variable))
+        if not tf.executing_eagerly() or self._num_workers == 1 or not is_dense or keras_seams.is_mirrored(value):
+            return reduce(reduce_op, value, destinations, options)
+        tensor = tf.convert_to_tensor(local[0])
+        # All ranks make the same calls, so they trace at the same call too.
+        calls = self.__dict__.setdefault("_calls_of_sums", collections.Counter())
+        key = (str(reduce_op), tensor.dtype, tuple(tensor.shape))
+        calls[key] += 1
+        if calls[key] <= _SUMS_BEFORE_FUNCTION:
+            return reduce(reduce_op, tensor, destinations, options)
+        functions = self.__dict__.setdefault("_functions_of_sums", {})
+        if key not in functions:
+            functions[key] = tf.function(
+                lambda one: reduce(reduce_op, one, destinations, options), autograph=False
+            ).get_concrete_function(tensor)
+        return functions[key](tensor)
 
     def _get_variable_creator_initial_value(
         self, replica_id: int, device: str, primary_var: Any, **kwargs: Any
