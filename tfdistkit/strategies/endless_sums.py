@@ -1,25 +1,42 @@
-"""Sums over the replicas of one process that would wait for ever, refused while they are traced."""
+"""Sums over the replicas of one process that would wait for ever: refused while they are traced, or with a deadline."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
 from tfdistkit.errors import UnsupportedError, explain
-from tfdistkit.strategies import keras_seams
-from tfdistkit.strategies.step import ReplicaStep
+from tfdistkit.strategies import collective_deadline, keras_seams
+from tfdistkit.strategies import step as steps
 
 
-def require_sum_can_end(step: ReplicaStep | None) -> None:
-    """Checks where a sum over several replicas of this process stands.
+def sum_that_ends(reduce: Callable[[Any], Any], value: Any) -> Any:
+    """Sums over several replicas of this process.
 
     Args:
-        step: The step that the replica runs.
+        reduce: Sums a value over the replicas.
+        value: This replica's tensors.
+
+    Returns:
+        What `reduce` returns.
 
     Raises:
         UnsupportedError: if the replicas would wait for each other for ever.
     """
+    step = steps.current()
     if step is None or tf.executing_eagerly():
-        return
+        return reduce(value)
+    _require_sum_can_end(step)
+    if not keras_seams.is_in_branch(step.graph):
+        return reduce(value)
+    context = tf.distribute.get_replica_context()
+    replica = keras_seams.replica_id(context) - keras_seams.first_replica_id(context.strategy)
+    return collective_deadline.in_branch(reduce, value, replica, len(context.strategy.extended.worker_devices))
+
+
+def _require_sum_can_end(step: steps.ReplicaStep) -> None:
     if step.is_eager:
         raise UnsupportedError(
             explain(

@@ -22,8 +22,8 @@ from tfdistkit.data.batch_rows import steps_of_own_data
 from tfdistkit.data.marks import marks_of
 from tfdistkit.data.rows import Split
 from tfdistkit.errors import UnsupportedError, explain
-from tfdistkit.strategies import batch_parts, collective_deadline, keras_seams, stand_ins, step
-from tfdistkit.strategies.endless_sums import require_sum_can_end
+from tfdistkit.strategies import batch_parts, keras_seams, stand_ins, step
+from tfdistkit.strategies.endless_sums import sum_that_ends
 
 # What TensorFlow's all-gather cannot carry, and what carries it. Strings have no carrier.
 _GATHER_AS = {
@@ -154,15 +154,8 @@ class ReplicaMixin:
     def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
         if self._num_replicas_in_sync == 1:
             return value
-        if len(self.worker_devices) > 1:
-            own = step.current()
-            require_sum_can_end(own)
-            if own is not None and keras_seams.is_in_branch(own.graph):
-                context = tf.distribute.get_replica_context()
-                replica = keras_seams.replica_id(context) - self._get_replica_id_in_sync_group(0)
-                reduce = functools.partial(super()._replica_ctx_all_reduce, reduce_op, options=options)
-                return collective_deadline.in_branch(reduce, value, replica, len(self.worker_devices))
-        return super()._replica_ctx_all_reduce(reduce_op, value, options)
+        reduce = functools.partial(super()._replica_ctx_all_reduce, reduce_op, options=options)
+        return reduce(value) if len(self.worker_devices) == 1 else sum_that_ends(reduce, value)
 
     def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
         return super()._reduce_to(reduce_op, self._per_replica(value), destinations, options)
