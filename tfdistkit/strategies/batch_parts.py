@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tfdistkit.data.marks import marks_of
 from tfdistkit.data.rows import Split, rows_of
+from tfdistkit.strategies.dataset_tuning import without_idle_tuning
 
 
 class BatchPart(NamedTuple):
@@ -94,6 +95,7 @@ def split(
         numbers = tf.data.Dataset.range(len(replica_ids), output_type=tf.int32)
         return numbers.map(lambda i: _part(how, batch, replicas, replica_ids[0] + i, kind))
 
+    dataset = without_idle_tuning(dataset)
     if len(replica_ids) > 1:
         return dataset.flat_map(parts).prefetch(len(replica_ids))
     return (dataset.map(part) if sample is None else dataset.enumerate().map(sampled_part)).prefetch(1)

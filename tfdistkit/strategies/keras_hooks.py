@@ -21,6 +21,7 @@ from tfdistkit.strategies import (
     atomic_updates,
     batch_parts,
     collective_deadline,
+    collective_keys,
     data_position,
     exact_losses,
     fit_hooks,
@@ -330,6 +331,8 @@ def _capture_in_function(original: Any, graph: Any, *args: Any, **kwargs: Any) -
 _HOOKS: dict[str, Callable[..., Any]] = {
     "all_reduce": collective_deadline.around,
     "all_gather": collective_deadline.around,
+    "launch_all_reduce": collective_keys.launch_all_reduce,
+    "instance_key": collective_keys.instance_key,
     "function_context": keras_seams.own_function_context,
     "make_function": _make_function,
     "symbolic_build": _maybe_symbolic_build,

@@ -290,6 +290,14 @@ SEAMS: dict[str, Seam] = {
     "all_gather": Seam(
         "tensorflow.python.ops.collective_ops:all_gather_v2", ("t", "timeout"), "a deadline without a thread for each"
     ),
+    "launch_all_reduce": Seam(
+        "tensorflow.python.distribute.cross_device_utils:CollectiveReplicaLauncher.all_reduce",
+        ("self", "input_tensor"), "memory that does not grow with every step",
+    ),
+    "instance_key": Seam(
+        "tensorflow.python.distribute.cross_device_utils:CollectiveReplicaLauncher._next_instance_key", ("self",),
+        "the same",
+    ),
     "abort": Seam(
         "tensorflow.python.eager.context:Context.abort_collective_ops", ("self", "code", "message"), "the same"
     ),
@@ -767,6 +775,11 @@ def line_of(wrapper: Any) -> str:
     return "" if code is None or _is_library(code.co_filename) else f" ({code.co_filename}:{code.co_firstlineno})"
 
 
+def is_of_keras_arrays(wrapper: Any) -> bool:
+    """Whether a function of a dataset is one with which Keras takes batches out of arrays."""
+    return str(getattr(_python_function(wrapper), "__module__", "")).startswith("keras.src.trainers.data_adapters.")
+
+
 def _python_function(wrapper: Any) -> Any:
     function = inspect.unwrap(wrapper._func)
     return getattr(function, "python_function", function)
@@ -950,6 +963,30 @@ def configure_coordination(cluster: tf.train.ClusterSpec, timeout_s: float) -> N
         cluster_register_timeout_in_ms=int(timeout_s * 1000),
         coordinated_jobs=jobs,
     )
+
+
+def group_key_of(launcher: Any) -> int:
+    """Returns the key of the group in which a replica launches its collectives."""
+    return int(launcher._group_key)
+
+
+def draw_instance_key(launcher: Any) -> tf.Tensor:
+    """Returns the key of a new collective of a replica, an eager tensor."""
+    with tf.init_scope(), tf.device("CPU:0"):
+        return tf.constant(launcher._collective_keys.get_instance_key(launcher._group_key, launcher._device), tf.int32)
+
+
+def capture_at_every_call(graph: Any, draw: Callable[[], tf.Tensor]) -> tf.Tensor:
+    """Returns what stands in a traced function for a scalar int32 that is drawn whenever the function is called.
+
+    Args:
+        graph: What is traced: the graph of a function, or of a branch or a loop in it.
+        draw: Returns an eager tensor.
+    """
+    while getattr(graph, "is_control_flow_graph", False):
+        graph = graph.outer_graph
+    with graph.as_default():
+        return graph.capture_call_time_value(draw, tf.TensorSpec([], tf.int32))
 
 
 def abort_collectives(message: str) -> None:

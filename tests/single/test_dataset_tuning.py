@@ -1,0 +1,84 @@
+"""TensorFlow tunes what asks for it, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.tensorflow
+
+
+def double(value: Any) -> Any:
+    """Something to run in parallel."""
+    return value * 2
+
+
+UNTUNED: dict[str, Callable[[Any], Any]] = {
+    "arrays": lambda tf: tf.data.Dataset.from_tensor_slices([1, 2, 3]).batch(2),
+    "a function": lambda tf: tf.data.Dataset.range(5).map(double).shuffle(3).batch(2).prefetch(tf.data.AUTOTUNE),
+    "as many calls as the user says": lambda tf: tf.data.Dataset.range(5).map(double, num_parallel_calls=2).batch(2),
+    "an interleave": lambda tf: tf.data.Dataset.range(2).interleave(lambda i: tf.data.Dataset.range(i)).batch(2),
+}
+TUNED: dict[str, Callable[[Any], Any]] = {
+    "a function": lambda tf: tf.data.Dataset.range(5).map(double, num_parallel_calls=tf.data.AUTOTUNE).batch(2),
+    "in zip": lambda tf: tf.data.Dataset.zip(tf.data.Dataset.range(5), TUNED["a function"](tf)).prefetch(1),
+    "batches": lambda tf: tf.data.Dataset.range(5).batch(2, num_parallel_calls=tf.data.AUTOTUNE).map(double),
+    "an interleave": lambda tf: tf.data.Dataset.range(2).interleave(
+        lambda i: tf.data.Dataset.range(3), num_parallel_calls=tf.data.AUTOTUNE
+    ),
+    "inside of a flat_map": lambda tf: tf.data.Dataset.range(2).flat_map(
+        lambda i: tf.data.Dataset.range(3).map(double, num_parallel_calls=tf.data.AUTOTUNE)
+    ),
+    "what nobody knows": lambda tf: tf.data.experimental.from_variant(
+        tf.data.experimental.to_variant(TUNED["a function"](tf)), tf.TensorSpec([None], tf.int64)
+    ),
+}
+
+
+def numbers(tf: Any, dataset: Any) -> list[float]:
+    """Everything in a dataset, whatever its order."""
+    return sorted(float(n) for one in dataset for part in tf.nest.flatten(one) for n in tf.reshape(part, [-1]).numpy())
+
+
+def is_turned_off(made: Callable[[Any], Any]) -> bool:
+    import tensorflow as tf
+
+    from tfdistkit.strategies import dataset_tuning
+
+    dataset = made(tf)
+    found = dataset_tuning.without_idle_tuning(dataset)
+    elements, expected = (numbers(tf, one) for one in (found, dataset))
+    assert elements == expected and len(elements) > 0
+    return found.options().autotune.enabled is False
+
+
+@pytest.mark.parametrize("what", UNTUNED)
+def test_where_nothing_can_be_tuned_it_is_off(what: str) -> None:
+    assert is_turned_off(UNTUNED[what])
+
+
+@pytest.mark.parametrize("what", TUNED)
+def test_where_something_can_be_tuned_it_stays(what: str) -> None:
+    assert not is_turned_off(TUNED[what])
+
+
+def test_what_the_user_says_stays() -> None:
+    import tensorflow as tf
+
+    from tfdistkit.strategies import dataset_tuning
+
+    options = tf.data.Options()
+    options.autotune.enabled = True
+    said = UNTUNED["arrays"](tf).with_options(options)
+    assert dataset_tuning.without_idle_tuning(said).options().autotune.enabled is True
+
+
+def test_arrays_that_keras_reads_are_not_tuned() -> None:
+    import numpy as np
+    from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+
+    for shuffle in (True, False):
+        given = ArrayDataAdapter(np.ones((5, 2)), np.ones((5, 1)), batch_size=2, shuffle=shuffle)
+        assert is_turned_off(lambda tf, given=given: given.get_tf_dataset())
