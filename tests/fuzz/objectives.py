@@ -85,8 +85,11 @@ class _Extreme(metrics.Metric):
         errors = ops.abs(_like(y, predicted) - predicted)
         self.extreme.assign(self.pick(self.extreme, getattr(ops, "max" if self.start == 0.0 else "min")(errors)))
 
+    def reset_state(self) -> None:
+        self.extreme.assign(self.start)  # Keras's own sets 0, but not before the first epoch.
+
     def result(self) -> Any:
-        return ops.convert_to_tensor(self.extreme)
+        return self.extreme * 1.0
 
 
 class OwnMax(_Extreme):

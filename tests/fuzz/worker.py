@@ -20,6 +20,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from fuzz import objectives
 from fuzz.programs import Program
 from fuzz.running import Session
 
@@ -29,6 +30,8 @@ COLLECTIVE_TIMEOUT_S = 60
 
 def _strategy(engine: str) -> Any:
     if engine == "plain":
+        # What `result()` returned changes with the variable there: logs of an epoch become those of its validation.
+        objectives.OwnSum.result = lambda metric: metric.total * 1.0
         return tf.distribute.get_strategy()  # Without tfdistkit in the process.
     import tfdistkit
 

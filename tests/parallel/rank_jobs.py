@@ -21,6 +21,9 @@ ENGINES = [
     pytest.param("horovod_mpi", marks=[pytest.mark.horovod, pytest.mark.thorough]),
 ]
 
+# Of what is the same code over every transport: TensorFlow's each time, Horovod with `-m thorough`.
+OVER_ONE = ["multiworker", pytest.param("horovod", marks=[pytest.mark.horovod, pytest.mark.thorough])]
+
 _BACKENDS = {"horovod": ("horovod", "horovod_path"), "horovod_mpi": ("mpi", "horovod_with_mpi")}
 
 RunRanks = Callable[..., list[str]]

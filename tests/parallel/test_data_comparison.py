@@ -6,7 +6,7 @@ import json
 import re
 
 import pytest
-from rank_jobs import ENGINES
+from rank_jobs import ENGINES, OVER_ONE
 
 pytestmark = pytest.mark.tensorflow
 
@@ -230,7 +230,7 @@ EXPECTED = {
 }
 
 
-@EACH_ENGINE
+@pytest.mark.parametrize("engine", OVER_ONE)
 @pytest.mark.part(TOLD)
 def test_differences_are_told_on_all_ranks(printed: list[str]) -> None:
     one, two = (json.loads(text.splitlines()[-1]) for text in printed)

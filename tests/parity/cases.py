@@ -172,7 +172,7 @@ def metrics(name: str, **changes: Any) -> Case:
 
 _METRICS = (
     metrics("own_metrics", weights="sample", compile={"weighted_metrics": [by("TruePositives", "weighted"), "mae"]}),
-    metrics("own_metrics_65", rows=65, compile={"steps_per_execution": 2}),
+    metrics("own_metrics_65", rows=65, compile={"steps_per_execution": 3}),
     metrics("own_metrics_eager", rows=37, compile={"run_eagerly": True}),
     metrics("confusion", model=by("integers"), data="classes", loss="sparse_categorical_crossentropy", rows=37,
             metrics=("accuracy", by("metrics.MeanIoU", 4, sparse_y_pred=False))),

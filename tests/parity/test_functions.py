@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,11 @@ from parity import engines
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(1200)]
 
-ENGINES = ("one_device", "mirrored", "central_storage", "multiworker")
+# Those that run each time are those that others share their steps with.
+ENGINES = (
+    *("mirrored", "multiworker"),
+    *(pytest.param(engine, marks=pytest.mark.thorough) for engine in ("one_device", "central_storage")),
+)
 
 PARTS = (
     *("functions_in_steps", "functions_in_loops", "loops", "methods", "called_before", "freed"),
@@ -24,17 +29,18 @@ PARTS = (
 
 
 @pytest.fixture(scope="module")
-def errors(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], list[str | None]]:
+def errors(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], list[str | None]]:
     """Returns what went wrong in a part under an engine, one element for each of its processes."""
     folders: dict[str, Path] = {}
+    params = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
 
     def of_part(engine: str, part: str) -> list[str | None]:
         processes = engines.PROCESSES.get(engine, 1)
         if engine not in folders:
             folders[engine] = tmp_path_factory.mktemp(engine)
-            job = engines.start(
-                folders[engine], ["-m", "parity.run_functions", engine, str(folders[engine])], processes
-            )
+            chosen = [p.get("part", "branches") for p in params if p.get("engine") == engine]
+            words = ["-m", "parity.run_functions", engine, str(folders[engine]), *dict.fromkeys(chosen)]
+            job = engines.start(folders[engine], words, processes)
             job.wait(1000, check=False)
         files = [folders[engine] / f"{part}.{rank}.json" for rank in range(processes)]
         log = engines.Job(folders[engine]).logs

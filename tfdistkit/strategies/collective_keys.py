@@ -11,8 +11,10 @@ function and use them again. Several processes cannot: one may trace a function 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -36,7 +38,27 @@ def next_base() -> int:
 # So many keys has a collective. One that is called several times in a step must not meet itself.
 _KEYS_OF_ONE = 64
 
+# Keys of collectives whose size is known when they run: over all others, and so many for each size.
+_SIZED = 1 << 30
+_SIZES = 1 << 5
+
 _launching = threading.local()
+
+
+@contextlib.contextmanager
+def of_size(number: tf.Tensor) -> Iterator[None]:
+    """Within it, all-reduces of a function have keys for their size.
+
+    TensorFlow wants one shape for a key, and a loop (several steps in an execution) runs with one key.
+
+    Args:
+        number: Which of 32 sizes it is, the same on all replicas; a scalar int32 tensor.
+    """
+    _launching.size = number
+    try:
+        yield
+    finally:
+        _launching.size = None
 
 
 def launch_all_reduce(original: Any, launcher: Any, input_tensor: Any, *args: Any, **kwargs: Any) -> Any:
@@ -53,6 +75,9 @@ def launch_all_reduce(original: Any, launcher: Any, input_tensor: Any, *args: An
 
 def instance_key(original: Any, launcher: Any) -> Any:
     """Hook of what gives a collective its key."""
+    size = getattr(_launching, "size", None)
+    if size is not None and not tf.executing_eagerly():
+        return _SIZED + tf.math.floormod(original(launcher), _SIZED // _SIZES) * _SIZES + size
     if not getattr(_launching, "can_reuse", False):
         return original(launcher)
     return keras_seams.capture_at_every_call(tf.compat.v1.get_default_graph(), _Keys(launcher))

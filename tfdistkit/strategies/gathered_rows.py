@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdistkit.errors import UnsupportedError, explain
+from tfdistkit.strategies import collective_keys
 from tfdistkit.strategies import step as steps
 
 # What has no 32 or 64 bits of its own, and the type that carries it without a loss.
@@ -24,6 +25,9 @@ _CARRIED_AS = {
     tf.uint8: tf.int32,
     tf.uint16: tf.int32,
 }
+
+# Vectors of other lengths are padded to the next of these.
+_SIZES = [1 << n for n in range(6, 31)]
 
 
 def has_rows(step: steps.ReplicaStep, tensor: tf.Tensor) -> bool:
@@ -86,7 +90,8 @@ def _sum_places(
         after = total - offset - count
         placed.append(tf.pad(bits, [[offset, after], *[[0, 0]] * (bits.shape.rank - 1)]))
     end = step.begin_sum(placed)
-    packed = step.sum(tf.concat([tf.reshape(p, [-1]) for p in placed], 0))
+    flat = tf.concat([tf.reshape(p, [-1]) for p in placed], 0)
+    packed = step.sum(flat) if flat.shape.is_fully_defined() else _sum_of_any_size(step, flat)
     end(packed)
     parts = tf.split(packed, tf.stack([tf.size(p) for p in placed])) if len(placed) > 1 else [packed]
     results = []
@@ -95,6 +100,15 @@ def _sum_places(
         known = total if isinstance(total, int) else tf.get_static_value(total)
         results.append(tf.ensure_shape(result, [None if known is None else int(known), *tensor.shape[1:]]))
     return results
+
+
+def _sum_of_any_size(step: steps.ReplicaStep, flat: tf.Tensor) -> tf.Tensor:
+    """Sums vectors whose length, the same on all replicas, may be another one in each turn of a loop."""
+    sizes, size = tf.constant(_SIZES), tf.size(flat)
+    number = tf.reduce_sum(tf.cast(sizes < size, tf.int32))
+    padded = tf.pad(flat, [[0, sizes[number] - size]])
+    with collective_keys.of_size(number):
+        return step.sum(padded)[:size]
 
 
 def _as_bits(tensor: tf.Tensor) -> tf.Tensor:

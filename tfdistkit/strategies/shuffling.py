@@ -6,11 +6,12 @@ import contextlib
 import random
 from collections.abc import Iterator
 
+import numpy as np
 import tensorflow as tf
 
 from tfdistkit.errors import OptionError, explain
 from tfdistkit.strategies import keras_seams
-from tfdistkit.strategies.data_comparison import agree_on_data, is_compared
+from tfdistkit.strategies.data_comparison import agree_on_data, is_compared, table
 
 
 class AgreedShuffling:
@@ -42,8 +43,7 @@ class AgreedShuffling:
         """
         seed = keras_seams.global_seed()
         version, state, gauss = random.getstate()
-        mine = tf.constant([[-1 if seed is None else seed, *state]], tf.int64)
-        everyone = self.gather(mine, axis=0).numpy()
+        everyone = table(self, np.array([-1 if seed is None else seed, *state], np.int64))
         if (everyone[:, 1:] != everyone[0, 1:]).any():  # Keras shuffles a PyDataset with Python's generator.
             random.setstate((version, tuple(everyone[0, 1:].tolist()), gauss))
         if (everyone[:, 0] == everyone[0, 0]).all() and seed is not None:
