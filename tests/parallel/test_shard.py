@@ -16,7 +16,7 @@ import pytest
 from tfdistkit.data.sources import open_source
 from tfdistkit.data.writing import write_shards
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(3200)]
 
 # Rows, global batch size: even, with remainders, uneven parts, and fewer rows than workers.
 CASES = [(64, 16), (97, 32), (7, 4), (1, 4)]
@@ -109,10 +109,10 @@ def written(folder: pathlib.Path) -> pathlib.Path:
 def run(workers: int, folder: pathlib.Path) -> dict[str, Any]:
     script, result = folder / "train.py", folder / "found.json"
     script.write_text(TRAIN)
-    command = [sys.executable, "-m", "tfdistkit", "run", "-np", str(workers), "--timeout", "800", str(script)]
+    command = [sys.executable, "-m", "tfdistkit", "run", "-np", str(workers), "--timeout", "1500", str(script)]
     command += [str(result), json.dumps([CASES, PLACES, WAYS, EPOCHS, str(written(folder))])]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    job = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=840, check=False)
+    job = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1540, check=False)
     assert job.returncode == 0, job.stdout + job.stderr
     assert "ran out of data" not in job.stderr
     found: dict[str, Any] = json.loads(result.read_text())
