@@ -44,12 +44,13 @@ class MultiWorkerExtended(ReplicaMixin, keras_seams.CollectiveAllReduceExtended)
         reduce = super()._reduce_to
         local = self._container_strategy().experimental_local_results(value)
         is_dense = len(local) == 1 and isinstance(local[0], (tf.Tensor, tf.Variable))
-        if not tf.executing_eagerly() or self._num_workers == 1 or not is_dense or keras_seams.is_mirrored(value):
+        is_plain = is_dense and isinstance(destinations, str)  # A variable would be kept with its function.
+        if not tf.executing_eagerly() or self._num_workers == 1 or not is_plain or keras_seams.is_mirrored(value):
             return reduce(reduce_op, value, destinations, options)
         tensor = tf.convert_to_tensor(local[0])
         # All ranks make the same calls, so they trace at the same call too.
         calls = self.__dict__.setdefault("_calls_of_sums", collections.Counter())
-        key = (str(reduce_op), tensor.dtype, tuple(tensor.shape))
+        key = (str(reduce_op), tensor.dtype, tuple(tensor.shape), destinations, str(options and vars(options)))
         calls[key] += 1
         if calls[key] <= _SUMS_BEFORE_FUNCTION:
             return reduce(reduce_op, tensor, destinations, options)
