@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from tfdistkit.collectives.differentiable import with_gradient_times
-from tfdistkit.strategies import coordinated_clock
+from tfdistkit.strategies import coordinated_clock, keras_seams
 from tfdistkit.strategies import step as steps
 
 
@@ -42,6 +42,18 @@ def apply(original: Any, optimizer: Any, grads: Any, trainable_variables: Any = 
             original(optimizer, grads, trainable_variables)
 
     tf.distribute.get_strategy().apply_summed(parts, apply_sums)
+
+
+def apply_finite(original: Any, optimizer: Any, grads: Any, trainable_variables: Any = None) -> None:
+    """Lets each replica test and apply summed gradients by itself: they are the same on all.
+
+    Where eager replicas meet in `merge_call`, Keras applies in a second `call_for_each_replica`, whose steps do not
+    know that the gradients are summed.
+    """
+    step = steps.current()
+    if step is None or not step.gradients_are_reduced:
+        return original(optimizer, grads, trainable_variables)
+    return keras_seams.apply_if_finite(optimizer, grads, trainable_variables)
 
 
 def apply_gradients(original: Any, optimizer: Any, grads_and_vars: Any) -> Any:

@@ -355,6 +355,7 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "scale_optimizer_loss": gradient_hooks.scale_optimizer_loss,
     "scale_scaled_loss": gradient_hooks.scale_optimizer_loss,
     "apply_scaled": gradient_hooks.apply,
+    "apply_finite": gradient_hooks.apply_finite,
     "sum_gradients": gradient_hooks.all_reduce_sum_gradients,
     "optimizer": _optimizer_variable,
     "optimizer_variable": _optimizer_variable,

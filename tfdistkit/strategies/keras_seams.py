@@ -80,6 +80,7 @@ _MODEL = f"{_TRAINER}:TensorFlowTrainer"
 _LOSS = "keras.src.losses.loss"
 _VARIABLE = "keras.src.backend.common.variables:Variable"
 _OPTIMIZER = "keras.src.optimizers.base_optimizer:BaseOptimizer"
+_LOSS_SCALER = "keras.src.optimizers.loss_scale_optimizer:LossScaleOptimizer"
 _PS = "tensorflow.python.distribute.parameter_server_strategy_v2"
 _MWMS = "tensorflow.python.distribute.collective_all_reduce_strategy:CollectiveAllReduceExtended"
 _MIRRORED = "tensorflow.python.distribute.mirrored_strategy:MirroredExtended"
@@ -130,18 +131,20 @@ SEAMS: dict[str, Seam] = {
         "gradients are summed before clipping, accumulation and loss scaling (keras#20582)",
     ),
     "apply_scaled": Seam(
-        "keras.src.optimizers.loss_scale_optimizer:LossScaleOptimizer.apply",
-        ("self", "grads", "trainable_variables"),
-        "gradients are summed before the test for finiteness",
+        f"{_LOSS_SCALER}.apply", ("self", "grads", "trainable_variables"), "gradients are summed before they are tested"
+    ),
+    "apply_finite": Seam(
+        f"{_LOSS_SCALER}._tf_apply", ("self", "grads", "trainable_variables"), "eager replicas would sum twice"
+    ),
+    "common_apply": Seam(
+        f"{_LOSS_SCALER}._common_apply", ("self", "grads", "trainable_variables"), "what each replica does alone"
     ),
     "apply_gradients": Seam(
         f"{_OPTIMIZER}.apply_gradients", ("self", "grads_and_vars"), "gradients are summed before an overridden `apply`"
     ),
     "scale_optimizer_loss": Seam(f"{_OPTIMIZER}.scale_loss", ("self", "loss"), "a replica's gradient weighs by rows"),
     "scale_scaled_loss": Seam(
-        "keras.src.optimizers.loss_scale_optimizer:LossScaleOptimizer.scale_loss",
-        ("self", "loss"),
-        "a replica's gradient weighs by rows",
+        f"{_LOSS_SCALER}.scale_loss", ("self", "loss"), "a replica's gradient weighs by rows"
     ),
     "optimizer": Seam(
         "keras.src.optimizers.base_optimizer:BaseOptimizer.__init__", ("self",), "central_storage: whose variables"
@@ -615,6 +618,11 @@ def as_dense_tensor(value: Any) -> Any:
 def set_mask(tensor: Any, mask: Any) -> None:
     """Attaches Keras's mask to a tensor."""
     set_keras_mask(tensor, mask)
+
+
+def apply_if_finite(optimizer: Any, grads: list[Any], trainable_variables: list[Any] | None) -> None:
+    """What `LossScaleOptimizer.apply` does where nobody has to be met."""
+    optimizer._common_apply(grads, trainable_variables)
 
 
 def adagrad_accumulator(optimizer: Any, variable: Any) -> Any:

@@ -157,7 +157,9 @@ def _two(values: Any, sample_weight: Any = None) -> tuple[Any, Any]:
 def _adds_up_over_rows(step: steps.ReplicaStep, weight: Any) -> bool:
     """Whether a weight is the number of this replica's rows, or a sum over them, and no constant."""
     value = known_value(weight)
-    return keras.ops.ndim(weight) == 0 and (value is None or value == step.static_rows)
+    if keras.ops.ndim(weight) != 0 or isinstance(weight, float):
+        return False
+    return value is None or value == step.held_rows
 
 
 def _of_all_replicas(step: steps.ReplicaStep, structure: Any) -> Any:

@@ -139,8 +139,6 @@ class ReplicaMixin:
         context = tf.distribute.get_replica_context()
         if part is not None:
             rows, total = part.rows, part.total_rows
-            if isinstance(part, batch_parts.KerasPart) and static_rows == 1:
-                static_rows = None  # It may be a stand-in.
 
         def sum_rows(own: step.ReplicaStep) -> tf.Tensor:
             return total if total is not None else context.all_reduce(tf.distribute.ReduceOp.SUM, own.rows)

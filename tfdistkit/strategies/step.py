@@ -31,7 +31,7 @@ class ReplicaStep:
             most once, and only if a weight is asked for, because it may communicate.
         replicas: How many replicas there are in sync.
         replica_id: Which of them this is.
-        static_rows: The rows as far as they are known while tracing, else None.
+        static_rows: The rows of the tensors as far as they are known while tracing, else None.
     """
 
     def __init__(
@@ -93,6 +93,11 @@ class ReplicaStep:
     @property
     def static_rows(self) -> int | None:
         """The rows as far as they are known while tracing."""
+        return None if self.has_stand_in and self._static_rows == 1 else self.held_rows
+
+    @property
+    def held_rows(self) -> int | None:
+        """The rows of the tensors as far as they are known while tracing: with one that stands in for none."""
         return None if self._is_in_function_of_eager_step() else self._static_rows
 
     def _is_in_function_of_eager_step(self) -> bool:
