@@ -17,6 +17,9 @@ from fuzz.programs import Program
 # Keras takes these out of generators and PyDatasets as objects, which it cannot train on.
 _IN_DATASETS_ONLY = ("ragged", "words")
 _BODY = tuple(networks.BODY)
+# Keras without a strategy traces their functions while it builds a model, and uses what it traced in the training,
+# where they then write nothing and have no gradients. Models that are built before are right.
+_WITH_FUNCTIONS = ("own_function", "function_with_state")
 _LAYERS_BY_WEIGHT = ("dense", *_BODY)
 
 
@@ -61,13 +64,14 @@ def _model(draw: Any, inputs: str, own_loss: bool) -> dict[str, Any]:
     encoders = networks.SEQUENCES if targets == "tokens" else networks.ENCODERS[inputs]
     if targets == "tokens" and inputs == "ragged":
         inputs = "tokens"
-    return {
-        "inputs": inputs,
-        "targets": targets,
-        "style": "subclassed" if inputs == "ragged" else draw(_one_of(*styles)),
-        "encoder": draw(_one_of(*encoders)),
-        "body": tuple(draw(st.lists(_one_of(*_LAYERS_BY_WEIGHT), max_size=3))),
-    }
+    style = "subclassed" if inputs == "ragged" else draw(_one_of(*styles))
+    layers = draw(st.lists(_one_of(*_LAYERS_BY_WEIGHT), max_size=3))
+    if inputs == "ragged":
+        layers = [name for name in layers if name not in _WITH_FUNCTIONS]
+    elif style == "subclassed" and set(layers) & set(_WITH_FUNCTIONS):
+        style = "functional"
+    return {"inputs": inputs, "targets": targets, "style": style, "encoder": draw(_one_of(*encoders)),
+            "body": tuple(layers)}
 
 
 @st.composite
@@ -126,14 +130,15 @@ def _keras_programs(draw: Any) -> Program:
     """Stacks of layers, compiled; some with a step of their own."""
     step = draw(_rarely(*training_steps.OWN_LOSS, *training_steps.COMPILED, usual="keras", of=3))
     own_loss = step in training_steps.OWN_LOSS
-    kinds = tuple(networks.ENCODERS)
+    gathers = step == "accumulating"  # In variables for each of the model's, which has to be built for it.
+    kinds = [kind for kind in networks.ENCODERS if not (gathers and kind == "ragged")]
     data = draw(_data(kinds=("numbers", "tokens", "tokens", *kinds)))
     model = draw(_model(data["inputs"], own_loss or step in ("more_compute_loss", "guide")))
+    if gathers and model["style"] == "subclassed":
+        model["style"] = "functional"
     objective = draw(_objective(model["targets"], data["feed"]))
     if own_loss and step != "own_test_step":
         objective = {}
-    if step == "more_compute_loss" and objective.get("reduction") == "none":
-        objective["reduction"] = ""  # A number added to one for each row: docs/exactness.md says what to write.
     optimizer = draw(_optimizer(plain=step in ("keras", "scaled", "own_compute_loss", "more_compute_loss")))
     running = {"execution": draw(_rarely(2, 3, usual=1, of=5)), "eager": draw(_rarely(True, usual=False, of=10))}
     if running["eager"]:

@@ -57,6 +57,11 @@ def _summed_own_losses() -> None:
     _replace("gradient_hooks", "_parts_of_global_gradients", lambda original: lambda step, gradients: gradients)
 
 
+def _averaged_losses_of_rows() -> None:
+    """Losses of rows (`reduction=None`), whose gradient is a sum, are weighed like means."""
+    _replace("gradient_hooks", "_is_of_rows", lambda original: lambda step, loss: False)
+
+
 def _clip_before_sum() -> None:
     """Each replica clips its own gradients before they are summed."""
 
@@ -146,6 +151,7 @@ def _lost_position() -> None:
 FAULTS: dict[str, Callable[[], None]] = {
     "unweighted_gradients": _unweighted_gradients,
     "summed_own_losses": _summed_own_losses,
+    "averaged_losses_of_rows": _averaged_losses_of_rows,
     "clip_before_sum": _clip_before_sum,
     "local_masks": _local_masks,
     "local_weights": _local_weights,

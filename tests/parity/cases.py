@@ -147,6 +147,7 @@ _LOSSES = (
     yes_or_no("weighted_mean", run="fit_only", weights="sample", rows=103,
               loss=by("losses.BinaryCrossentropy", reduction="mean_with_sample_weight")),
     Case("sum_reduction", loss=by("losses.MeanSquaredError", reduction="sum"), rows=103, optimizer=sgd(0.001)),
+    Case("no_reduction", loss=by("losses.MeanSquaredError", reduction=None), rows=103, optimizer=sgd(0.001)),
     trained("scalar_loss", loss=by("scalar_loss"), rows=103, optimizer=sgd(0.05)),
     trained("boolean_mask_loss", loss=by("masked_loss"), rows=103, optimizer=sgd(0.05)),
     Case("two_outputs", model=by("two_outputs"), data="named", rows=103, optimizer=sgd(0.05),

@@ -109,13 +109,48 @@ def gradient_share() -> Any:
 
 
 def scale_optimizer_loss(original: Any, optimizer: Any, loss: Any) -> Any:
-    """Weighs the loss of Keras's own train step, which costs less than to weigh each gradient."""
+    """Weighs the loss of Keras's own train step, which costs less than to weigh each gradient.
+
+    Losses of rows (`reduction=None`) have no weight: their gradient is the sum over the rows.
+    """
     step = steps.current()
     loss = original(optimizer, loss)
     if step is None or not step.in_stock_train_step:
         return loss
     step.loss_is_weighted = True
-    return loss * tf.cast(step.share(), loss.dtype)
+    return loss if _is_of_rows(step, loss) else loss * tf.cast(step.share(), loss.dtype)
+
+
+def tape_gradient(original: Any, tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+    """Lets the gradient of losses of rows, a sum over them, be one when `apply` has weighed it as that of a mean.
+
+    Args:
+        original: TensorFlow's own method.
+        tape: The tape.
+        target: As TensorFlow has it; where a target has no rows, all are left alone.
+        sources: As TensorFlow has it; gradients of anything but variables are no updates, and left alone.
+        args: As TensorFlow has it.
+        kwargs: As TensorFlow has it.
+
+    Returns:
+        What TensorFlow's own returns.
+    """
+    gradients = original(tape, target, sources, *args, **kwargs)
+    step = steps.current()
+    if step is None or not step.in_keras_step or step.in_stock_train_step:
+        return gradients
+    are_variables = all(isinstance(s, (tf.Variable, keras.Variable)) for s in tf.nest.flatten(sources))
+    if not are_variables or not all(_is_of_rows(step, t) for t in tf.nest.flatten(target)):
+        return gradients
+    inverse = tf.math.divide_no_nan(1.0, tf.cast(step.share(), tf.float32))
+    return tf.nest.map_structure(lambda g: None if g is None else steps.times(g, inverse), gradients)
+
+
+def _is_of_rows(step: steps.ReplicaStep, loss: Any) -> bool:
+    """Whether a loss holds a number for each row, or token, of this replica."""
+    if not tf.is_tensor(loss) or loss.shape.rank == 0:
+        return False
+    return loss.shape.rank is None or loss.shape[0] in (None, step.held_rows)
 
 
 def is_stock_train_step(model: Any, step_function: Any) -> bool:

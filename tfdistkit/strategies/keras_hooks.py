@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdistkit.collectives.differentiable import weigh_gradients_by
@@ -206,11 +207,18 @@ def _maybe_symbolic_build(original: Any, model: Any, iterator: Any = None, data_
         return original(model, iterator=iterator, data_batch=data_batch)
     if iterator is not None:
         data_batch = _batch_like(strategy, iterator)
+    else:
+        data_batch = keras.tree.map_structure(_with_dtype_of_tensor, data_batch)
     if type(model).call is keras.Model.call:
         return None  # Only a train_step of its own knows how to call it (a GAN, say).
     with strategy.scope():
         keras_seams.build_model(model, data_batch)
     return None
+
+
+def _with_dtype_of_tensor(value: Any) -> Any:
+    """Returns a tensor for an array of strings, whose dtype Keras does not know; other values as they are."""
+    return tf.convert_to_tensor(value) if isinstance(value, np.ndarray) and value.dtype.kind in "OSU" else value
 
 
 def _batch_like(strategy: Any, iterator: Any) -> Any:
@@ -352,6 +360,7 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "apply": gradient_hooks.apply,
     "apply_gradients": gradient_hooks.apply_gradients,
     "context_all_reduce": gradient_hooks.all_reduce,
+    "tape_gradient": gradient_hooks.tape_gradient,
     "scale_optimizer_loss": gradient_hooks.scale_optimizer_loss,
     "scale_scaled_loss": gradient_hooks.scale_optimizer_loss,
     "apply_scaled": gradient_hooks.apply,

@@ -156,6 +156,9 @@ SEAMS: dict[str, Seam] = {
     "apply_mask": Seam(f"{_LOSS}:apply_mask", ("sample_weight", "mask", "dtype", "reduction"), "losses weigh by rows"),
     "scale_loss": Seam(f"{_LOSS}:scale_loss_for_distribution", ("value",), "losses weigh by rows"),
     "unscale_loss": Seam(f"{_LOSS}:unscale_loss_for_distribution", ("value",), "losses weigh by rows"),
+    "tape_gradient": Seam(
+        "tensorflow:GradientTape.gradient", ("self", "target", "sources"), "the gradient of losses of rows is a sum"
+    ),
     "context_all_reduce": Seam(
         "tensorflow:distribute.ReplicaContext.all_reduce",
         ("self", "reduce_op", "value", "options"),

@@ -162,13 +162,7 @@ class ReplicaStep:
             gradients: Tensors or IndexedSlices.
         """
         share = self.share()
-
-        def part(gradient: Any) -> Any:
-            if isinstance(gradient, tf.IndexedSlices):
-                return tf.IndexedSlices(part(gradient.values), gradient.indices, gradient.dense_shape)
-            return gradient * tf.cast(share, gradient.dtype)
-
-        return [part(g) for g in gradients]
+        return [times(g, share) for g in gradients]
 
     def sum(self, value: tf.Tensor) -> tf.Tensor:
         """Sums a tensor over all replicas, also that of a replica without rows."""
@@ -301,6 +295,13 @@ def running(step: ReplicaStep | None) -> Iterator[None]:
         yield
     finally:
         _LOCAL.step = before
+
+
+def times(gradient: Any, factor: Any) -> Any:
+    """Multiplies a gradient, a tensor or IndexedSlices, by a number."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(times(gradient.values, factor), gradient.indices, gradient.dense_shape)
+    return gradient * tf.cast(factor, gradient.dtype)
 
 
 def count_rows(values: Any, is_of_batch: list[bool] | None = None) -> tuple[tf.Tensor | None, int | None]:
