@@ -82,13 +82,12 @@ def _objective(draw: Any, targets: str, feed: str) -> dict[str, Any]:
     if targets in ("yes_no", "class") and feed != "generator":
         weights.append("classes")
     weights += {"tokens": ["tokens"], "two": ["outputs"]}.get(targets, [])
-    scalar = loss in ("own_scalar", "own_scalar_class", "lambda")  # Weights of rows cannot be applied to it.
     names = objectives.METRICS_OF_TARGETS[targets]
     metrics = draw(st.lists(_one_of(*names), min_size=1, max_size=3, unique=True)) if names else []
     return {
         "loss": loss,
         "reduction": draw(reductions) if loss not in ("", *objectives.FUNCTIONS) else "",
-        "weights": "" if targets == "none" or scalar else draw(_rarely(*weights, usual="", of=3)),
+        "weights": "" if targets == "none" else draw(_rarely(*weights, usual="", of=3)),
         "loss_weights": targets == "two" and draw(st.booleans()),
         "metrics": tuple(metrics),
         "weighted_metrics": draw(_rarely(True, usual=False)) and "own_scalar" not in metrics,
@@ -176,6 +175,8 @@ def _loops(draw: Any) -> Program:
     body = tuple(draw(st.lists(_one_of(*layers), max_size=2)))
     encoder = draw(_one_of(*networks.ENCODERS[data["inputs"]]))
     style = draw(_one_of("sequential", "functional", "subclassed"))
+    if style == "subclassed" and set(body) & set(_WITH_FUNCTIONS):
+        style = "functional"
     eager = draw(_rarely(True, usual=False, of=6))
     optimizer = draw(_optimizer(plain=False))
     model = {"targets": targets, "encoder": encoder, "body": body, "style": style}

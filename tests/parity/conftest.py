@@ -123,9 +123,10 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     running.kill()
 
 
-# Which cases run each time under engines that share with `mirrored` and `multiworker`, which run all, all but what
-# carries the sums or where the variables are: each how many cases, and from which on. The others are `thorough`.
-_SOME = {"central_storage": (3, 0), "horovod": (6, 1), "horovod_mpi": (12, 4)}
+# Which cases run each time under engines that share with `multiworker`, which runs all, all but what carries the sums
+# or where the variables are: each how many cases, and from which on. The others are `thorough`; the programs of
+# tests/fuzz run under these engines too.
+_SOME = {"mirrored": (2, 0), "central_storage": (3, 0), "horovod": (6, 1), "horovod_mpi": (12, 4)}
 
 
 @pytest.hookimpl(tryfirst=True)  # before marks choose

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfdistkit.strategies import graph_sizes
@@ -41,6 +42,44 @@ def reduce_values(original: Any, values: Any, sample_weight: Any = None, reducti
         count = step.sum(step.if_any_rows(tf.cast(tf.size(values), values.dtype)))
         return _part(step, tf.math.divide_no_nan(tf.reduce_sum(values), count))
     return original(values, sample_weight, reduction)
+
+
+def reduce_weighted_values(
+    original: Any, values: Any, sample_weight: Any = None, mask: Any = None, reduction: Any = "mean", dtype: Any = None
+) -> Any:
+    """Weighs a mean that a loss function took itself by the weights of all rows, as Keras does with those of its batch.
+
+    Each element of the weights is multiplied by that mean, so it counts as often as they are large on average.
+    """
+    step = steps.current()
+    values = keras.ops.convert_to_tensor(values, dtype=dtype)
+    is_weighted = sample_weight is not None or mask is not None
+    if step is None or not is_weighted or values.shape.rank != 0:
+        return original(values, sample_weight, mask, reduction, dtype)
+    if reduction == "mean_with_sample_weight":
+        return scale_loss(None, values)
+    weight, count = _weight(sample_weight, mask, values.dtype)
+    sums = step.sum(step.if_any_rows(tf.stack([tf.reduce_sum(weight), count])))
+    if reduction in (None, "none"):  # As many elements as the weights have here, which sum to this replica's part.
+        part = values * tf.cast(step.share(), values.dtype) * sums[0] / tf.cast(tf.size(weight), values.dtype)
+        return part * tf.ones_like(weight)
+    return scale_loss(None, values) * (sums[0] if reduction == "sum" else tf.math.divide_no_nan(sums[0], sums[1]))
+
+
+def _weight(sample_weight: Any, mask: Any, dtype: Any) -> tuple[Any, Any]:
+    """Merges weights and mask as Keras does, and says how many elements count."""
+    if mask is None:
+        weight = keras.ops.convert_to_tensor(sample_weight, dtype=dtype)
+        return weight, tf.cast(tf.size(weight), dtype)
+    mask = tf.cast(mask, dtype)
+    if sample_weight is None:
+        return mask, tf.reduce_sum(mask)
+    weight = keras.ops.convert_to_tensor(sample_weight, dtype=dtype)
+    while weight.shape.rank < mask.shape.rank:
+        weight = weight[..., None]
+    while weight.shape.rank > mask.shape.rank:
+        weight = tf.squeeze(weight, -1)
+    return weight * mask, tf.reduce_sum(mask)
 
 
 def apply_mask(original: Any, sample_weight: Any, mask: Any, dtype: Any, reduction: Any) -> Any:

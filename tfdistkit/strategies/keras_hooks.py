@@ -369,6 +369,7 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "optimizer": _optimizer_variable,
     "optimizer_variable": _optimizer_variable,
     "reduce_values": exact_losses.reduce_values,
+    "reduce_weighted": exact_losses.reduce_weighted_values,
     "apply_mask": exact_losses.apply_mask,
     "scale_loss": exact_losses.scale_loss,
     "unscale_loss": exact_losses.unscale_loss,

@@ -154,6 +154,7 @@ SEAMS: dict[str, Seam] = {
     ),
     "reduce_values": Seam(f"{_LOSS}:reduce_values", ("values", "sample_weight", "reduction"), "losses weigh by rows"),
     "apply_mask": Seam(f"{_LOSS}:apply_mask", ("sample_weight", "mask", "dtype", "reduction"), "losses weigh by rows"),
+    "reduce_weighted": Seam(f"{_LOSS}:reduce_weighted_values", ("values",), "a loss that is a scalar has no rows"),
     "scale_loss": Seam(f"{_LOSS}:scale_loss_for_distribution", ("value",), "losses weigh by rows"),
     "unscale_loss": Seam(f"{_LOSS}:unscale_loss_for_distribution", ("value",), "losses weigh by rows"),
     "tape_gradient": Seam(
