@@ -25,6 +25,18 @@ def without_idle_tuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """
     if dataset.options().autotune.enabled is not None or is_tuned(dataset):
         return dataset
+    return without_tuning(dataset)
+
+
+def without_tuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Turns tuning off for a dataset.
+
+    Args:
+        dataset: What is to be read.
+
+    Returns:
+        The dataset, with the option `autotune.enabled`.
+    """
     options = tf.data.Options()
     options.autotune.enabled = False
     return dataset.with_options(options)

@@ -17,6 +17,7 @@ from tfdistkit.strategies.batch_parts import BatchPart
 from tfdistkit.strategies.data_comparison import agree_on_data, remade, table
 from tfdistkit.strategies.data_differences import other_batches
 from tfdistkit.strategies.dataset_graph import DatasetGraph
+from tfdistkit.strategies.dataset_tuning import without_tuning
 from tfdistkit.strategies.positions import Position
 
 _CALLS = ("fit", "evaluate", "predict")
@@ -116,7 +117,8 @@ class EpochComparison:
             return data, []
         taken = functools.reduce(lambda a, b: a.concatenate(b), map(tf.data.Dataset.from_tensors, elements))
         variant = tf.data.experimental.to_variant(taken)
-        first = iter(tf.data.experimental.from_variant(variant, data.element_spec))
+        # Untuned: the end of the epoch, which lets go of it, would wait for TensorFlow's thread.
+        first = iter(without_tuning(tf.data.experimental.from_variant(variant, data.element_spec)))
         return first, mark_of_samples(elements[0].sample)
 
     def _difference(self, mark: list[int]) -> tuple[int, str] | None:
