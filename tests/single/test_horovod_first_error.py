@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -90,7 +91,8 @@ def test_nothing_looks_like_an_error() -> None:
 
 
 def test_a_real_build(tmp_path: Path) -> None:
-    if not (shutil.which("cmake") and shutil.which("c++") and shutil.which("make")):
+    has_tools = shutil.which("cmake") and shutil.which("c++") and shutil.which("make")
+    if not has_tools and os.environ.get("TFDISTKIT_REQUIRE_HOROVOD") != "1":
         pytest.skip("no compiler, make and CMake on this machine")
     (tmp_path / "CMakeLists.txt").write_text(
         "cmake_minimum_required(VERSION 3.13)\nproject(toy CXX)\nadd_library(toy SHARED good.cc bad.cc worse.cc)\n"

@@ -45,7 +45,12 @@ def reduce_values(original: Any, values: Any, sample_weight: Any = None, reducti
 
 
 def reduce_weighted_values(
-    original: Any, values: Any, sample_weight: Any = None, mask: Any = None, reduction: Any = "mean", dtype: Any = None
+    original: Any,
+    values: Any,
+    sample_weight: Any = None,
+    mask: Any = None,
+    reduction: Any = "sum_over_batch_size",
+    dtype: Any = None,
 ) -> Any:
     """Weighs a mean that a loss function took itself by the weights of all rows, as Keras does with those of its batch.
 
