@@ -64,6 +64,13 @@ def test_where_something_can_be_tuned_it_stays(what: str) -> None:
     assert not is_turned_off(TUNED[what])
 
 
+def test_what_tensorflow_does_not_read_stays() -> None:
+    from tfdistkit.strategies import dataset_tuning
+
+    generator = object()
+    assert dataset_tuning.without_idle_tuning(generator) is generator
+
+
 def test_what_the_user_says_stays() -> None:
     import tensorflow as tf
 
@@ -82,3 +89,15 @@ def test_arrays_that_keras_reads_are_not_tuned() -> None:
     for shuffle in (True, False):
         given = ArrayDataAdapter(np.ones((5, 2)), np.ones((5, 1)), batch_size=2, shuffle=shuffle)
         assert is_turned_off(lambda tf, given=given: given.get_tf_dataset())
+
+
+def test_what_fit_reads_is_not_tuned_in_one_process_either() -> None:
+    import tensorflow as tf
+
+    import tfdistkit
+
+    strategy = tfdistkit.strategy("one_device")
+    read = strategy.distribute_keras_batches(UNTUNED["arrays"](tf))
+    assert read.options().autotune.enabled is False
+    read = strategy.distribute_keras_batches(TUNED["a function"](tf))
+    assert read.options().autotune.enabled is not False

@@ -23,6 +23,7 @@ from tfdistkit.data.marks import marks_of
 from tfdistkit.data.rows import Split
 from tfdistkit.errors import UnsupportedError, explain
 from tfdistkit.strategies import batch_parts, keras_seams, stand_ins, step
+from tfdistkit.strategies.dataset_tuning import without_idle_tuning
 from tfdistkit.strategies.endless_sums import sum_that_ends
 
 # What TensorFlow's all-gather cannot carry, and what carries it. Strings have no carrier.
@@ -319,6 +320,7 @@ class KerasStrategyMixin:
             dataset: What `fit`, `evaluate` or `predict` reads: global batches, the same on all workers.
             sample: Called with each global batch and its number; what it returns travels with the elements.
         """
+        dataset = without_idle_tuning(dataset)
         if self.num_replicas_in_sync == 1 or not batch_parts.can_split(dataset):
             return self.experimental_distribute_dataset(dataset)
         own = self._local_replica_ids()
