@@ -74,6 +74,13 @@ found["arrays"] = [lost(x, y=numbers, batch_size=16)]
 signature = (tf.TensorSpec([1]), tf.TensorSpec([], tf.int64))
 found["a generator"] = lost(
     D.from_generator(lambda: zip(x, numbers), output_signature=signature).shuffle(ROWS).batch(16))
+found["a generator in shard"] = lost(
+    data.shard(D.from_generator(lambda: zip(x, numbers), output_signature=signature)).shuffle(9).batch(16), epochs=2)
+found["noise in shard"] = lost(data.shard(D.from_generator(
+    lambda: ((a + 0.1 * rank, b) for a, b in zip(x, numbers)), output_signature=signature)).batch(16))
+found["repeated in shard"] = lost(
+    data.shard(D.from_generator(lambda: zip(x, numbers), output_signature=signature)).repeat().batch(16),
+    steps_per_epoch=5, epochs=4) >= 0
 table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(numbers, numbers), -1)
 found["a table"] = lost(arrays().map(lambda a, b: (a, table.lookup(b))).shuffle(9).batch(16))
 found["unlike options"] = lost(arrays().shuffle(ROWS, seed=rank).batch(16).prefetch(1 + rank))
@@ -107,7 +114,7 @@ print(json.dumps(found))
 def test_seeds_are_made_equal(printed: list[str]) -> None:
     one, two = (json.loads(text.splitlines()[-1]) for text in printed)
     assert one == two
-    assert one.pop("a look, repeated") is True
+    assert one.pop("a look, repeated") is one.pop("repeated in shard") is True
     assert one.pop("arrays") == [0]
     assert one == dict.fromkeys(one, 0)
 
@@ -143,6 +150,42 @@ signature = (tf.TensorSpec([1], tf.float32), tf.TensorSpec([], tf.int64))
 found["generator"] = lost(D.from_generator(rows, output_signature=signature).batch(16))
 found["Python generator"] = lost(batches(), steps_per_epoch=6)
 found["a shuffled generator"] = lost(D.from_generator(rows, output_signature=signature).shuffle(9, seed=rank).batch(16))
+
+found["a generator in shard"] = lost(data.shard(D.from_generator(rows, output_signature=signature)).batch(16))
+found["a generator of batches in shard"] = lost(data.shard(
+    D.from_generator(rows, output_signature=signature).batch(16), "batch"))
+calls = []
+
+
+def other_rows_later():
+    calls.append(1)
+    order = np.random.default_rng(rank * (len(calls) > 1)).permutation(ROWS)
+    yield from ((x[i], numbers[i]) for i in order)
+
+
+later = D.from_generator(other_rows_later, output_signature=signature)
+found["later in shard"] = [lost(data.shard(later).batch(16), epochs=2), len(calls)]
+
+
+def refused(make):
+    try:
+        return str(make())
+    except tfdistkit.errors.UnsupportedError as error:
+        return str(error)
+
+
+def named(*names):
+    return [str(folder / name) for name in names]
+
+
+found["from_arrays"] = refused(lambda: data.from_arrays((np.random.default_rng(rank).permutation(x), numbers)))
+found["rows of from_arrays"] = refused(lambda: data.from_arrays(x[rank::2]))
+ragged = tf.ragged.constant([[1] * ((i + rank) % 3) for i in range(96)])
+found["ragged from_arrays"] = refused(lambda: data.from_arrays(ragged))
+found["seed of from_arrays"] = refused(lambda: data.from_arrays(x, shuffle=True, seed=rank))
+found["from_files"] = refused(lambda: data.from_files(named("a", "b", "c", "d")[rank::2]))
+found["seed of from_files"] = refused(lambda: data.from_files(named("a", "b"), shuffle=True, seed=rank))
+found["own rows"] = refused(lambda: data.from_arrays(x[rank::2], policy="off"))
 
 
 from tfdistkit.strategies import dataset_seeds
@@ -215,6 +258,16 @@ EXPECTED = {
     "generator": "the first batch of an epoch is another one on rank 1 than on rank 0",
     "Python generator": "the first batch of an epoch is another one on rank 1",
     "a shuffled generator": "the first batch of an epoch is another one on rank 1",
+    "a generator in shard": "the Python generator yields other elements, or another order, on rank 1 than on rank 0",
+    "a generator of batches in shard": "the Python generator yields other elements",
+    "later in shard": "the Python generator yields other elements",
+    "from_arrays": "The ranks do not bring the same data to `tfdistkit.data.from_arrays`",
+    "rows of from_arrays": "tfdistkit.data takes each rank's part of it",
+    "ragged from_arrays": "they differ in the arrays",
+    "seed of from_arrays": "they differ in an argument. Received: seed=0 on rank 0, seed=1 on rank 1",
+    "from_files": "Received: a from element 0, all of them on rank 0, b from element 0, all of them on rank 1",
+    "seed of from_files": "Received: seed=0 on rank 0, seed=1 on rank 1",
+    "own rows": "Dataset",
     "too large": "cannot be made again",
     "the second epoch": "the first batch of an epoch is another one on rank 1",
     "batch size": "batch(batch_size=16) on rank 0, batch(batch_size=17) on rank 1",

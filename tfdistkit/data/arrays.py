@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdistkit.data.agreeing import agreed
 from tfdistkit.data.marks import ONE_ORDER, PADDED, marked, seed_mark
 from tfdistkit.data.orders import agree_on_seed, epoch_seeds
 from tfdistkit.data.padding import require_weights_fit, weighted
@@ -45,6 +46,7 @@ def from_arrays(
 
     Raises:
         OptionError: (a ValueError) if the arrays do not fit together, or an option is wrong.
+        UnsupportedError: (a RuntimeError) on all ranks, if they bring other arrays or arguments (`check_data`).
 
     Example:
         ```python
@@ -58,16 +60,20 @@ def from_arrays(
         tensors = tf.nest.map_structure(_as_tensor, arrays)
     rows = _count(tensors)
     parts, own = find_place(num_shards, index)
-    agreed = agree_on_seed(seed, parts, num_shards is not None) if shuffle or policy == "seed" else None
+    if num_shards is None and policy not in ("seed", "off"):
+        whole = tf.data.Dataset.from_tensors(tuple(tf.nest.flatten(tensors, expand_composites=True)))
+        arguments = {"shuffle": shuffle, "seed": seed, "even_steps": even_steps}
+        agreed(whole, parts, "tfdistkit.data.from_arrays", arguments=list(arguments.items()))
+    order = agree_on_seed(seed, parts, num_shards is not None) if shuffle or policy == "seed" else None
     if policy in ("seed", "off"):
         stream = own if policy == "seed" else 0
-        return marked(_in_order(tensors, rows, range(rows), agreed, stream), *seed_mark(seed, agreed))
+        return marked(_in_order(tensors, rows, range(rows), order, stream), *seed_mark(seed, order))
     if even_steps == "error" and rows % parts:
         raise uneven(rows, parts, "rows")
     end = {"drop": rows - rows % parts, "pad": rows + -rows % parts}.get(even_steps or "", rows)
-    dataset = _in_order(tensors, rows, range(own, end, parts), agreed, 0, even_steps == "pad")
+    dataset = _in_order(tensors, rows, range(own, end, parts), order, 0, even_steps == "pad")
     padded = [PADDED] if even_steps == "pad" and parts > 1 else []
-    return marked(dataset, ONE_ORDER, *seed_mark(seed, agreed), *padded)
+    return marked(dataset, ONE_ORDER, *seed_mark(seed, order), *padded)
 
 
 def _in_order(

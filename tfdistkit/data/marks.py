@@ -60,8 +60,18 @@ def same_for_all_rows(dataset: tf.data.Dataset, *names: str) -> tf.data.Dataset:
                 explain("`names` must name tensors of the dataset's elements.", received=repr(name),
                         expected=f"one of: {', '.join('/'.join(path) for path in paths)}")
             )
+    return with_mark(dataset, *(f"{_SAME_FOR_ALL_ROWS}{name}" for name in names))
+
+
+def with_mark(dataset: tf.data.Dataset, *marks: str) -> tf.data.Dataset:
+    """Returns a dataset that carries marks besides those that it has.
+
+    Args:
+        dataset: The dataset.
+        *marks: What to say of it.
+    """
     options = tf.data.Options()
-    options.framework_type = [f"{_SAME_FOR_ALL_ROWS}{name}" for name in names]
+    options.framework_type = list(marks)  # added to what is there
     return dataset.with_options(options)
 
 

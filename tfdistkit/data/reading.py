@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
+from tfdistkit.data.agreeing import agreed
 from tfdistkit.data.dealing import deal, padded, with_weights
 from tfdistkit.data.marks import ONE_ORDER, PADDED, marked, seed_mark
 from tfdistkit.data.orders import agree_on_seed, epoch_seeds, permutation, shuffled
-from tfdistkit.data.pieces import Piece, can_deal_files, count_elements, longest_first, share_of_files
+from tfdistkit.data.pieces import TO_THE_END, Piece, can_deal_files, count_elements, longest_first, share_of_files
 from tfdistkit.data.places import find_place, require_choice, require_even_steps
 from tfdistkit.data.sharding import require_buffer
 from tfdistkit.errors import OptionError, explain
@@ -59,12 +61,15 @@ def read_in_turns(pieces: Sequence[Piece], reader: Reader, request: Request) -> 
 
     Raises:
         OptionError: if something that the user asks for cannot be.
+        UnsupportedError: on all ranks, if they bring other files or arguments.
     """
     require_choice("policy", request.policy, POLICIES, do="For `batch`, batch elements of `tf.data` and call `shard`.")
     require_even_steps(request.even_steps)
     buffer_size = require_buffer(request.buffer_size)
     parts, index = find_place(request.num_shards, request.index)
     _require_some(pieces)
+    if request.num_shards is None and request.policy not in ("seed", "off"):
+        _compare(pieces, parts, request)
     pieces = longest_first(pieces)
     shuffle = request.shuffle or request.policy == "seed"
     seed = agree_on_seed(request.seed, parts, request.num_shards is not None) if shuffle else None
@@ -82,6 +87,18 @@ def read_in_turns(pieces: Sequence[Piece], reader: Reader, request: Request) -> 
         return marked(dataset, *order)
     own = deal(dataset, parts, index, request.even_steps)
     return marked(own, ONE_ORDER, *order, *_pad_mark(request.even_steps, parts))
+
+
+def _compare(pieces: Sequence[Piece], parts: int, request: Request) -> None:
+    """Lets the ranks compare what they read; the same files may lie in other folders on other hosts."""
+    arguments = {"shuffle": request.shuffle, "seed": request.seed, "buffer_size": request.buffer_size,
+                 "policy": request.policy, "even_steps": request.even_steps}  # fmt: skip
+    files = [f"{os.path.basename(piece.path)} from element {piece.skip}, {_told(piece.take)}" for piece in pieces]
+    agreed(None, parts, "tfdistkit.data.from_files", arguments=list(arguments.items()), files=files)
+
+
+def _told(take: int) -> str:
+    return "all of them" if take == TO_THE_END else f"{take} of them"
 
 
 def _own_files(

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdistkit.collectives import registry
+from tfdistkit.data.agreeing import agreed
 from tfdistkit.data.batch_rows import rows_of_batches
 from tfdistkit.data.dealing import deal
 from tfdistkit.data.marks import ONE_ORDER, PADDED, ROWS_OF_BATCHES, SHARDED, has_mark, marked, seed_mark
@@ -93,7 +93,8 @@ def shard(
         )
     parts, own = find_place(num_shards, index)
     if num_shards is None and policy not in ("seed", "off"):
-        dataset = _agreed(dataset, parts)
+        arguments = [["policy", policy], ["even_steps", even_steps]]
+        dataset = agreed(dataset, parts, "tfdistkit.data.shard", arguments=arguments)
     padded = [PADDED] if even_steps == "pad" and parts > 1 else []
     if policy == "batch":
         marks = [ROWS_OF_BATCHES] if parts > 1 else []
@@ -102,22 +103,12 @@ def shard(
         _refuse_even_files(even_steps)
         return marked(_own_files(dataset, parts, own) if parts > 1 else dataset)
     if policy == "seed":
-        agreed = agree_on_seed(seed, parts, num_shards is not None)
-        dataset = shuffled(dataset, require_buffer(buffer_size), agreed, stream=own)
-        return marked(dataset, *seed_mark(seed, agreed))
+        agreed_seed = agree_on_seed(seed, parts, num_shards is not None)
+        dataset = shuffled(dataset, require_buffer(buffer_size), agreed_seed, stream=own)
+        return marked(dataset, *seed_mark(seed, agreed_seed))
     if policy == "off":
         return marked(dataset)
     return marked(deal(dataset, parts, own, even_steps), ONE_ORDER, *padded)
-
-
-def _agreed(dataset: tf.data.Dataset, parts: int) -> tf.data.Dataset:
-    """Lets the ranks compare what they are about to divide; without a strategy there is no way to the others."""
-    last = registry.last_made()
-    agree: Any = getattr(last.strategy, "agreed_data", None) if last is not None else None
-    if agree is None or last is None or registry.process_count(last.strategy) != parts:
-        return dataset
-    agreed: tf.data.Dataset = agree(dataset, "tfdistkit.data.shard")
-    return agreed
 
 
 def require_buffer(buffer_size: Any) -> int:

@@ -59,6 +59,15 @@ def mark_of_array(array: tf.Tensor) -> int:
         return _mark(np.asarray(_sampled(array, _OF_ARRAY)))[0]
 
 
+def mark_of_values(values: np.ndarray) -> int:
+    """Returns a hash of values.
+
+    Args:
+        values: The values, all of which count.
+    """
+    return _mark(values.reshape(-1))[0]
+
+
 def _sampled(value: tf.Tensor, count: int) -> tf.Tensor:
     if value.dtype in _OPAQUE:
         return tf.zeros([0])

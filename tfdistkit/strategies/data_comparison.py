@@ -128,6 +128,7 @@ def _facts(dataset: tf.data.Dataset, graph: DatasetGraph) -> Facts:
     numbers = [array for array in graph.arrays if array.dtype != tf.string]
     texts = [array for array in graph.arrays if array.dtype == tf.string]
     return {
+        "generator": graph.has_generator,
         "unordered": len(graph.nondeterminism),
         "settings": [list(setting) for setting in graph.settings],
         "arrays": [[str(array.dtype.name), array.shape.as_list(), mark_of_array(array)] for array in numbers],

@@ -15,6 +15,10 @@ _CURE_PARTS = (
     "Give every rank the whole data, and let `fit` cut it: remove what takes a part of it by rank (`.shard`, "
     "`x[rank::n]`). If each rank shall read its part only, take tfdistkit.data.shard(dataset) instead."
 )
+_CURE_WHOLE = (
+    "Give every rank the whole data: tfdistkit.data takes each rank's part of it. For data that each rank brings "
+    'itself, say policy="off".'
+)
 # Lines of a script that bring no data.
 _NO_CALLS = re.compile(r"\s*(#|import |from |[\"\']|def |class |print\(|@)")
 _LIBRARIES = re.compile(r"site-packages|[/\\]tfdistkit[/\\](strategies|data|callbacks)[/\\]|^<|[/\\]multiprocessing")
@@ -24,11 +28,14 @@ _COMPARED = (
     ("own_part", "whether the data was divided by rank already", "Call tfdistkit.data.shard on all ranks or on none.",
      r"\bshard\(|AutoShardPolicy"),
     ("spec", "shapes or dtypes of the elements", "Give every rank elements of the same kind.", r"\.map\(|\.batch\("),
+    ("arguments", "an argument", "Call it with the same arguments on all ranks.", r"from_(arrays|files|tfds)\(|seed="),
+    ("files", "the files, or how many elements they hold", _CURE_PARTS, r"from_files\(|glob|rank"),
     ("steps", "the number of steps", "Give every rank the same number of steps.", r"steps_per_epoch|steps="),
     ("class_weight", "`class_weight`", "Give every rank the same weights.", r"class_weight"),
     ("settings", "a number that the pipeline was made with", _CURE_PARTS,
      r"\.shard\(|\.skip\(|\.take\(|\.batch\(|\.shuffle\(|\[[^\]]*::"),
     ("arrays", "the arrays", _CURE_PARTS, r"\[[^\]]*rank[^\]]*\]|\[[^\]]*::|array_split|train_test_split"),
+    ("generator", "whether a Python generator makes it", "Make the same pipeline on every rank.", r"from_generator"),
     ("random", "what shuffles", "Make the same pipeline on every rank.", r"\.shuffle\("),
     ("cardinality", "the number of elements", _CURE_PARTS, r"\.shard\(|\[[^\]]*rank[^\]]*\]|\[[^\]]*::"),
 )  # fmt: skip
@@ -49,6 +56,7 @@ def difference(everyone: list[Facts], call: str, unordered: list[str]) -> Unsupp
         for rank, facts in enumerate(everyone):
             if facts.get(name) != everyone[0].get(name):
                 first, own = _shortest(everyone[0].get(name), facts.get(name))
+                do = _CURE_WHOLE if do is _CURE_PARTS and call.startswith("tfdistkit.data.") else do
                 return _error(call, f"they differ in {what}", rank, first, own, do, pattern)
     if not any(facts.get("unordered") for facts in everyone):
         return None
@@ -72,6 +80,28 @@ def other_batches(call: str, rank: int, tensors: str) -> UnsupportedError:
             do=f"{_likely_line(r'shuffle|random|shard|rank|next[(]|generator|from_generator|Sequence|PyDataset')}"
             "Let nothing depend on the rank (a generator's order, a seed, a look at the dataset on one rank alone), or "
             f"take tfdistkit.data.shard(dataset) for data that each rank brings itself. {_OFF}",
+        )
+    )
+
+
+def other_elements(call: str, rank: int, tensors: str) -> UnsupportedError:
+    """Returns the error for ranks that divide what another generator yields on each of them.
+
+    Args:
+        call: What reads it.
+        rank: The first rank that reads other elements than rank 0.
+        tensors: In what they differ.
+    """
+    return UnsupportedError(
+        explain(
+            f"The ranks divide different data in `{call}`, so rows were lost and others seen twice in the first step: "
+            f"the Python generator yields other elements, or another order, on rank {rank} than on rank 0.",
+            received=f"a difference in {tensors.replace('of the batch', 'of the first elements')}",
+            expected="the same elements in the same order on all ranks, of which tfdistkit.data.shard gives each its "
+            "own",
+            do=f"{_likely_line(r'from_generator|shuffle|permutation|random|rank')}Let the generator's order be the "
+            'same on all ranks (a seed). Data that each rank brings itself is shard(dataset, "off"). '
+            f"{_OFF}",
         )
     )
 
@@ -123,6 +153,8 @@ def _written(value: Any) -> str:
         return f"{value[0]} {value[1]} (hash {value[2] & 0xFFFFFF:06x})"  # An array.
     if isinstance(value, list) and len(value) == 3:
         return f"{value[0]}({value[1]}={value[2]})"
+    if isinstance(value, list) and len(value) == 2:
+        return f"{value[0]}={value[1]!r}"
     if isinstance(value, bool):
         return "divided" if value else "not divided"
     return str(value)

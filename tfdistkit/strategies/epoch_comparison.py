@@ -15,9 +15,10 @@ from tfdistkit.strategies import keras_seams
 from tfdistkit.strategies.batch_marks import WIDTH, mark_of_samples, samples
 from tfdistkit.strategies.batch_parts import BatchPart
 from tfdistkit.strategies.data_comparison import agree_on_data, remade, table
-from tfdistkit.strategies.data_differences import other_batches
+from tfdistkit.strategies.data_differences import other_batches, other_elements
 from tfdistkit.strategies.dataset_graph import DatasetGraph
 from tfdistkit.strategies.dataset_tuning import without_tuning
+from tfdistkit.strategies.first_elements import FirstElements, first_elements
 from tfdistkit.strategies.positions import Position
 
 _CALLS = ("fit", "evaluate", "predict")
@@ -50,6 +51,7 @@ class EpochComparison:
         self._dataset: Any = None
         self._graph: DatasetGraph | None = None
         self._has_begun = False
+        self._first_elements: list[FirstElements] = []
 
     def distributed(self, dataset: Any) -> Any:
         """Distributes a dataset that all ranks read alike.
@@ -66,7 +68,9 @@ class EpochComparison:
     def _agree(self, dataset: Any) -> None:
         self._has_begun = True
         is_own = not isinstance(dataset, tf.data.Dataset) or _is_divided(dataset)
-        self._dataset, self._graph = agree_on_data(self._strategy, dataset, self._call, is_own, self._more)
+        self._first_elements = first_elements(dataset) if is_own else []
+        more = {**self._more, "first_elements": len(self._first_elements)}
+        self._dataset, self._graph = agree_on_data(self._strategy, dataset, self._call, is_own, more)
 
     def finish(self, epoch_iterator: Any) -> None:
         """Compares what the user distributed, which nobody asked to be distributed."""
@@ -77,14 +81,27 @@ class EpochComparison:
         """Passes the steps of an epoch on, after the ranks have compared the first batch of it."""
         self._position.require_equal(table(self._strategy, self._position.next_epoch().row()))
         old = new = None
+        # An iterator that goes through several epochs may be in the middle of the data when one begins.
+        read, self._first_elements = self._first_elements, [] if self._steps_per_epoch else self._first_elements
+        for first in read:
+            first.begin()  # Keras makes the epoch's iterator when the first step is asked for.
         for item in steps:
             *before, data = item
             if old is None:
                 old = data
                 new, first = self._begin(epoch_iterator, data, int(before[0]))
                 yield (*before, first)
+                self._compare_elements(read)
             else:
                 yield (*before, new if data is old else data)
+
+    def _compare_elements(self, read: list[FirstElements]) -> None:
+        """Compares, after a step, the elements that an epoch has read first."""
+        for first in read:
+            everyone = first.by_batch(table(self._strategy, first.row()))
+            found = first_difference(everyone, first.floats, first.graph)
+            if found is not None:
+                raise other_elements(self._call, *found)
 
     def _begin(self, epoch_iterator: Any, data: Any, begin: int) -> tuple[Any, Any]:
         """Returns the iterator of an epoch, and the one of its first step."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -12,6 +13,7 @@ import tensorflow as tf
 from tfdistkit.errors import OptionError, explain
 from tfdistkit.strategies import keras_seams
 from tfdistkit.strategies.data_comparison import agree_on_data, is_compared, table
+from tfdistkit.strategies.first_elements import noted
 
 
 class AgreedShuffling:
@@ -20,19 +22,21 @@ class AgreedShuffling:
     # Whether the ranks compare their data (`data_comparison`).
     check_data = True
 
-    def agreed_data(self, dataset: tf.data.Dataset, call: str) -> tf.data.Dataset:
+    def agreed_data(self, dataset: tf.data.Dataset | None, call: str, facts: dict[str, Any]) -> Any:
         """Returns a dataset that all ranks read in one order; all ranks call it.
 
         Args:
-            dataset: The whole data, the same on all ranks.
+            dataset: The whole data, the same on all ranks; None where only `facts` are compared.
             call: What the user called, for the error.
+            facts: What else has to be equal.
 
         Raises:
             UnsupportedError: on all ranks, if they bring different data.
         """
         if not is_compared(self):
             return dataset
-        return agree_on_data(self, dataset, call, False, {})[0]
+        agreed, graph = agree_on_data(self, dataset, call, False, facts)
+        return agreed if graph is None else noted(agreed, graph)
 
     @contextlib.contextmanager
     def agreed_shuffling(self) -> Iterator[None]:
