@@ -29,6 +29,7 @@ from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
 from tfdistkit import env
+from tfdistkit.report import broken_exit  # noqa: F401  # registered before all that the script registers
 from tfdistkit.report.alone import leave_alone_mark
 from tfdistkit.report.crashes import CrashRecord, write_crash
 

@@ -35,8 +35,7 @@ def test_four_replicas_give_what_one_process_gives(seen: dict[str, Any]) -> None
     assert len(numbers["one"]) == 19
     for name, expected in numbers["one"].items():
         pairs = zip(expected, numbers["four"][name]) if name == "weights" else [(expected, numbers["four"][name])]
-        # Losses are squares of errors a tenth as large as the predictions, whose rounding is so much larger in them.
-        assert all(of_numbers(one, four) < (5e-6 if name != "weights" else 1e-6) for one, four in pairs), name
+        assert all(of_numbers(one, four) < 1e-11 for one, four in pairs), name
 
 
 def test_parts_differ_by_one_row_and_none_is_empty(seen: dict[str, Any]) -> None:

@@ -54,7 +54,7 @@ def _weighted(collective: Callable[..., Any]) -> Any:
         share = _find_share()
         if share is None:
             return collective(communicator, value, *args)
-        inverse = tf.math.divide_no_nan(1.0, tf.cast(share, tf.float32))
+        inverse = tf.math.divide_no_nan(tf.constant(1.0, tf.float64), tf.cast(share, tf.float64))
         value = tf.nest.map_structure(lambda v: with_gradient_times(v, inverse), value)
         result = collective(communicator, value, *args)
         return tf.nest.map_structure(lambda v: with_gradient_times(v, share), result)

@@ -96,7 +96,7 @@ def all_reduce(original: Any, context: Any, reduce_op: Any, value: Any, options:
     share = gradient_share()
     if share is None:
         return original(context, reduce_op, value, options)
-    inverse = tf.math.divide_no_nan(1.0, tf.cast(share, tf.float32))
+    inverse = tf.math.divide_no_nan(tf.constant(1.0, tf.float64), tf.cast(share, tf.float64))
     value = tf.nest.map_structure(lambda v: with_gradient_times(v, inverse), value)
     result = original(context, reduce_op, value, options)
     return tf.nest.map_structure(lambda v: with_gradient_times(v, share), result)
@@ -142,7 +142,7 @@ def tape_gradient(original: Any, tape: Any, target: Any, sources: Any, *args: An
     are_variables = all(isinstance(s, (tf.Variable, keras.Variable)) for s in tf.nest.flatten(sources))
     if not are_variables or not all(_is_of_rows(step, t) for t in tf.nest.flatten(target)):
         return gradients
-    inverse = tf.math.divide_no_nan(1.0, tf.cast(step.share(), tf.float32))
+    inverse = tf.math.divide_no_nan(tf.constant(1.0, tf.float64), tf.cast(step.share(), tf.float64))
     return tf.nest.map_structure(lambda g: None if g is None else steps.times(g, inverse), gradients)
 
 

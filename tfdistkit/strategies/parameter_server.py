@@ -13,6 +13,7 @@ from tfdistkit.cluster.liveness import Sign, Watch, wait_for
 from tfdistkit.cluster.own_address import check_own_address
 from tfdistkit.cluster.spec import ClusterSpec
 from tfdistkit.errors import ClusterConfigError, OptionError, RendezvousError, UnsupportedError, explain
+from tfdistkit.report.broken_exit import leave_at_once
 from tfdistkit.strategies import atomic_updates, keras_hooks, keras_seams
 from tfdistkit.strategies.coordinated_clock import CoordinatedClock
 from tfdistkit.strategies.coordinated_steps import CoordinatedFunction
@@ -73,6 +74,8 @@ class ParameterServerStrategy(KerasStrategyMixin, tf.distribute.ParameterServerS
         keras_seams.leave_functions()
         alive = [name.split() for name in self._addresses if self._watch.sign(name) is Sign.ALIVE]
         dismiss(f"/job:{role}/replica:0/task:{index}" for role, index in alive)
+        if len(alive) < len(self._addresses):
+            leave_at_once()
 
     def distribute_datasets_from_function(self, dataset_fn: Any, options: Any = None) -> Any:
         """Makes one input pipeline on each worker; `fit`, `evaluate` and `predict` take it.

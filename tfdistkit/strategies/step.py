@@ -139,10 +139,13 @@ class ReplicaStep:
         return (None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()) is not self._graph
 
     def share(self) -> tf.Tensor | float:
-        """This replica's part of a mean over the global batch: the shares of all replicas sum to 1."""
+        """This replica's part of a mean over the global batch: the shares of all replicas sum to 1.
+
+        In float64, for models of that: cast to float32 it is the quotient of float32.
+        """
         if self.rows is None:
             return 1.0 / self.replicas
-        return tf.math.divide_no_nan(self.rows, self.total_rows)
+        return tf.math.divide_no_nan(tf.cast(self.rows, tf.float64), tf.cast(self.total_rows, tf.float64))
 
     @property
     def may_be_empty(self) -> bool:
