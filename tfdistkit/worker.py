@@ -42,11 +42,15 @@ def main() -> None:
     _die_with_launcher()
     if not faulthandler.is_enabled():
         faulthandler.enable()
+    pid = os.getpid()
     try:
         code, namespace = _module_as_main() if sys.argv[1] == "-m" else _script_as_main()
         exec(code, namespace)  # noqa: S102
-        leave_alone_mark()
+        if os.getpid() == pid:
+            leave_alone_mark()
     except SystemExit as leave:
+        if os.getpid() != pid:  # a process that the script forked ends here: that is no end of the worker
+            raise
         if _exit_code(leave):
             _record(leave, _without_own_frames(leave.__traceback__))
         else:
@@ -55,7 +59,8 @@ def main() -> None:
     except BaseException as error:
         own = _without_own_frames(error.__traceback__)
         error.__traceback__ = own
-        _record(error, own)
+        if os.getpid() == pid:
+            _record(error, own)
         # As the interpreter would do it, with the frames of the script only; then the interpreter does the rest:
         # exit code 1, or death by SIGINT after a KeyboardInterrupt.
         sys.excepthook(type(error), error, own)

@@ -12,10 +12,10 @@ import pytest
 
 from tfdistkit.launcher import console as console_module
 from tfdistkit.launcher.console import Console, LineBuffer
-from tfdistkit.launcher.sinks import DescriptorSink, TextSink
+from tfdistkit.launcher.sinks import DescriptorSink, Sink, TextSink
 
 
-class Screen:
+class Screen(Sink):
     """A sink that remembers, and plays a terminal of endless width."""
 
     def __init__(self, is_terminal: bool):

@@ -32,7 +32,7 @@ def ended(code: int, rank: int = 0) -> WorkerStatus:
 
 def crashed(ago_s: float, code: int | None = None, rank: int = 0) -> WorkerStatus:
     record = CrashRecord(rank, "here", 7, NOW - ago_s, 1, "ValueError", "no", "Traceback ...")
-    return WorkerStatus(rank, code, ended_at=None if code is None else NOW, crash=record)
+    return WorkerStatus(rank, code, ended_at=None if code is None else NOW, crash=record, crashed_at=record.time)
 
 
 def suspended(ago_s: float, rank: int = 0) -> WorkerStatus:

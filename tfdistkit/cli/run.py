@@ -12,12 +12,13 @@ from pathlib import Path
 from tfdistkit import env
 from tfdistkit.cli.run_options import RunOptions, parse
 from tfdistkit.cli.run_slurm import run_in_slurm
+from tfdistkit.cli.shown import end_console
 from tfdistkit.errors import TfdistkitError
 from tfdistkit.launcher.console import Console
 from tfdistkit.launcher.places import HERE
 from tfdistkit.launcher.preparing import Prepared, prepare_attempt
-from tfdistkit.launcher.sinks import DescriptorSink
 from tfdistkit.launcher.spec import JobSpec, ProcessSpec, temporary_run_dir
+from tfdistkit.launcher.waiting_sink import standard_sinks
 from tfdistkit.report.alone import describe_alone
 from tfdistkit.report.failures import signal_name
 from tfdistkit.report.summary import describe_run
@@ -82,7 +83,7 @@ def _show(prepared: Prepared) -> int:
 
 def _run(job: JobSpec, prepared: Prepared, options: RunOptions, signals: Sequence[int]) -> int:
     processes = prepared.processes
-    console = Console(DescriptorSink(1), DescriptorSink(2), [process.name.label for process in processes])
+    console = Console(*standard_sinks(), [process.name.label for process in processes])
     if env.text(env.TF_CONFIG):
         gets = "each worker gets one of its own" if options.backend == "local" else "the workers get none"
         console.note(f"tfdistkit: TF_CONFIG of this shell is not used: {gets}.")
@@ -93,10 +94,19 @@ def _run(job: JobSpec, prepared: Prepared, options: RunOptions, signals: Sequenc
     try:
         result = run_job(job, processes, console, signals, prepared.backend)
     except TfdistkitError:
+        console.finish()
         if options.log_dir is None:
             shutil.rmtree(job.run_dir, ignore_errors=True)
         raise
+    _tell(result, job, options, console)
+    shown = end_console(console, result, job.run_dir, signals)
     keeps_folder = options.log_dir is not None or result.outcome is not Outcome.SUCCEEDED or bool(result.incidents)
+    if not keeps_folder and shown.is_whole:
+        shutil.rmtree(job.run_dir, ignore_errors=True)
+    return shown.exit_code
+
+
+def _tell(result: JobResult, job: JobSpec, options: RunOptions, console: Console) -> None:
     if result.outcome is not Outcome.SUCCEEDED:
         console.note(_failure_text(result, job))
     elif result.incidents:
@@ -105,10 +115,7 @@ def _run(job: JobSpec, prepared: Prepared, options: RunOptions, signals: Sequenc
     elif options.is_verbose:
         console.note(f"tfdistkit: the job ended well after {result.elapsed_s:.1f} s")
     if result.worked_alone:
-        console.note(f"tfdistkit: {describe_alone(len(processes))}")
-    if not keeps_folder:
-        shutil.rmtree(job.run_dir, ignore_errors=True)
-    return result.exit_code
+        console.note(f"tfdistkit: {describe_alone(len(result.folders))}")
 
 
 def _failure_text(result: JobResult, job: JobSpec) -> str:

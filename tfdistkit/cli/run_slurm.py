@@ -10,14 +10,15 @@ from pathlib import Path
 
 from tfdistkit import env
 from tfdistkit.cli.run_options import RunOptions
+from tfdistkit.cli.shown import end_console
 from tfdistkit.cli.slurm_options import SlurmOptions
 from tfdistkit.cluster import horovod, slurm
 from tfdistkit.errors import TfdistkitError
 from tfdistkit.launcher.console import Console
-from tfdistkit.launcher.sinks import DescriptorSink
 from tfdistkit.launcher.slurm import JobState
 from tfdistkit.launcher.slurm_script import BatchSpec, batch_script
 from tfdistkit.launcher.spec import temporary_run_dir
+from tfdistkit.launcher.waiting_sink import standard_sinks
 from tfdistkit.report.alone import all_worked_alone, describe_alone
 from tfdistkit.report.failures import signal_name
 from tfdistkit.report.summary import describe_run
@@ -51,29 +52,31 @@ def run_in_slurm(options: RunOptions, wanted: SlurmOptions, signals: Sequence[in
     if options.is_dry_run:
         print(script, end="")
         return 0
-    console = Console(DescriptorSink(1), DescriptorSink(2), ["job"])
+    console = Console(*standard_sinks(), ["job"])
     if options.is_verbose:
         console.note(script)
     try:
         number = submit_batch_job(job, script, inherited_variables())
     except TfdistkitError:
+        console.finish()
         if options.log_dir is None:
             shutil.rmtree(job.run_dir, ignore_errors=True)
         raise
     if wanted.is_detached:
         console.note(f"tfdistkit: job {number} was submitted. Its log: {job.log_path}")
+        console.finish()
         print(number)
         return 0
     console.note(f"tfdistkit: job {number} was submitted; Ctrl-C cancels it.")
     result, state = follow_batch_job(number, job, console, signals)
     if result.outcome is not Outcome.SUCCEEDED:
         console.note(_failure_text(number, result, state, job, wanted))
-        return result.exit_code
-    if all_worked_alone(job.run_dir.glob("rank.*")):
+    elif all_worked_alone(job.run_dir.glob("rank.*")):
         console.note(f"tfdistkit: {describe_alone(job.tasks)}")
-    if options.log_dir is None:
+    shown = end_console(console, result, job.run_dir, signals)
+    if options.log_dir is None and result.outcome is Outcome.SUCCEEDED and shown.is_whole:
         shutil.rmtree(job.run_dir, ignore_errors=True)
-    return result.exit_code
+    return shown.exit_code
 
 
 def inherited_variables() -> dict[str, str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tfdistkit.launcher.sinks import Sink
 
@@ -63,7 +63,7 @@ class Console:
     """Shows the output of all workers. Any thread may call any method.
 
     Args:
-        stdout: Where the workers' stdout goes.
+        stdout: Where the workers' stdout goes: a sink that does not wait for who reads.
         stderr: Where their stderr goes, and notes.
         labels: What stands before the lines of each worker; they are known by their place in this list from then on.
     """
@@ -78,6 +78,27 @@ class Console:
         self._bar: tuple[int, str] | None = None
         # When an unfinished line was shown last where there is no terminal, and what was shown.
         self._shown: dict[tuple[int, str], tuple[float, bytes]] = {}
+
+    @property
+    def problem(self) -> str:
+        """Why something could not be shown, such as a full disk; empty while all is well."""
+        return next((f"{channel}: {sink.problem}" for channel, sink in self._sinks.items() if sink.problem), "")
+
+    def has_room(self, timeout_s: float) -> bool:
+        """Whether who reads has taken what was shown, now or before the time is over."""
+        return all(sink.has_room(timeout_s) for sink in self._sinks.values())
+
+    def finish(self, idle_s: float = 2.0, hurry: Callable[[], bool] = lambda: False) -> bool:
+        """Waits until all is shown, for as long as somebody reads.
+
+        Args:
+            idle_s: Nobody does if so many seconds pass without a byte.
+            hurry: Whether to stop waiting.
+
+        Returns:
+            Whether all is shown.
+        """
+        return all([sink.finish(idle_s, hurry) for sink in self._sinks.values()])
 
     def show(self, worker: int, channel: str, data: bytes) -> None:
         """Takes what a worker wrote.
@@ -129,13 +150,8 @@ class Console:
         Args:
             text: One or more lines, without a newline at the end.
         """
-        # A worker's output can block for ever (a terminal after Ctrl-S); the launcher goes on.
-        got = self._lock.acquire(timeout=1)
-        try:
+        with self._lock:
             self._write_above_bar("stderr", text.encode(errors="replace") + b"\n")
-        finally:
-            if got:
-                self._lock.release()
 
     def _print_lines(self, key: tuple[int, str], lines: list[bytes]) -> None:
         shown_at, shown = self._shown.pop(key, (0.0, b""))
@@ -168,4 +184,6 @@ class Console:
             self._bar = key
 
     def _prefixed(self, key: tuple[int, str], line: bytes) -> bytes:
-        return b"[%s] %s" % (self._labels[key[0]], line)
+        place = key[0]
+        label = self._labels[place] if place < len(self._labels) else str(place).encode()
+        return b"[%s] %s" % (label, line)

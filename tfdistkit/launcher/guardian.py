@@ -112,7 +112,8 @@ def guard(launcher: int, mark: str) -> None:
             break
         *lines, unread = (unread + data).split(b"\n")
         for line in lines:
-            (groups.add if line[:1] == b"+" else groups.discard)(int(line[1:]))
+            if line[:1] in (b"+", b"-") and line[1:].isdigit():
+                (groups.add if line[:1] == b"+" else groups.discard)(int(line[1:]))
     kill_all(groups, mark)
 
 

@@ -3,48 +3,68 @@
 from __future__ import annotations
 
 import codecs
+import errno
 import os
 import select
-from typing import Protocol, TextIO
+from collections.abc import Callable
+from typing import TextIO
 
 from tfdistkit import env
 
+# Nobody reads any more, as after `| head`, or the terminal was closed: the user knows.
+_READER_LEFT = (errno.EPIPE, errno.ECONNRESET)
 
-class Sink(Protocol):
+
+class Sink:
     """Takes bytes. It never raises: a reader that went away must not take the job down."""
 
-    @property
-    def is_terminal(self) -> bool:
-        """Whether a line there can be overwritten."""
+    # Whether a line there can be overwritten.
+    is_terminal = False
+    # Why something could not be written, such as a full disk; empty while all is well.
+    problem = ""
 
     def write(self, data: bytes) -> None:
-        """Writes all of `data`, at once where that is possible."""
+        """Takes all of `data`."""
+        raise NotImplementedError
+
+    def has_room(self, timeout_s: float) -> bool:
+        """Whether it can take more, now or before the time is over."""
+        return True
+
+    def finish(self, idle_s: float, hurry: Callable[[], bool]) -> bool:
+        """Waits until all is written; gives up after so many seconds without a byte, or in a hurry.
+
+        Returns:
+            Whether all is written.
+        """
+        return True
 
 
-class DescriptorSink:
+class DescriptorSink(Sink):
     """Writes to a file descriptor, past Python's buffers: those cannot be given up when the reader blocks."""
 
     def __init__(self, descriptor: int):
-        self._descriptor = descriptor
+        self.descriptor = descriptor
         self._is_open = True
-        self.is_terminal = os.isatty(descriptor) and env.text("TERM") != "dumb"
+        self._is_tty = os.isatty(descriptor)
+        self.is_terminal = self._is_tty and env.text("TERM") != "dumb"
 
     def write(self, data: bytes) -> None:
         left = memoryview(data)
         while left and self._is_open:
             try:
-                left = left[os.write(self._descriptor, left) :]
+                left = left[os.write(self.descriptor, left) :]
             except BlockingIOError:
                 # Somebody made it non-blocking, and it is full.
-                select.select([], [self._descriptor], [], 1.0)
-            except OSError:
-                self._is_open = False  # nobody reads any more, or the terminal is gone; the logs are kept
+                select.select([], [self.descriptor], [], 1.0)
+            except OSError as error:
+                self._is_open = False  # the logs are kept
+                if not self._is_tty and error.errno not in _READER_LEFT:
+                    self.problem = str(error)
 
 
-class TextSink:
+class TextSink(Sink):
     """Writes to a text stream, such as the `sys.stdout` of a notebook."""
-
-    is_terminal = False
 
     def __init__(self, stream: TextIO):
         self._stream = stream

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -42,11 +43,11 @@ class EventLog:
 
 
 def read_events(run_dir: Path) -> list[dict[str, Any]]:
-    """Returns the events of a run in order; a last line that was cut off by a crash is left out."""
+    """Returns the events of a run in order; lines that are none, such as one cut off by a crash, are left out."""
     events = []
-    for line in (run_dir / FILE_NAME).read_text(encoding="utf-8").splitlines():
-        try:
-            events.append(json.loads(line))
-        except ValueError:
-            break
+    for line in (run_dir / FILE_NAME).read_text(encoding="utf-8", errors="replace").splitlines():
+        with contextlib.suppress(ValueError):
+            event = json.loads(line)
+            if isinstance(event, dict) and "event" in event:
+                events.append(event)
     return events

@@ -128,7 +128,7 @@ class Attempt:
                     self._tell("worker_ended", worker, exit_code=self._seen[place].exit_code)
         return GroupStatus(
             workers=tuple(self._seen),
-            now=time.time(),
+            now=time.monotonic(),
             elapsed_s=self._history.elapsed_s,
             timeout_s=self._job.timeout_s,
             signals=tuple(self._signals),
@@ -208,6 +208,8 @@ class Attempt:
             incidents=tuple(self._history.incidents),
             folders=folders,
             worked_alone=worked_alone,
+            incomplete=tuple(problem for pump in self._pumps for problem in pump.incomplete),
+            unshown_bytes=sum(pump.unshown_bytes for pump in self._pumps),
         )
 
     def _causes(self, who: Sequence[int]) -> tuple[Failure, ...]:
@@ -240,6 +242,8 @@ class Attempt:
     def _stop(self, decision: Decision, stopped: Sequence[str]) -> None:
         name = signal_name(decision.signal)
         self._events.add("stopping", signal=name, processes=stopped)
+        for pump in self._pumps:
+            pump.let_go()
         if decision.outcome is Outcome.INTERRUPTED:
             self._console.note(f"tfdistkit: {name}: stopping the workers (once more to kill them at once).")
         received = len(self._signals)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -14,12 +15,13 @@ from tfdistkit.errors import OptionError, WorkerFailedError, explain
 from tfdistkit.launcher.call import read_result, remove_results, write_call
 from tfdistkit.launcher.console import Console
 from tfdistkit.launcher.planning import plan_job
-from tfdistkit.launcher.sinks import TextSink
 from tfdistkit.launcher.spec import JobSpec, temporary_run_dir
+from tfdistkit.launcher.waiting_sink import text_sinks
 from tfdistkit.report.names import ProcessName
 from tfdistkit.report.summary import describe_run
 from tfdistkit.supervise.decision import Outcome
 from tfdistkit.supervise.result import JobResult
+from tfdistkit.supervise.signals import SignalInbox
 from tfdistkit.supervise.supervisor import run_job
 
 
@@ -65,6 +67,7 @@ def launch(
         OptionError: if an argument cannot be right, or cannot be sent to the workers.
         WorkerFailedError: if a worker failed, with its traceback in the message and the
             `tfdistkit.report.Failure` in `failure`; or if the time was over.
+        KeyboardInterrupt: after Ctrl-C, when no worker is left.
 
     Example:
         ```python
@@ -95,7 +98,15 @@ def launch(
     remove_results(run_dir)
     processes = plan_job(job)
     labels = [process.name.label for process in processes]
-    result = run_job(job, processes, Console(TextSink(sys.stdout), TextSink(sys.stderr), labels))
+    console = Console(*text_sinks(sys.stdout, sys.stderr), labels)
+    # As under `tfdistkit run`: the first Ctrl-C stops the workers, the second kills them.
+    with SignalInbox((signal.SIGINT,)) as inbox:
+        try:
+            result = run_job(job, processes, console, inbox.received)
+        finally:
+            console.finish()
+    if result.outcome is Outcome.INTERRUPTED:
+        raise KeyboardInterrupt
     if result.outcome is not Outcome.SUCCEEDED:
         raise _failed(result, job)
     values = [_value(process.name, folder) for process, folder in zip(processes, result.folders, strict=True)

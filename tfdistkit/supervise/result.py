@@ -26,6 +26,8 @@ class JobResult:
         incidents: Failures that it went on after, a sentence each.
         folders: The folders of its processes in the last attempt, in their order.
         worked_alone: Whether it ended well, but no process asked for a strategy.
+        incomplete: The logs that do not hold all output, and why.
+        unshown_bytes: How much of the output only the logs hold: nobody read it while the job was being stopped.
     """
 
     outcome: Outcome
@@ -38,6 +40,8 @@ class JobResult:
     incidents: tuple[str, ...] = ()
     folders: tuple[Path, ...] = ()
     worked_alone: bool = False
+    incomplete: tuple[str, ...] = ()
+    unshown_bytes: int = 0
 
 
 @dataclass

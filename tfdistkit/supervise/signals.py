@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import threading
+from collections.abc import Iterable, Sequence
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -12,23 +14,36 @@ _ENDING = (signal.SIGINT, signal.SIGHUP, *BACKUP_SIGNALS)
 
 
 class SignalInbox:
-    """Collects the signals that ask this process to end, while it is entered; main thread only.
+    """Collects the signals that ask this process to end, while it is entered; in other threads than the main one none.
 
     A signal that was ignored when this process started stays ignored, as `nohup` and background jobs of a
-    shell want it.
+    shell want it. But whoever started this process cannot block them, nor keep it from seeing its workers end
+    (`SIGCHLD` ignored): they would be inherited by the workers, too.
+
+    Args:
+        numbers: Which signals.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, numbers: Sequence[int] = _ENDING) -> None:
         self.received: list[int] = []
+        self._numbers = numbers
         self._before: dict[int, Any] = {}
+        self._mask: Iterable[int] | None = None
 
     def __enter__(self) -> SignalInbox:
-        for number in _ENDING:
+        if threading.current_thread() is not threading.main_thread():
+            return self
+        for number in self._numbers:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._take)
+        if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+            self._before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, {*self._numbers, signal.SIGCHLD})
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self._mask is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         for number, handler in self._before.items():
             signal.signal(number, handler)
 

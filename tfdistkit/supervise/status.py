@@ -18,10 +18,13 @@ class WorkerStatus:
     Args:
         rank: Its number among those of its role.
         exit_code: None while it runs; -N when signal N killed it.
-        ended_at: When it was seen to have ended, in seconds since the epoch; None while it runs.
-        alive_at: When it was last seen alive.
+        ended_at: When it was seen to have ended, by `time.monotonic`; None while it runs.
+        ended_time: The same in seconds since the epoch, which other hosts know too; a clock that is set changes it.
+        alive_at: When it was last seen alive, by `time.monotonic`.
+        alive_time: The same in seconds since the epoch.
         crash: What it wrote about its own exception. It can be there while the process still runs: the
             interpreter may be shutting down.
+        crashed_at: When that was seen first, by `time.monotonic`.
         suspended_at: Since when it has been suspended (SIGSTOP); None while it works.
         role: `chief`, `worker` or `ps`; None in a job whose processes are all alike.
         is_given_up: Whether it failed, and the others go on without it.
@@ -30,8 +33,11 @@ class WorkerStatus:
     rank: int
     exit_code: int | None = None
     ended_at: float | None = None
+    ended_time: float | None = None
     alive_at: float = 0.0
+    alive_time: float = 0.0
     crash: CrashRecord | None = None
+    crashed_at: float | None = None
     suspended_at: float | None = None
     role: str | None = None
     is_given_up: bool = False
@@ -56,7 +62,7 @@ class GroupStatus:
 
     Args:
         workers: Its processes in their order.
-        now: Seconds since the epoch.
+        now: The time, by `time.monotonic`.
         elapsed_s: Since the start of the job.
         timeout_s: How long the job may take; None for as long as it takes.
         signals: The signals that the launcher was sent to end the job, in order.
@@ -88,7 +94,7 @@ class GroupStatus:
 
     def is_broken(self, worker: WorkerStatus) -> bool:
         """Whether a worker failed, or hangs in its shutdown after an exception."""
-        hangs = worker.crash is not None and self.now - worker.crash.time > SHUTDOWN_S
+        hangs = worker.crashed_at is not None and self.now - worker.crashed_at > SHUTDOWN_S
         # A single worker makes nobody wait: it may take its time, as under plain Python.
         return worker.has_failed or (hangs and len(self.workers) > 1)
 

@@ -24,14 +24,21 @@ def look_at(worker: WorkerHandle, before: WorkerStatus) -> WorkerStatus:
     Returns:
         What is seen now.
     """
-    now = time.time()
+    now, moment = time.monotonic(), time.time()
     # In this order: a worker writes its record before it ends.
     exit_code = worker.exit_code()
     crash = before.crash or read_crash(worker.spec.folder)
+    crashed_at = before.crashed_at if crash is None or before.crashed_at is not None else now
     if exit_code is not None:
-        return replace(before, exit_code=exit_code, ended_at=now, crash=crash, suspended_at=None)
+        return replace(
+            before, exit_code=exit_code, ended_at=now, ended_time=moment, crash=crash, crashed_at=crashed_at,
+            suspended_at=None,
+        )  # fmt: skip
     since = before.suspended_at if now - before.alive_at < _LONGEST_BLINK_S else None
-    return replace(before, alive_at=now, crash=crash, suspended_at=(since or now) if worker.is_suspended() else None)
+    suspended_at = (since or now) if worker.is_suspended() else None
+    return replace(
+        before, alive_at=now, alive_time=moment, crash=crash, crashed_at=crashed_at, suspended_at=suspended_at
+    )
 
 
 def failure_of(worker: WorkerHandle, seen: WorkerStatus, remark: str = "") -> Failure:
@@ -54,7 +61,7 @@ def failure_of(worker: WorkerHandle, seen: WorkerStatus, remark: str = "") -> Fa
         exit_code=128 + killed_by if killed_by else (seen.exit_code or 0),
         # Peers notice a killed worker within a millisecond and write the exact time of their own exception; the
         # launcher notices it somewhat later.
-        time=seen.alive_at if killed_by else (seen.ended_at or seen.alive_at),
+        time=seen.alive_time if killed_by else (seen.ended_time or seen.alive_time),
         signal=signal_name(killed_by) if killed_by else None,
         log_path=spec.stderr_path,
         role=spec.name.role,
