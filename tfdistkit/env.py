@@ -42,6 +42,8 @@ PORT = "TFDISTKIT_PORT"
 CHECK_COLLECTIVES = "TFDISTKIT_CHECK_COLLECTIVES"
 # "1": processes of a job may train and evaluate models that are in no strategy of it, each its own.
 OWN_MODELS = "TFDISTKIT_OWN_MODELS"
+# "1": tracebacks of workers show the frames of Keras, TensorFlow and this package, too.
+FULL_TRACEBACK = "TFDISTKIT_FULL_TRACEBACK"
 # The folder for what takes long to make and can be made again (built wheels).
 CACHE_DIR = "TFDISTKIT_CACHE_DIR"
 # The user's folder for such things: https://specifications.freedesktop.org/basedir-spec/latest/

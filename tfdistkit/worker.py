@@ -13,6 +13,7 @@ in the run folder (see `tfdistkit.report.crashes`). When the launcher dies, this
 from __future__ import annotations
 
 import builtins
+import contextlib
 import ctypes
 import faulthandler
 import importlib.abc
@@ -23,7 +24,6 @@ import os
 import signal
 import sys
 import time
-import traceback
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
@@ -31,7 +31,9 @@ from typing import Any
 from tfdistkit import env
 from tfdistkit.report import broken_exit  # noqa: F401  # registered before all that the script registers
 from tfdistkit.report.alone import leave_alone_mark
-from tfdistkit.report.crashes import CrashRecord, write_crash
+from tfdistkit.report.crashes import CrashRecord, kinds_of, write_crash
+from tfdistkit.report.progress import leave_steps, steps_taken
+from tfdistkit.report.tracebacks import folded, whole
 
 # prctl(2): the signal that a process gets when its parent ends.
 _PR_SET_PDEATHSIG = 1
@@ -47,14 +49,14 @@ def main() -> None:
         code, namespace = _module_as_main() if sys.argv[1] == "-m" else _script_as_main()
         exec(code, namespace)  # noqa: S102
         if os.getpid() == pid:
-            leave_alone_mark()
+            _leave_marks()
     except SystemExit as leave:
         if os.getpid() != pid:  # a process that the script forked ends here: that is no end of the worker
             raise
         if _exit_code(leave):
             _record(leave, _without_own_frames(leave.__traceback__))
         else:
-            leave_alone_mark()
+            _leave_marks()
         raise
     except BaseException as error:
         own = _without_own_frames(error.__traceback__)
@@ -63,9 +65,25 @@ def main() -> None:
             _record(error, own)
         # As the interpreter would do it, with the frames of the script only; then the interpreter does the rest:
         # exit code 1, or death by SIGINT after a KeyboardInterrupt.
-        sys.excepthook(type(error), error, own)
+        _show(error, own)
         sys.excepthook = _say_nothing
         raise
+
+
+def _leave_marks() -> None:
+    leave_alone_mark()
+    leave_steps()
+
+
+def _show(error: BaseException, tb: TracebackType | None) -> None:
+    """Shows an exception; what a launcher starts folds the frames of libraries, unless the script shows its own way."""
+    text = folded(error, tb)
+    if env.text(env.TASK_DIR) is None or sys.excepthook is not sys.__excepthook__ or text == whole(error, tb):
+        sys.excepthook(type(error), error, tb)
+        return
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr is closed, or gone
+        sys.stderr.write(text)
+        sys.stderr.flush()
 
 
 def _die_with_launcher() -> None:
@@ -151,7 +169,10 @@ def _record(error: BaseException, tb: TracebackType | None) -> None:
         exit_code=code,
         type=type(error).__name__,
         message=_text_of(error),
-        traceback="".join(traceback.format_exception(type(error), error, tb)),
+        traceback=folded(error, tb),
+        kinds=kinds_of(error),
+        steps=steps_taken(),
+        full_traceback=whole(error, tb),
     )
     try:
         write_crash(Path(folder), record)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tfdistkit.errors import RendezvousError
 from tfdistkit.report import (
     CrashRecord,
     EventLog,
@@ -19,6 +20,7 @@ from tfdistkit.report import (
     read_events,
     write_crash,
 )
+from tfdistkit.report.crashes import kinds_of
 from tfdistkit.report.failures import signal_name
 
 RECORD = CrashRecord(1, "node7", 4711, 123.5, 1, "ValueError", "ü\n", "Traceback ...\n")
@@ -26,7 +28,10 @@ KILLED = Failure(1, "node7", 4711, 137, time=10.0, signal="SIGKILL")
 RAISED = Failure(0, "node7", 4710, 1, time=10.0, error_type="ValueError", message="no", traceback="T\nValueError: no\n")
 ALL = [ProcessName(rank) for rank in range(100)]
 ABORTED = replace(
-    RAISED, error_type="UnavailableError", message="Collective ops is aborted by: Connection reset by peer"
+    RAISED,
+    error_type="UnavailableError",
+    message="Collective ops is aborted by: Connection reset by peer",
+    kinds=("tensorflow.python.framework.errors_impl.OpError",),
 )
 
 
@@ -61,8 +66,41 @@ def test_the_first_cause_comes_first(failures: list[Failure], ranks: list[int]) 
 
 def test_what_a_coordinator_says_of_a_lost_server_is_a_consequence() -> None:
     for message in ("Ps 0 has shown no sign of life for 20 seconds", "Ps 0 is gone, and the variables on it with it."):
-        chief = replace(RAISED, role="chief", error_type="UnavailableError", message=message, time=1.0)
+        chief = replace(ABORTED, role="chief", message=message, time=1.0)
         assert first_cause_first([chief, replace(KILLED, role="ps")])[0].name == ProcessName(1, "ps")
+
+
+@pytest.mark.parametrize(
+    ("error", "is_consequence"),
+    [
+        (ConnectionRefusedError(111, "Connection refused"), False),  # a database of the user's
+        (BrokenPipeError(32, "Broken pipe"), False),
+        (RuntimeError("Collective ops is aborted"), False),
+        (RendezvousError("rank 1 did not come"), True),
+    ],
+)
+def test_types_tell_a_consequence(error: Exception, is_consequence: bool) -> None:
+    failure = replace(RAISED, error_type=type(error).__name__, message=str(error), kinds=kinds_of(error))
+    assert failure.is_consequence is is_consequence
+    try:
+        raise ValueError("no step") from error
+    except ValueError as outer:
+        assert replace(failure, kinds=kinds_of(outer)).is_consequence is is_consequence
+
+
+@pytest.mark.tensorflow
+def test_errors_of_tensorflow_tell_a_consequence_by_their_text() -> None:
+    import tensorflow as tf
+
+    for text, is_consequence in (("Collective ops is aborted by: Socket closed", True), ("no such file", False)):
+        error = tf.errors.UnavailableError(None, None, text)
+        assert replace(RAISED, message=text, kinds=kinds_of(error)).is_consequence is is_consequence
+
+
+def test_kinds_end_where_causes_turn_in_a_circle() -> None:
+    one, two = ValueError("one"), KeyError("two")
+    one.__cause__, two.__cause__ = two, one
+    assert {"builtins.ValueError", "builtins.KeyError"} <= set(kinds_of(one))
 
 
 @pytest.mark.parametrize(
@@ -147,6 +185,9 @@ def test_events_are_read_as_they_were_written(tmp_path: Path) -> None:
         events.add("two", text="ü\n")
         assert [event["event"] for event in read_events(tmp_path)] == ["one", "two"]
     with (tmp_path / "events.jsonl").open("a") as file:
-        file.write('{"event": "cut o')
+        file.write('what a worker printed\n7\n{"event": "three"}\n{"event": "cut o')
+    assert [event["event"] for event in read_events(tmp_path)] == ["one", "two", "three"]
+    with (tmp_path / "events.jsonl").open("r+") as file:
+        file.truncate(len("".join(file.readlines()[:2])))
     assert [event["event"] for event in read_events(tmp_path)] == ["one", "two"]
     assert read_events(tmp_path)[1]["text"] == "ü\n" and read_events(tmp_path)[0]["rank"] == 1

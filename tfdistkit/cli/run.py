@@ -131,6 +131,7 @@ def _failure_text(result: JobResult, job: JobSpec) -> str:
         result.failures,
         suspended=result.suspended,
         stopped=result.stopped,
+        left=result.left,
         incidents=result.incidents,
         kept=job.run_dir,
     )

@@ -12,6 +12,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import NoReturn
 
+from tfdistkit import env
 from tfdistkit.cli import slurm_options
 from tfdistkit.cli import host_options
 from tfdistkit.errors import nearest
@@ -92,6 +93,8 @@ def parse(arguments: Sequence[str]) -> RunOptions:
     words = found.program[1:] if found.program[:1] == ["--"] else found.program
     if not words:
         parser.error("no script is given. Expected: tfdistkit run -np 2 script.py")
+    if found.np is None and found.backend != slurm_options.BACKEND and found.nnodes in (None, 1):
+        found.np, found.nproc_per_node, found.nnodes = found.nproc_per_node, None, None  # as torchrun says it
     slurm = slurm_options.read(found, parser.error)
     hosts = host_options.read(found, parser.error)
     if found.np is None and hosts is not None:
@@ -104,7 +107,7 @@ def parse(arguments: Sequence[str]) -> RunOptions:
     return RunOptions(
         np=found.np,
         program=("-m", *words) if found.module else tuple(words),
-        env=dict([*found.passed, *found.env]),
+        env=dict([*found.passed, *found.env, *([(env.FULL_TRACEBACK, "1")] if found.full_traceback else [])]),
         log_dir=found.log_dir,
         timeout_s=found.timeout,
         threads_per_worker=found.threads_per_worker,
@@ -130,7 +133,7 @@ def _make_parser() -> _Parser:
     )
     add = parser.add_argument
     many = "how many workers (default with hosts: as many as they take)"
-    add("-np", "--num-proc", dest="np", type=int, metavar="N", help=many)
+    add("-np", "-n", "--num-proc", "--nproc", dest="np", type=int, metavar="N", help=many)
     add("--ps", type=int, default=0, metavar="N", help="how many parameter servers; adds a coordinator")
     add(
         "--max-restarts",
@@ -167,6 +170,7 @@ def _make_parser() -> _Parser:
     _add_mpi_args(parser)
     slurm_options.add_to(parser)
     host_options.add_to(parser)
+    add("--full-traceback", action="store_true", help="show frames of Keras, TensorFlow and tfdistkit in tracebacks")
     add("--dry-run", action="store_true", help="print what would be started, and start nothing")
     add("-v", "--verbose", action="store_true", help="tell what the launcher does")
     add(

@@ -36,7 +36,8 @@ def add_to(parser: argparse.ArgumentParser) -> None:
     )
     add = group.add_argument
     add("--nnodes", type=int, metavar="N", help="how many nodes (default: SLURM decides)")
-    add("--nproc-per-node", type=int, metavar="N", help="how many workers on each; with --nnodes, instead of -np")
+    told = "how many workers on each, instead of -np; also on this machine"
+    add("--nproc-per-node", "--nproc_per_node", type=int, metavar="N", help=told)
     add("--time", metavar="LIMIT", help="the time limit, such as 1:30:00 or 2-00:00:00 (default: the partition's)")
     add("--partition", metavar="NAME", help="where to queue the job (default: SLURM's default partition)")
     add(

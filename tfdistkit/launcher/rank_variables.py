@@ -1,4 +1,8 @@
-"""How each backend tells a process its place in the job: the variables of the cluster, one function per backend."""
+"""How each backend tells a process its place in the job: the variables of the cluster, one function per backend.
+
+They say which description of a cluster counts, too: the shell may hold that of another job (a step of SLURM, mpirun,
+`HOROVOD_*`, `TFDISTKIT_CLUSTER`).
+"""
 
 from __future__ import annotations
 
@@ -63,18 +67,22 @@ def check_variables(backend: str, wanted: Mapping[str, str], cluster: ClusterSpe
 
 
 def _tf_config(cluster: ClusterSpec) -> dict[str, str]:
-    return {env.TF_CONFIG: to_tf_config(cluster)}
+    return {env.TF_CONFIG: to_tf_config(cluster), env.CLUSTER: "tf_config"}
+
+
+def _gloo(cluster: ClusterSpec) -> dict[str, str]:
+    return {**horovod.gloo_variables(cluster), env.CLUSTER: "horovod"}
 
 
 def _mpi(cluster: ClusterSpec) -> dict[str, str]:
     """Rank and size are MPI's own to tell; roles are not."""
     if "ps" in cluster.addresses:
-        return {**_tf_config(cluster), env.CLUSTER: "tf_config"}
-    return {horovod.CONTROLLER: "mpi", horovod.CPU_OPERATIONS: "mpi"}
+        return _tf_config(cluster)
+    return {horovod.CONTROLLER: "mpi", horovod.CPU_OPERATIONS: "mpi", env.CLUSTER: "mpi"}
 
 
 _OF_BACKEND: dict[str, Callable[[ClusterSpec], dict[str, str]]] = {
     "local": _tf_config,
-    "horovod": horovod.gloo_variables,
+    "horovod": _gloo,
     "mpi": _mpi,
 }

@@ -27,7 +27,10 @@ class CrashRecord:
         exit_code: What the process ends with, 1 to 255.
         type: The name of the exception's class.
         message: Its text.
-        traceback: As Python prints it, the script's frames only.
+        traceback: As Python prints it, the script's frames only; those of libraries are folded.
+        kinds: Its class and those above it, with their modules, and those of the exceptions it was raised from.
+        steps: How many steps its optimizer had taken; None if there is none.
+        full_traceback: With the frames of libraries.
     """
 
     rank: int
@@ -38,6 +41,25 @@ class CrashRecord:
     type: str
     message: str
     traceback: str
+    kinds: tuple[str, ...] = ()
+    steps: int | None = None
+    full_traceback: str = ""
+
+
+def kinds_of(error: BaseException) -> tuple[str, ...]:
+    """Returns the classes of an exception, and of those that it was raised `from`, as `module.Class`.
+
+    Args:
+        error: The exception.
+    """
+    found: dict[str, None] = {}
+    seen: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and not any(cause is one for one in seen):
+        seen.append(cause)
+        found.update(dict.fromkeys(f"{one.__module__}.{one.__qualname__}" for one in type(cause).__mro__))
+        cause = cause.__cause__
+    return tuple(found)
 
 
 def write_crash(folder: Path, record: CrashRecord) -> None:
@@ -51,6 +73,6 @@ def read_crash(folder: Path) -> CrashRecord | None:
     """Returns the crash record in a worker's folder, or None when there is none that can be read."""
     try:
         fields = json.loads((folder / FILE_NAME).read_text(encoding="utf-8"))
-        return CrashRecord(**fields)
+        return CrashRecord(**{**fields, "kinds": tuple(fields.get("kinds", ()))})
     except (OSError, ValueError, TypeError):
         return None

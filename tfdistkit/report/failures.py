@@ -9,8 +9,11 @@ from pathlib import Path
 
 from tfdistkit.report.names import ProcessName
 
-# What a worker says when another one is gone: TensorFlow's collectives and its coordination service, gRPC,
-# Gloo (Horovod), Gloo's and NCCL's sockets. Such a failure is a consequence of the peer's.
+# What a worker raises when another one is gone: such a failure is a consequence of the peer's. A program's own errors
+# can read just the same (the connection to a database), so their types decide, and texts only among TensorFlow's own:
+# those of its collectives and its coordination service, gRPC, Gloo and NCCL.
+_OF_LOST_PEERS = ("horovod.common.exceptions.HorovodInternalError", "tfdistkit.errors.RendezvousError")
+_OF_TENSORFLOW = "tensorflow.python.framework.errors_impl.OpError"
 _PEER_IS_GONE = (
     "Collective ops is aborted",
     "Collective ops aborted",
@@ -23,9 +26,7 @@ _PEER_IS_GONE = (
     "Socket closed",
     "Broken pipe",
     "Horovod has been shut down",
-    "HorovodInternalError",
     "NCCL remote error",
-    "RendezvousError",
     # Ours: see strategies.
     "no longer takes part",
     "has shown no sign of life",
@@ -51,6 +52,8 @@ class Failure:
         role: `chief`, `worker` or `ps`; None in a job whose processes are all alike.
         remark: What the launcher knows besides, in a sentence; or an empty string.
         loss: How it was lost together with the way to its host, in a sentence; or an empty string.
+        kinds: The classes of the exception and of those it was raised from, see `CrashRecord`.
+        steps: How many steps its optimizer had taken; None if nobody knows.
     """
 
     rank: int
@@ -66,6 +69,8 @@ class Failure:
     role: str | None = None
     remark: str = ""
     loss: str = ""
+    kinds: tuple[str, ...] = ()
+    steps: int | None = None
 
     @property
     def name(self) -> ProcessName:
@@ -75,8 +80,9 @@ class Failure:
     @property
     def is_consequence(self) -> bool:
         """Whether the worker only reports that another one is gone."""
-        told = f"{self.error_type}: {self.message}"
-        return any(words in told for words in _PEER_IS_GONE)
+        if any(kind in self.kinds for kind in _OF_LOST_PEERS):
+            return True
+        return _OF_TENSORFLOW in self.kinds and any(words in self.message for words in _PEER_IS_GONE)
 
     @property
     def headline(self) -> str:

@@ -58,6 +58,7 @@ def describe_run(
     *,
     suspended: Sequence[ProcessName] = (),
     stopped: Sequence[ProcessName] = (),
+    left: Sequence[tuple[ProcessName, int | None]] = (),
     incidents: Sequence[str] = (),
     kept: Path | None = None,
 ) -> str:
@@ -67,29 +68,54 @@ def describe_run(
         failures: The workers that failed by themselves, first cause first.
         suspended: Those that were found stopped (SIGSTOP) when the run failed.
         stopped: Those that had to be stopped because of the failure.
+        left: Those that had ended well while the others went on, and after how many steps as far as that is known.
         incidents: What went wrong before and was overcome, a sentence each.
         kept: The run folder, when the user should know of it.
 
     Returns:
         Several lines without a newline at the end.
     """
-    parts = []
+    parts = [_left_early(name, steps, failures) for name, steps in left]
     if failures:
         parts.append(describe_failure(failures[0]))
-        if failures[0].is_consequence:
+        if failures[0].is_consequence and not left:
             parts.append("It reports that another worker is gone or silent, but none had failed before it.")
     if suspended:
         parts.append(f"{listed(suspended)} had been suspended (SIGSTOP), so the others waited in vain.")
     # A worker may have failed before the failure that ended the job.
-    parts += [f"{_when(other, failures[0])}, {other.name} {other.headline} too." for other in failures[1:4]]
-    if len(failures) > 4:
-        parts.append(f"{len(failures) - 4} more failed too.")
+    alike = [one for one in failures[1:] if _is_like(one, failures[0])]
+    if alike:
+        parts.append(f"{_capital(listed([one.name for one in alike]))} {alike[0].headline} with the same message.")
+    others = [one for one in failures[1:] if not _is_like(one, failures[0])]
+    parts += [f"{_when(other, failures[0])}, {other.name} {other.headline} too." for other in others[:3]]
+    if len(others) > 3:
+        parts.append(f"{len(others) - 3} more failed too.")
     if stopped:
         parts.append(f"Stopped because of it: {listed(stopped)}.")
     parts += [f"Earlier: {incident}" for incident in incidents[-_SHOWN_INCIDENTS:]]
     if kept is not None:
         parts.append(f"All logs and events: {kept}")
     return "\n".join(parts)
+
+
+def _left_early(name: ProcessName, steps: int | None, failures: Sequence[Failure]) -> str:
+    """Tells of one that ended well, which is no failure by itself, but the others' end."""
+    after = "" if steps is None else f" after {steps} steps"
+    other = next((one for one in failures if one.steps is not None), None)
+    where = "the others were training" if other is None else f"{other.name} was at step {other.steps}"
+    return (
+        f"{name} ended with exit code 0{after}, while {where}: its data was shorter, it left `fit`, or its script ends "
+        "there. The others cannot go on without it:"
+    )
+
+
+def _is_like(one: Failure, first: Failure) -> bool:
+    """Whether two failed in the same way: all ranks run the same script."""
+    return one.error_type is not None and (one.error_type, one.message) == (first.error_type, first.message)
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _when(other: Failure, first: Failure) -> str:

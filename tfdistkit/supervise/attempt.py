@@ -15,6 +15,8 @@ from tfdistkit.launcher.spec import JobSpec, ProcessSpec
 from tfdistkit.report.alone import all_worked_alone
 from tfdistkit.report.events import EventLog
 from tfdistkit.report.failures import Failure, first_cause_first, signal_name
+from tfdistkit.report.names import ProcessName
+from tfdistkit.report.progress import read_steps
 from tfdistkit.supervise.coordinated import SUSPENDED_S
 from tfdistkit.supervise.decision import Action, Decision, Outcome
 from tfdistkit.supervise.policy import decide
@@ -208,6 +210,7 @@ class Attempt:
             incidents=tuple(self._history.incidents),
             folders=folders,
             worked_alone=worked_alone,
+            left=self._left(failures),
             incomplete=tuple(problem for pump in self._pumps for problem in pump.incomplete),
             unshown_bytes=sum(pump.unshown_bytes for pump in self._pumps),
         )
@@ -238,6 +241,13 @@ class Attempt:
             return first_cause_first(found.values())
         rest = [place for place in found if place not in who and not self._seen[place].is_given_up]
         return guilty + first_cause_first(found[place] for place in rest)
+
+    def _left(self, failures: Sequence[Failure]) -> tuple[tuple[ProcessName, int | None], ...]:
+        """Those that ended well before the others said that somebody is gone."""
+        if not failures or not failures[0].is_consequence or self._look().coordinator is not None:
+            return ()
+        pairs = zip(self._workers, self._seen, strict=True)
+        return tuple((one.spec.name, read_steps(one.spec.folder)) for one, seen in pairs if seen.has_ended_well)
 
     def _stop(self, decision: Decision, stopped: Sequence[str]) -> None:
         name = signal_name(decision.signal)

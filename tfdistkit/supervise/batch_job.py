@@ -225,6 +225,8 @@ def _look_at(job: BatchSpec, name: ProcessName, folder: Path) -> _Task:
             error_type=crash.type,
             message=crash.message,
             traceback=crash.traceback,
+            kinds=crash.kinds,
+            steps=crash.steps,
             log_path=job.log_path,
             role=name.role,
         )

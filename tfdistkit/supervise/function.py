@@ -136,6 +136,7 @@ def _failed(result: JobResult, job: JobSpec) -> WorkerFailedError:
         result.failures,
         suspended=result.suspended,
         stopped=result.stopped,
+        left=result.left,
         incidents=result.incidents,
         kept=job.run_dir,
     )

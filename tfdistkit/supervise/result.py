@@ -26,6 +26,8 @@ class JobResult:
         incidents: Failures that it went on after, a sentence each.
         folders: The folders of its processes in the last attempt, in their order.
         worked_alone: Whether it ended well, but no process asked for a strategy.
+        left: Those that had ended well while the others went on, and after how many steps as far as that is known:
+            where all others only say that somebody is gone, they are why.
         incomplete: The logs that do not hold all output, and why.
         unshown_bytes: How much of the output only the logs hold: nobody read it while the job was being stopped.
     """
@@ -40,6 +42,7 @@ class JobResult:
     incidents: tuple[str, ...] = ()
     folders: tuple[Path, ...] = ()
     worked_alone: bool = False
+    left: tuple[tuple[ProcessName, int | None], ...] = ()
     incomplete: tuple[str, ...] = ()
     unshown_bytes: int = 0
 

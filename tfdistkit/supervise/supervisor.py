@@ -81,7 +81,7 @@ def _prepare(
     history.attempt += 1
     cause = f"{result.failures[0].name} {result.failures[0].headline}" if result.failures else ""
     cause = cause or f"{listed(result.suspended)} had been suspended (SIGSTOP)"
-    told = describe_run(result.failures, suspended=result.suspended, stopped=result.stopped)
+    told = describe_run(result.failures, suspended=result.suspended, stopped=result.stopped, left=result.left)
     console.note(
         f"tfdistkit: attempt {result.attempt} failed after {result.elapsed_s:.1f} s: the first failure was\n{told}\n"
         f"tfdistkit: everything starts again as attempt {history.attempt} ({count})."

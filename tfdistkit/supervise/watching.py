@@ -81,4 +81,6 @@ def failure_of(worker: WorkerHandle, seen: WorkerStatus, remark: str = "") -> Fa
         error_type=crash.type,
         message=crash.message,
         traceback=crash.traceback,
+        kinds=crash.kinds,
+        steps=crash.steps,
     )
