@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
 
 from tfdistkit import env
-from tfdistkit.cluster import ClusterSpec, TaskSpec, check_own_address, free_ports, is_free, ports
+from tfdistkit.cluster import ClusterSpec, TaskSpec, check_own_address, free_ports, is_free, port_locks, ports
 from tfdistkit.errors import ClusterConfigError, OptionError
 
 # RFC 5737 keeps these for documentation: no machine has them.
@@ -33,6 +35,37 @@ def test_ports_are_distinct_and_free() -> None:
     for port in found:
         with closing(socket.create_server(("", port))):
             pass
+
+
+CHOOSE = """
+import sys
+from tfdistkit.cluster import free_ports
+print(*free_ports(200), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_processes_that_choose_at_the_same_time_get_different_ports() -> None:
+    """As many jobs that start together; none listens yet."""
+    command = [sys.executable, "-c", CHOOSE]
+    choosing = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(12)]
+    try:
+        chosen = [port for one in choosing if one.stdout is not None for port in one.stdout.readline().split()]
+        assert len(chosen) == len(set(chosen)) == 12 * 200
+    finally:
+        for one in choosing:
+            one.communicate(timeout=60)
+    # They are free again, however the processes ended.
+    assert all(port_locks.lock(int(port)) for port in chosen[:20])
+    for port in chosen[:20]:
+        port_locks.unlock(int(port))
+
+
+def test_locks_are_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(port_locks, "_PATH", "/proc/no/such/file")
+    monkeypatch.setattr(port_locks, "_is_open", False)
+    monkeypatch.setattr(port_locks, "_file", None)
+    assert len(set(free_ports(3))) == 3
 
 
 def test_ports_lie_outside_the_range_of_outgoing_connections() -> None:

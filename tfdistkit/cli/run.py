@@ -47,6 +47,10 @@ def main(arguments: Sequence[str]) -> int:
                 return run_in_slurm(options, options.slurm, inbox.received)
             job = _job(options)
             prepared = prepare_attempt(job, hurry=lambda: bool(inbox.received))
+            if inbox.received:
+                if prepared.backend is not None:
+                    prepared.backend.close()
+                return 128 + inbox.received[0]
             if options.is_dry_run:
                 return _show(prepared)
             return _run(job, prepared, options, inbox.received)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 import socket
 from typing import Any
 
+from tfdistkit.cluster import port_locks
 from tfdistkit.errors import ClusterConfigError, OptionError, explain
 
 # Below are the well-known services and what people start by hand.
@@ -15,6 +15,9 @@ _HIGHEST_PORT = 65_535
 # Linux hands these to outgoing connections; the default where the system does not say (RFC 6335, section 6).
 _EPHEMERAL_DEFAULT = (49_152, 65_535)
 _EPHEMERAL_FILE = "/proc/sys/net/ipv4/ip_local_port_range"
+
+# What `free_ports` has returned in this process.
+_given: set[int] = set()
 
 
 def is_free(host: str, port: int) -> bool:
@@ -67,8 +70,8 @@ def bind(host: str, port: int, *, exclusive: bool = False) -> list[socket.socket
 def free_ports(count: int) -> list[int]:
     """Finds TCP ports that nobody on this host uses, on any interface.
 
-    All of them are held at the same time while choosing, so they are distinct. They lie outside the range
-    that the system gives to outgoing connections, and the search starts at a random place: so it is
+    They are distinct, and no other process of ours gets one of them while this one lives (see `port_locks`). They lie
+    outside the range that the system gives to outgoing connections, and the search starts at a random place: so it is
     unlikely that somebody else takes one before it is used.
 
     Args:
@@ -83,18 +86,15 @@ def free_ports(count: int) -> list[int]:
     """
     if count < 0:
         raise OptionError(explain("`count` is negative.", received=f"count={count}", expected="0 or more"))
+    candidates = _candidates()
     found: list[int] = []
-    with contextlib.ExitStack() as held:
-        for port in _candidates():
-            if len(found) == count:
-                break
-            try:
-                sockets = bind("", port, exclusive=True)
-            except OSError:
-                continue
-            for one in sockets:
-                held.callback(one.close)
+    # Those that this process was given before may belong to a job that runs: they come last.
+    for port in [*(p for p in candidates if p not in _given), *(p for p in candidates if p in _given)]:
+        if len(found) == count:
+            break
+        if _take(port):
             found.append(port)
+    _given.update(found)
     if len(found) < count:
         raise ClusterConfigError(
             explain(
@@ -104,6 +104,20 @@ def free_ports(count: int) -> list[int]:
             )
         )
     return found
+
+
+def _take(port: int) -> bool:
+    if not port_locks.lock(port):
+        return False
+    try:
+        sockets = bind("", port, exclusive=True)
+    except OSError:
+        if port not in _given:
+            port_locks.unlock(port)
+        return False
+    for one in sockets:
+        one.close()
+    return True
 
 
 def holder(port: int) -> str:

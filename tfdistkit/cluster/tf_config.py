@@ -7,6 +7,7 @@ Every mistake is named here, before TensorFlow sees it: TensorFlow takes some of
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -32,8 +33,14 @@ def to_tf_config(spec: ClusterSpec) -> str:
     """
     if not spec.addresses:
         return ""
-    cluster = {role: _tasks_to_json(spec.addresses[role]) for role in ROLES if role in spec.addresses}
-    return json.dumps({"cluster": cluster, "task": {"type": spec.task.role, "index": spec.task.index}})
+    task = json.dumps({"type": spec.task.role, "index": spec.task.index})
+    return f'{{"cluster": {_cluster_to_json(tuple(spec.addresses.items()))}, "task": {task}}}'
+
+
+@functools.lru_cache(maxsize=4)  # all processes of a job have the same
+def _cluster_to_json(addresses: tuple[tuple[str, tuple[str, ...]], ...]) -> str:
+    of_role = dict(addresses)
+    return json.dumps({role: _tasks_to_json(of_role[role]) for role in ROLES if role in of_role})
 
 
 def from_tf_config(text: str) -> ClusterSpec:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tfdistkit import env
-from tfdistkit.cluster.addresses import join_address, split_address
+from tfdistkit.cluster.addresses import join_address
 from tfdistkit.cluster.ports import free_ports
-from tfdistkit.cluster.spec import ClusterSpec, TaskSpec, local_place
+from tfdistkit.cluster.spec import ClusterSpec, TaskSpec
 from tfdistkit.launcher.hosts import spread
+from tfdistkit.launcher.limits import require_room
 from tfdistkit.launcher.places import Place, places_here
 from tfdistkit.launcher.rank_variables import check_variables, default_variables, rank_variables
 from tfdistkit.launcher.spec import JobSpec, ProcessSpec
@@ -35,10 +37,13 @@ def plan_job(job: JobSpec, attempt: int = 0) -> tuple[ProcessSpec, ...]:
         As `plan_processes`.
 
     Raises:
-        OptionError: if the user sets a variable that the backend gives to each worker.
+        OptionError: if the user sets a variable that the backend gives to each worker, or wants more processes than
+            this machine can take.
         ClusterConfigError: if there are too few free ports.
     """
-    places = places_here(free_ports(len(_tasks(job))), available_cores(), env.child_env({}))
+    cores = available_cores()
+    require_room(len(_tasks(job)), cores)
+    places = places_here(free_ports(len(_tasks(job))), cores, env.child_env({}))
     return plan_processes(job, places, python=sys.executable, attempt=attempt)
 
 
@@ -61,6 +66,7 @@ def plan_processes(
     """
     clusters = _clusters(job, places)
     check_variables(job.backend, job.env, clusters[0])
+    workers = Counter(place.address for place, one in zip(places, clusters, strict=True) if one.task.role == "worker")
     processes = []
     for number, (place, cluster) in enumerate(zip(places, clusters, strict=True)):
         task = cluster.task
@@ -70,7 +76,7 @@ def plan_processes(
         variables = {
             **_output_variables(place.inherited),
             **{variable: value for variable, value in defaults.items() if not place.inherited.get(variable)},
-            **_thread_variables(job, cluster, place),
+            **_thread_variables(job, task.role, place, workers[place.address]),
             **job.env,
             **rank_variables(job.backend, cluster),
             env.RANK: str(task.index),
@@ -141,18 +147,30 @@ def _tasks(job: JobSpec) -> list[TaskSpec]:
 def _clusters(job: JobSpec, places: Sequence[Place]) -> list[ClusterSpec]:
     """The cluster as each process sees it."""
     tasks = _tasks(job)
-    addresses: dict[str, tuple[str, ...]] = {}
+    listed: dict[str, list[str]] = {}
     for task, place in zip(tasks, places, strict=True):
-        addresses[task.role] = (*addresses.get(task.role, ()), join_address(place.address, place.port))
-    return [ClusterSpec(addresses, task, *local_place(addresses, task), source="the launcher") for task in tasks]
+        listed.setdefault(task.role, []).append(join_address(place.address, place.port))
+    addresses = {role: tuple(of_role) for role, of_role in listed.items()}
+    local = _local_places(job, tasks, places)
+    return [ClusterSpec(addresses, task, *own, source="the launcher") for task, own in zip(tasks, local, strict=True)]
 
 
-def _thread_variables(job: JobSpec, cluster: ClusterSpec, place: Place) -> dict[str, str]:
+def _local_places(job: JobSpec, tasks: Sequence[TaskSpec], places: Sequence[Place]) -> list[tuple[int, int]]:
+    """The local rank and the local world size of each process; (0, 1) for one without a replica."""
+    hosts = [place.address if task.role == "worker" else None for task, place in zip(tasks, places, strict=True)]
+    sizes, seen = Counter(hosts), Counter[str | None]()
+    local = []
+    for host in hosts:
+        local.append((0, 1) if host is None else (seen[host], sizes[host]))
+        seen[host] += 1
+    return local
+
+
+def _thread_variables(job: JobSpec, role: str, place: Place, neighbours: int) -> dict[str, str]:
     """The cores of a host shared out. An option beats a variable that is set there, and that beats the share."""
     asked = job.threads_per_worker
-    neighbours = [split_address(address)[0] for address in cluster.workers].count(place.address)
     intra = asked or max(1, place.cores // max(1, neighbours))
-    if cluster.task.role != "worker":
+    if role != "worker":
         intra = min(intra, _MOST_THREADS_OF_A_SERVER)
     threads = {
         env.INTRA_OP_THREADS: intra,
