@@ -12,7 +12,7 @@ from pathlib import Path
 from tfdistkit import env
 from tfdistkit.cli.run_options import RunOptions, parse
 from tfdistkit.cli.run_slurm import run_in_slurm
-from tfdistkit.cli.shown import end_console
+from tfdistkit.cli.shown import end_console, shown_value
 from tfdistkit.errors import TfdistkitError
 from tfdistkit.launcher.console import Console
 from tfdistkit.launcher.places import HERE
@@ -144,6 +144,6 @@ def _failure_text(result: JobResult, job: JobSpec) -> str:
 
 def _as_shell_line(process: ProcessSpec) -> str:
     """A command that a shell would take, with the variables that the launcher sets."""
-    variables = [f"{name}={shlex.quote(value)}" for name, value in process.env.items()]
+    variables = [f"{name}={shown_value(name, value)}" for name, value in process.env.items()]
     place = "" if process.host == HERE else f" on {process.host}"
     return f"{process.name}{place}: {' '.join(variables)} {shlex.join(process.command)}"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tfdistkit import env
 from tfdistkit.cli.run_options import RunOptions
-from tfdistkit.cli.shown import end_console
+from tfdistkit.cli.shown import end_console, without_secrets
 from tfdistkit.cli.slurm_options import SlurmOptions
 from tfdistkit.cluster import horovod, slurm
 from tfdistkit.errors import TfdistkitError
@@ -50,11 +50,11 @@ def run_in_slurm(options: RunOptions, wanted: SlurmOptions, signals: Sequence[in
     job = make_batch_spec(options, wanted, folder=Path.cwd(), python=sys.executable)
     script = batch_script(job)
     if options.is_dry_run:
-        print(script, end="")
+        print(without_secrets(script, job.env), end="")
         return 0
     console = Console(*standard_sinks(), ["job"])
     if options.is_verbose:
-        console.note(script)
+        console.note(without_secrets(script, job.env))
     try:
         number = submit_batch_job(job, script, inherited_variables())
     except TfdistkitError:

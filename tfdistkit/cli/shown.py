@@ -1,18 +1,24 @@
-"""The end of the console: what could not be shown is told, and changes the exit code."""
+"""What is shown, and what is not: values of variables, and output at the end of the console that nobody took."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tfdistkit import env
 from tfdistkit.launcher.console import Console
 from tfdistkit.supervise.decision import Outcome
 from tfdistkit.supervise.result import JobResult
 
 # As for other commands that cannot write what they were asked for.
 _LOST_EXIT_CODE = 1
+# Names of variables whose values nobody wants to show.
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
+_HIDDEN = "'(hidden)'"
 
 
 @dataclass(frozen=True)
@@ -56,3 +62,31 @@ def end_console(console: Console, result: JobResult, run_dir: Path, signals: Seq
         console.note(f"tfdistkit: the output could not be written ({console.problem}). All of it is in {run_dir}.")
         console.finish()
     return Shown(is_whole and not result.unshown_bytes and not result.incomplete, exit_code)
+
+
+def shown_value(name: str, value: str) -> str:
+    """Returns a variable's value as a shell would take it, and as others may read it on a terminal or in a log.
+
+    Args:
+        name: The variable.
+        value: Its value.
+
+    Returns:
+        The value; `"$NAME"` where this shell has the same, and `'(hidden)'` for what is secret by its name.
+    """
+    if _SECRET.search(name):
+        return _HIDDEN
+    return f'"${name}"' if len(value) > 1 and env.child_env({}).get(name) == value else shlex.quote(value)
+
+
+def without_secrets(script: str, variables: Mapping[str, str]) -> str:
+    """Returns a script in which secret values are hidden.
+
+    Args:
+        script: What sets the variables, quoted as for a shell.
+        variables: The variables.
+    """
+    for name, value in variables.items():
+        if value and _SECRET.search(name):
+            script = script.replace(f"{name}={shlex.quote(value)}", f"{name}={_HIDDEN}")
+    return script

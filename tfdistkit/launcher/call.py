@@ -18,6 +18,7 @@ import cloudpickle
 from tfdistkit import env
 from tfdistkit.errors import OptionError, explain
 from tfdistkit.launcher.spec import left_in
+from tfdistkit.report.private_files import make_folder, write_file
 
 _CALL = "call.pkl"
 _RESULT = "result.pkl"
@@ -51,9 +52,9 @@ def write_call(
                 do="Open files, make locks, models and datasets inside the function.",
             )
         ) from error
-    run_dir.mkdir(parents=True, exist_ok=True)
+    make_folder(run_dir)
     # The path first, and apart: unpickling the call may import modules that are found on it.
-    (run_dir / _CALL).write_bytes(pickle.dumps((sys.path, call)))
+    write_file(run_dir / _CALL, pickle.dumps((sys.path, call)))
     return ("-m", __name__, str(run_dir / _CALL))
 
 

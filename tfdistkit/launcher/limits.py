@@ -41,8 +41,8 @@ def require_room(size: int, cores: int) -> None:
                 "The launcher may not open enough files for so many processes (`ulimit -n`).",
                 received=f"{size} processes, and a limit of {hard} files",
                 expected=f"a limit of {wanted} or more",
-                do="Raise it where the system sets it (/etc/security/limits.conf, LimitNOFILE of a service), or start fewer "
-                "processes.",
+                do="Raise it where the system sets it (/etc/security/limits.conf, or LimitNOFILE of a service), or "
+                "start fewer processes.",
             )
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

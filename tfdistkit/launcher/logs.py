@@ -11,6 +11,7 @@ from typing import IO
 
 from tfdistkit.launcher.backend import WorkerHandle
 from tfdistkit.launcher.console import Console
+from tfdistkit.report.private_files import open_file
 
 _READ_BYTES = 65_536
 _LOOK_S = 0.2
@@ -109,7 +110,7 @@ class _Stream:
         self._path = path
         self.problem = ""
         try:
-            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+            self._file = open_file(path)
         except OSError as error:  # such as a full disk
             self._give_up(f"{path} is not kept: {error}")
 

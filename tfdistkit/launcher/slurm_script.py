@@ -40,7 +40,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./~-]+")
 _TASK = f"""\
 task='
 export {env.RANK}=$SLURM_PROCID {env.TASK_DIR}="$TASKS/rank.$SLURM_PROCID"
-mkdir -p "${env.TASK_DIR}" && cd "${env.TASK_DIR}" || exit
+mkdir -p -m 700 "${env.TASK_DIR}" && cd "${env.TASK_DIR}" || exit
 trap : {_SIGNAL}
 trap "is_stopped=1" TERM
 exec 3>&2 2> /dev/null

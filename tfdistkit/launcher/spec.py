@@ -15,6 +15,7 @@ from tfdistkit.launcher.hosts import HostsSpec
 from tfdistkit.report.alone import FILE_NAME as ALONE_FILE
 from tfdistkit.report.crashes import FILE_NAME as CRASH_FILE
 from tfdistkit.report.names import ProcessName
+from tfdistkit.report.private_files import make_folder
 from tfdistkit.report.progress import FILE_NAME as STEPS_FILE
 
 # The folders of processes in a run folder, of earlier runs too.
@@ -141,7 +142,7 @@ def make_folders(run_dir: Path, processes: Sequence[ProcessSpec]) -> None:
     """
     try:
         for process in processes:
-            process.folder.mkdir(parents=True, exist_ok=True)
+            make_folder(process.folder)
         # Those of an earlier, larger run too: nobody must read their errors as this run's.
         for name in (CRASH_FILE, ALONE_FILE, STEPS_FILE):
             for stale in left_in(run_dir, name):

@@ -16,6 +16,7 @@ from tfdistkit.report.alone import all_worked_alone
 from tfdistkit.report.events import EventLog
 from tfdistkit.report.failures import Failure, first_cause_first, signal_name
 from tfdistkit.report.names import ProcessName
+from tfdistkit.report.private_files import make_folder
 from tfdistkit.report.progress import read_steps
 from tfdistkit.supervise.coordinated import SUSPENDED_S
 from tfdistkit.supervise.decision import Action, Decision, Outcome
@@ -161,7 +162,7 @@ class Attempt:
         self._remember(failure, f"it starts again at its address ({count})")
         self._replaced[place] = self._replaced.get(place, 0) + 1
         spec = plan_again(self._first[place], self._replaced[place])
-        spec.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(spec.folder)
         worker = self._workers[place] = self._backend.start(spec)
         self._seen[place] = WorkerStatus(spec.name.index, role=spec.name.role)
         self._tell("worker_restarted", worker, host=worker.host, pid=worker.pid)

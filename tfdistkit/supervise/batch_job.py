@@ -16,6 +16,7 @@ from tfdistkit.report.crashes import read_crash
 from tfdistkit.report.events import EventLog
 from tfdistkit.report.failures import Failure, first_cause_first, signal_name
 from tfdistkit.report.names import ProcessName
+from tfdistkit.report.private_files import make_folder, write_file
 from tfdistkit.supervise.decision import Outcome
 from tfdistkit.supervise.result import JobResult
 
@@ -56,9 +57,9 @@ def submit_batch_job(job: BatchSpec, script: str, variables: Mapping[str, str]) 
     """
     path = job.run_dir / "batch.sh"
     try:
-        job.run_dir.mkdir(parents=True, exist_ok=True)
-        path.write_text(script, encoding="utf-8")
-        job.log_path.write_bytes(b"")
+        make_folder(job.run_dir)
+        write_file(path, script.encode())
+        write_file(job.log_path, b"")
     except OSError as error:
         raise OptionError(
             explain("The folder for the logs cannot be used.", received=str(error), expected="a folder to write to")

@@ -17,6 +17,7 @@ from tfdistkit.launcher.console import Console
 from tfdistkit.launcher.planning import plan_job
 from tfdistkit.launcher.spec import JobSpec, temporary_run_dir
 from tfdistkit.launcher.waiting_sink import text_sinks
+from tfdistkit.report.events import require_unused
 from tfdistkit.report.names import ProcessName
 from tfdistkit.report.summary import describe_run
 from tfdistkit.supervise.decision import Outcome
@@ -82,6 +83,7 @@ def launch(
     if not callable(fn):
         raise OptionError(explain("`fn` is not a function.", received=repr(fn), expected="a function to call"))
     run_dir = Path(log_dir).absolute() if log_dir is not None else temporary_run_dir(Path(tempfile.gettempdir()))
+    require_unused(run_dir)
     # Checked before anything is written.
     job = JobSpec(
         np,

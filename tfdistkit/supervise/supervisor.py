@@ -15,6 +15,7 @@ from tfdistkit.launcher.spec import JobSpec, ProcessSpec, make_folders
 from tfdistkit.report.events import EventLog
 from tfdistkit.report.failures import Failure
 from tfdistkit.report.names import listed
+from tfdistkit.report.private_files import make_folder
 from tfdistkit.report.summary import describe_run
 from tfdistkit.supervise.attempt import Attempt
 from tfdistkit.supervise.result import History, JobResult
@@ -46,8 +47,8 @@ def run_job(
     with contextlib.ExitStack() as stack:
         if backend is not None:
             stack.callback(backend.close)
-        make_folders(job.run_dir, processes)
         events = stack.enter_context(EventLog(job.run_dir))
+        make_folders(job.run_dir, processes)
         backend = backend or load_backend(job.backend, job.job_id, job.size, job.mpi_args)
         history = History(job.max_restarts)
         events.add("job_started", job_id=job.job_id, program=job.program, np=job.world_size, ps=job.ps)
@@ -94,7 +95,7 @@ def _prepare(
             if prepared.backend is not None:
                 stack.callback(prepared.backend.close)
             for process in prepared.processes:
-                process.folder.mkdir(parents=True, exist_ok=True)
+                make_folder(process.folder)
             backend = prepared.backend or load_backend(job.backend, job.job_id, job.size, job.mpi_args)
             stack.pop_all()
     except (TfdistkitError, OSError) as problem:
