@@ -33,6 +33,9 @@ _LAST_QUESTION_S = 5.0
 _CANCEL_S = 120.0
 # A shared file system may show the last lines late.
 _LAST_LINES_S = 0.5
+# How long who reads may take for a part of what is left then, and how large a part is.
+_LAST_PATIENCE_S = 5.0
+_READ_BYTES = 1 << 18
 
 _TIMED_OUT_EXIT_CODE = 124
 # Where the job's own exit code says nothing: what SLURM did to it.
@@ -113,7 +116,7 @@ class _Follower:
                 self._answer_signals()
                 time.sleep(_LOOK_S)
         time.sleep(_LAST_LINES_S)
-        self._show_log()
+        self._show_log(_LAST_PATIENCE_S)
         self._console.end(0, "stdout")
         return self._told
 
@@ -126,14 +129,16 @@ class _Follower:
         self._events.add("job_state", state=state.name, reason=state.reason, nodes=state.nodes)
         self._console.note(f"tfdistkit: job {self._number}: {state}")
 
-    def _show_log(self) -> None:
-        try:
-            with self._job.log_path.open("rb") as file:
-                file.seek(self._shown_bytes)
-                data = file.read()
-        except OSError:
-            return
-        if data:
+    def _show_log(self, patience_s: float = 0.0) -> None:
+        """Shows what is new in the log, as long as somebody reads; the rest is there the next time."""
+        data = b"more"
+        while data and self._console.has_room(patience_s):
+            try:
+                with self._job.log_path.open("rb") as file:
+                    file.seek(self._shown_bytes)
+                    data = file.read(_READ_BYTES)
+            except OSError:
+                return
             self._shown_bytes += len(data)
             self._console.show(0, "stdout", data)
 
