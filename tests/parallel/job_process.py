@@ -28,7 +28,7 @@ needs_mpirun = pytest.mark.skipif(
 )
 
 
-def _heed_signals() -> None:
+def heed_signals() -> None:
     """A shell that runs the tests in the background ignores SIGINT, nohup SIGHUP, and children inherit that."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
@@ -60,7 +60,7 @@ class Job:
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
-                preexec_fn=_heed_signals,  # noqa: PLW1509
+                preexec_fn=heed_signals,  # noqa: PLW1509
             )
 
     @property
