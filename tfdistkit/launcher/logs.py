@@ -30,7 +30,7 @@ class LogPump(threading.Thread):
         self._selector = selectors.DefaultSelector()
         self._hurry = threading.Event()
         self._is_let_go = threading.Event()
-        self._is_ending = threading.Event()
+        self._is_ending = threading.Event()  # The workers have ended: what is left is little, and all of it is shown.
         self._streams: list[_Stream] = []
         self.unshown_bytes = 0
 
@@ -57,7 +57,7 @@ class LogPump(threading.Thread):
 
     def run(self) -> None:
         while self._selector.get_map():
-            if not self._shows_always and not self._is_let_go.is_set() and not self._console.has_room(_LOOK_S):
+            if not self._is_ending.is_set() and not self._is_let_go.is_set() and not self._console.has_room(_LOOK_S):
                 continue
             # In a hurry: take what is there, and leave when there is nothing more.
             ready = self._selector.select(0 if self._hurry.is_set() else _LOOK_S)
@@ -72,18 +72,13 @@ class LogPump(threading.Thread):
 
     def _carry(self, key: selectors.SelectorKey) -> None:
         stream: _Stream = key.data
-        is_shown = self._shows_always or not self._is_let_go.is_set() or self._console.has_room(0)
+        is_shown = self._is_ending.is_set() or not self._is_let_go.is_set() or self._console.has_room(0)
         goes_on, count = stream.carry(is_shown)
         if not is_shown:
             self.unshown_bytes += count
         if not goes_on:
             self._selector.unregister(key.fileobj)
             stream.close()
-
-    @property
-    def _shows_always(self) -> bool:
-        """Whether the workers have ended: what is left is little."""
-        return self._is_ending.is_set()
 
     def let_go(self) -> None:
         """Waits for the console no more: the job is being stopped. What nobody reads in time is in the logs alone."""

@@ -151,11 +151,11 @@ def _clusters(job: JobSpec, places: Sequence[Place]) -> list[ClusterSpec]:
     for task, place in zip(tasks, places, strict=True):
         listed.setdefault(task.role, []).append(join_address(place.address, place.port))
     addresses = {role: tuple(of_role) for role, of_role in listed.items()}
-    local = _local_places(job, tasks, places)
+    local = _local_places(tasks, places)
     return [ClusterSpec(addresses, task, *own, source="the launcher") for task, own in zip(tasks, local, strict=True)]
 
 
-def _local_places(job: JobSpec, tasks: Sequence[TaskSpec], places: Sequence[Place]) -> list[tuple[int, int]]:
+def _local_places(tasks: Sequence[TaskSpec], places: Sequence[Place]) -> list[tuple[int, int]]:
     """The local rank and the local world size of each process; (0, 1) for one without a replica."""
     hosts = [place.address if task.role == "worker" else None for task, place in zip(tasks, places, strict=True)]
     sizes, seen = Counter(hosts), Counter[str | None]()
