@@ -19,13 +19,16 @@ script that only asks for `tfdistkit.rank()` never waits for TensorFlow.
 from __future__ import annotations
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what type checkers and editors see; at run time `__getattr__` does the same, later
     from tfdistkit import callbacks, cluster, collectives, data, errors, layers, strategies
     from tfdistkit.cluster.detection import is_chief, local_rank, rank, world_size
-    from tfdistkit.strategies.factory import register_strategy, strategy
+    from tfdistkit.strategies.factory import register_strategy
     from tfdistkit.strategies.metric_updates import additive_metric
+    from tfdistkit.strategies.overloads import strategy
     from tfdistkit.strategies.own_steps import global_gradients
     from tfdistkit.supervise.function import launch
 
@@ -33,7 +36,7 @@ __version__ = "0.1.0"
 
 # Public name -> (module, attribute of it; None for the module itself).
 _PUBLIC: dict[str, tuple[str, str | None]] = {
-    "strategy": ("tfdistkit.strategies.factory", "strategy"),
+    "strategy": ("tfdistkit.strategies.overloads", "strategy"),
     "register_strategy": ("tfdistkit.strategies.factory", "register_strategy"),
     "global_gradients": ("tfdistkit.strategies.own_steps", "global_gradients"),
     "additive_metric": ("tfdistkit.strategies.metric_updates", "additive_metric"),
@@ -72,16 +75,45 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Loads a public name on its first use (PEP 562)."""
-    if name not in _PUBLIC:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module_name, attribute = _PUBLIC[name]
-    module = importlib.import_module(module_name)
-    value = module if attribute is None else getattr(module, attribute)
-    globals()[name] = value  # the next access does not come here
-    return value
+def _property(name: str) -> property:
+    def get(package: ModuleType) -> Any:
+        try:
+            return vars(package)[name]
+        except KeyError:
+            raise AttributeError(name) from None  # Python goes on to `__getattr__`
+
+    def put(package: ModuleType, value: Any) -> None:
+        vars(package)[name] = value
+
+    def remove(package: ModuleType) -> None:
+        del vars(package)[name]
+
+    return property(get, put, remove)
+
+
+def _by_name(package: ModuleType) -> tuple[Any, tuple[str]]:
+    return importlib.import_module, (package.__name__,)
+
+
+# Completion in Python's own shell (`tfdistkit.<TAB>`) asks for the value of every name, except where the type of the
+# package says that it is a property. So it lists all names, and loads nothing. Functions that use the package are
+# sent to workers with its name, as they are with that of any module.
+_Package = type("_Package", (ModuleType,), {**{name: _property(name) for name in _PUBLIC}, "__reduce__": _by_name})
+sys.modules[__name__].__class__ = _Package
+
+
+if not TYPE_CHECKING:  # where type checkers see it, they take any misspelt name for one that it knows
+
+    def __getattr__(name: str) -> Any:
+        """Loads a public name on its first use (PEP 562)."""
+        if name not in _PUBLIC:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module_name, attribute = _PUBLIC[name]
+        module = importlib.import_module(module_name)
+        value = module if attribute is None else getattr(module, attribute)
+        globals()[name] = value  # the next access does not come here
+        return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)

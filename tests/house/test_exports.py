@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import ast
 import importlib
+import itertools
+import pickle
+import rlcompleter
 from collections.abc import Iterator
 from pathlib import Path
 
+import cloudpickle
 import pytest
 
 import tfdistkit
@@ -40,7 +44,8 @@ def definitions() -> Iterator[tuple[Path, ast.FunctionDef | ast.ClassDef]]:
     for file, tree in TREES.items():
         for node in tree.body:
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
-                yield file, node
+                if "overload" not in map(ast.unparse, node.decorator_list):  # the function itself has the docstring
+                    yield file, node
 
 
 def ids(value: object) -> str:
@@ -56,6 +61,44 @@ def test_exports_resolve(file: Path) -> None:
     for name in names:
         assert hasattr(module, name), name
         assert name in dir(module)
+
+
+def test_completion_lists_the_public_names() -> None:
+    complete = rlcompleter.Completer({"tfdistkit": tfdistkit}).complete
+    listed = list(itertools.takewhile(bool, (complete("tfdistkit.", number) for number in itertools.count())))
+    assert listed == [f"tfdistkit.{name}" for name in sorted(tfdistkit.__all__) if not name.startswith("_")]
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("name", USED_BY_SCRIPTS)
+def test_only_public_names_are_listed(name: str) -> None:
+    module = importlib.import_module(name)
+    assert dir(module) == sorted(module.__all__)
+
+
+def test_a_public_name_can_be_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = tfdistkit.rank
+    with monkeypatch.context() as replaced:
+        replaced.setattr(tfdistkit, "rank", lambda: 7)
+        assert tfdistkit.rank() == 7
+    assert tfdistkit.rank is original
+
+
+def test_functions_that_use_the_package_can_be_sent() -> None:
+    sent = cloudpickle.dumps(lambda: (tfdistkit, tfdistkit.rank()))
+    assert cloudpickle.loads(sent)() == (tfdistkit, tfdistkit.rank())
+    assert pickle.loads(pickle.dumps(tfdistkit)) is tfdistkit
+
+
+def test_what_a_module_fails_with_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Such as the AttributeError of a TensorFlow that does not fit its NumPy: it is none of our names.
+    def fail(name: str) -> None:
+        raise AttributeError("_ARRAY_API not found")
+
+    monkeypatch.delitem(vars(tfdistkit), "launch", raising=False)
+    monkeypatch.setattr(importlib, "import_module", fail)
+    with pytest.raises(AttributeError, match="_ARRAY_API not found"):
+        _ = tfdistkit.launch
 
 
 def test_unknown_names_are_attribute_errors() -> None:

@@ -13,6 +13,7 @@ HEAVY = ["tensorflow", "keras", "numpy", "horovod", "absl", "cloudpickle"]
 LIGHT = {
     "import": "import tfdistkit",
     "dir": "import tfdistkit; dir(tfdistkit); tfdistkit.__all__; tfdistkit.__version__",
+    "completion": "import rlcompleter, tfdistkit; rlcompleter.Completer({'it': tfdistkit}).complete('it.', 0)",
     "rank": "import tfdistkit; tfdistkit.rank(), tfdistkit.world_size(), tfdistkit.local_rank(), tfdistkit.is_chief()",
     "cluster": "import tfdistkit; tfdistkit.cluster.meet, tfdistkit.errors.OptionError",
     "env": "from tfdistkit.cli.main import main; main(['env', '--json'])",

@@ -194,7 +194,7 @@ def test_registered_strategies_are_made_by_name() -> None:
         def build(cluster, *, size=1):
             print("building", cluster.world_size, size)
             return tf.distribute.OneDeviceStrategy("CPU:0")
-        tfdistkit.register_strategy("mine", build)
+        assert tfdistkit.register_strategy("mine", build) == "mine"
         print(type(tfdistkit.strategy("mine", size=7)).__name__)
         error(lambda: tfdistkit.strategy("mine", sise=7))
         error(lambda: tfdistkit.register_strategy("mirrored", build))

@@ -24,3 +24,7 @@ __all__ = [
     "StopTogether",
     "load_checkpoint",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

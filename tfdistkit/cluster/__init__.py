@@ -29,3 +29,7 @@ __all__ = [
     "to_tf_config",
     "world_size",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -35,3 +35,7 @@ __all__ = [
     "grouped_all_reduce",
     "reduce_scatter",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

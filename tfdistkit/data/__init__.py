@@ -18,3 +18,7 @@ __all__ = [
     "same_for_all_rows",
     "shard",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

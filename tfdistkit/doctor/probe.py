@@ -26,7 +26,7 @@ DONE = "tfdistkit doctor: "
 def main() -> None:
     """Tries the strategy that the first argument names."""
     name = sys.argv[1]
-    strategy = tfdistkit.strategy(name, **_OPTIONS.get(name, {}))
+    strategy = tfdistkit.strategy(tfdistkit.strategies.StrategyName(name), **_OPTIONS.get(name, {}))
     started = time.perf_counter()
     if name in _WITH_COLLECTIVES:
         count = tfdistkit.world_size()

@@ -1,4 +1,4 @@
-"""`tfdistkit.strategy(name, **options)`: a table of names, each loaded when it is asked for."""
+"""Strategies by name: a table, each loaded when it is asked for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NewType
 
 from tfdistkit import env
 from tfdistkit.cluster import asked
@@ -49,6 +49,8 @@ _ALIASES = {
 ENTRY_POINT_GROUP = "tfdistkit.strategies"
 
 Build = Callable[..., "tf.distribute.Strategy"]
+# A name that type checkers cannot know: of a registered strategy, or read from a configuration.
+StrategyName = NewType("StrategyName", str)
 _registered: dict[str, Build] = {}
 
 _KERAS_BACKEND = "KERAS_BACKEND"
@@ -57,44 +59,8 @@ _BACKENDS = ("jax", "torch", "openvino")
 _OLDEST_KERAS = (3, 10)
 
 
-def strategy(name: str = "auto", **options: Any) -> tf.distribute.Strategy:
-    """Makes a strategy: the first thing that a training script does.
-
-    The batch size of the script stays the global one: N workers compute what one computes on it.
-
-    Args:
-        name: `"auto"`, `"one_device"`, `"mirrored"` (the devices of this process), `"central_storage"`
-            (the same, with each variable on one device only), `"multiworker"`
-            (several processes, started by `tfdistkit run`, `srun` or anything that sets TF_CONFIG), `"horovod"`
-            (several processes that talk through Horovod), `"parameter_server"` (workers that share the
-            variables on servers), or a registered name. `"auto"` takes `parameter_server` when there are
-            servers, `multiworker` when there are other workers (`horovod` when
-            `horovodrun`, `mpirun` or `tfdistkit run --backend horovod` started them), else `mirrored` when
-            there are two GPUs or more, else `one_device`. The spellings of TensorFlow's Model
-            Garden (`off`, `multi_worker_mirrored`) and of Lightning (`dp`, `ddp`) are known too.
-        **options: The options of that strategy, as its page in the docs lists them. `"auto"` takes those of all that
-            it may become, and leaves out what the one that it becomes does not know.
-
-    Returns:
-        A `tf.distribute.Strategy`; build and compile the model in its `scope()`.
-
-    Raises:
-        OptionError: (a ValueError) if the name or an option is unknown or wrong.
-        ClusterConfigError: (a ValueError) if TF_CONFIG is wrong.
-        TooLateError: (a RuntimeError) if TensorFlow has its devices already.
-        UnsupportedError: (a RuntimeError) if the strategy makes no use of the cluster's parameter servers.
-        RendezvousError: (a TimeoutError) if the other workers do not come within `timeout_s`.
-        MissingDependencyError: (an ImportError) if TensorFlow or Keras 3 is not installed.
-
-    Example:
-        ```python
-        strategy = tfdistkit.strategy("multiworker")
-        with strategy.scope():
-            model = build_model()
-            model.compile(optimizer="adam", loss="mse")
-        model.fit(dataset)
-        ```
-    """
+def make(name: str, options: dict[str, Any]) -> tf.distribute.Strategy:
+    """Makes a strategy: see `tfdistkit.strategy`."""
     asked.note("strategy")
     cluster = detect_cluster()
     known = _known_name(name)
@@ -111,7 +77,7 @@ def strategy(name: str = "auto", **options: Any) -> tf.distribute.Strategy:
     return made
 
 
-def register_strategy(name: str, build: Build) -> None:
+def register_strategy(name: str, build: Build) -> StrategyName:
     """Adds a strategy of your own to those that `tfdistkit.strategy` makes by name.
 
     A package can do the same without being imported: an entry point of the group `tfdistkit.strategies`.
@@ -120,6 +86,9 @@ def register_strategy(name: str, build: Build) -> None:
         name: The name to ask for it by. A name that is registered already is replaced.
         build: Called as `build(cluster, **options)` with a `tfdistkit.cluster.ClusterSpec`; returns a
             `tf.distribute.Strategy`. Its keyword parameters are the options that are let through.
+
+    Returns:
+        The name, as one that type checkers let `tfdistkit.strategy` take with any options.
 
     Raises:
         OptionError: (a ValueError) if the name is one of tfdistkit's own, or `build` cannot be called.
@@ -133,6 +102,7 @@ def register_strategy(name: str, build: Build) -> None:
             explain("`build` cannot be called.", received=f"build={build!r}", expected="build(cluster, **options)")
         )
     _registered[name] = build
+    return StrategyName(name)
 
 
 def _known_name(name: str) -> str:

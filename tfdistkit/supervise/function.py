@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, overload
 
 from tfdistkit.errors import OptionError, WorkerFailedError, explain
 from tfdistkit.launcher.call import read_result, remove_results, write_call
@@ -24,6 +24,86 @@ from tfdistkit.supervise.decision import Outcome
 from tfdistkit.supervise.result import JobResult
 from tfdistkit.supervise.signals import SignalInbox
 from tfdistkit.supervise.supervisor import run_job
+
+if TYPE_CHECKING:  # type checkers bring it along; Python itself has these names from 3.11 on
+    from typing_extensions import TypeVarTuple, Unpack
+
+    Arguments = TypeVarTuple("Arguments")
+
+Result = TypeVar("Result")
+
+
+class LaunchOptions(TypedDict, total=False):
+    """The options of `launch` that do not change what it returns."""
+
+    env: Mapping[str, str] | None
+    timeout_s: float | None
+    log_dir: str | Path | None
+    threads_per_worker: int | None
+    backend: Literal["local", "horovod", "mpi"]
+    max_restarts: int
+
+
+# For type checkers: a result for each rank, or with servers that of the coordinator. A tuple of arguments has to fit
+# the function; so do no arguments; a list, and named arguments, they cannot compare with it.
+@overload
+def launch(
+    fn: Callable[[], Result],
+    args: tuple[()] = (),
+    np: int = 2,
+    *,
+    kwargs: None = None,
+    ps: Literal[0] = 0,
+    **options: Unpack[LaunchOptions],
+) -> list[Result]: ...
+
+
+@overload
+def launch(
+    fn: Callable[..., Result],
+    args: list[Any],
+    np: int = 2,
+    *,
+    kwargs: None = None,
+    ps: Literal[0] = 0,
+    **options: Unpack[LaunchOptions],
+) -> list[Result]: ...
+
+
+@overload
+def launch(
+    fn: Callable[[Unpack[Arguments]], Result],
+    args: tuple[Unpack[Arguments]],
+    np: int = 2,
+    *,
+    kwargs: None = None,
+    ps: Literal[0] = 0,
+    **options: Unpack[LaunchOptions],
+) -> list[Result]: ...
+
+
+@overload
+def launch(
+    fn: Callable[..., Result],
+    args: Sequence[Any] = (),
+    np: int = 2,
+    *,
+    kwargs: Mapping[str, Any],
+    ps: Literal[0] = 0,
+    **options: Unpack[LaunchOptions],
+) -> list[Result]: ...
+
+
+@overload
+def launch(
+    fn: Callable[..., Result],
+    args: Sequence[Any] = (),
+    np: int = 2,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    ps: int,
+    **options: Unpack[LaunchOptions],
+) -> Result: ...
 
 
 def launch(

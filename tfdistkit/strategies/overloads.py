@@ -1,0 +1,147 @@
+"""`tfdistkit.strategy(name, **options)`, with the names and the options that type checkers know.
+
+Each overload has the names of one strategy and the options of its `build`. A misspelt name or an option of another
+strategy is an error in an editor, before anything is started.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from tfdistkit.strategies.factory import StrategyName, make
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+# Names or a number of devices; `tfdistkit.strategies.devices` says what they mean, and loads TensorFlow.
+Devices = int | str | Sequence[str] | None
+Communication = Literal["auto", "ring", "nccl"]
+Op = Literal["average", "sum", "adasum"]
+Compression = Literal["none", "fp16", "bf16"]
+ProcessSets = Sequence[int] | Sequence[Sequence[int]] | None
+
+
+@overload
+def strategy(
+    name: Literal["auto"] = "auto",
+    *,
+    # What it becomes is known when it runs, so it takes the options of all.
+    devices: Devices = ...,
+    communication: Communication = ...,
+    variable_partitioner: None = ...,
+    max_inflight_per_worker: int = ...,
+    heartbeat_timeout_s: float = ...,
+    synchronous: Literal[False] = ...,
+    op: Op = ...,
+    compression: Compression = ...,
+    sparse_as_dense: bool = ...,
+    process_set: ProcessSets = ...,
+    fusion_threshold_bytes: int | None = ...,
+    cycle_time_ms: float | None = ...,
+    hierarchical: bool | None = ...,
+    timeline: str | os.PathLike[str] | None = ...,
+    autotune: bool | None = ...,
+    timeout_s: float | None = ...,
+    check_data: bool = ...,
+) -> tf.distribute.Strategy: ...
+
+
+@overload
+def strategy(name: Literal["one_device", "off"], *, devices: Devices = ...) -> tf.distribute.Strategy: ...
+
+
+@overload
+def strategy(name: Literal["mirrored", "dp"], *, devices: Devices = ...) -> tf.distribute.Strategy: ...
+
+
+@overload
+def strategy(
+    name: Literal["central_storage", "central"], *, devices: Devices = ..., parameter_device: str | None = ...
+) -> tf.distribute.Strategy: ...
+
+
+@overload
+def strategy(
+    name: Literal["multiworker", "multi_worker", "multi_worker_mirrored", "ddp"],
+    *,
+    communication: Communication = ...,
+    timeout_s: float = ...,
+    check_data: bool = ...,
+) -> tf.distribute.Strategy: ...
+
+
+@overload
+def strategy(
+    name: Literal["parameter_server", "ps"],
+    *,
+    variable_partitioner: None = ...,
+    max_inflight_per_worker: int = ...,
+    timeout_s: float = ...,
+    heartbeat_timeout_s: float = ...,
+    synchronous: Literal[False] = ...,
+) -> tf.distribute.Strategy: ...
+
+
+@overload
+def strategy(
+    name: Literal["horovod"],
+    *,
+    op: Op = ...,
+    compression: Compression = ...,
+    sparse_as_dense: bool = ...,
+    process_set: ProcessSets = ...,
+    fusion_threshold_bytes: int | None = ...,
+    cycle_time_ms: float | None = ...,
+    hierarchical: bool | None = ...,
+    timeline: str | os.PathLike[str] | None = ...,
+    autotune: bool | None = ...,
+    timeout_s: float | None = ...,
+    check_data: bool = ...,
+) -> tf.distribute.Strategy: ...
+
+
+@overload
+def strategy(name: StrategyName, **options: Any) -> tf.distribute.Strategy: ...
+
+
+def strategy(name: str = "auto", **options: Any) -> tf.distribute.Strategy:
+    """Makes a strategy: the first thing that a training script does.
+
+    The batch size of the script stays the global one: N workers compute what one computes on it.
+
+    Args:
+        name: `"auto"`, `"one_device"`, `"mirrored"` (the devices of this process), `"central_storage"`
+            (the same, with each variable on one device only), `"multiworker"`
+            (several processes, started by `tfdistkit run`, `srun` or anything that sets TF_CONFIG), `"horovod"`
+            (several processes that talk through Horovod), `"parameter_server"` (workers that share the
+            variables on servers), or a registered name. `"auto"` takes `parameter_server` when there are
+            servers, `multiworker` when there are other workers (`horovod` when
+            `horovodrun`, `mpirun` or `tfdistkit run --backend horovod` started them), else `mirrored` when
+            there are two GPUs or more, else `one_device`. The spellings of TensorFlow's Model
+            Garden (`off`, `multi_worker_mirrored`) and of Lightning (`dp`, `ddp`) are known too.
+        **options: The options of that strategy, as its page in the docs lists them. `"auto"` takes those of all that
+            it may become, and leaves out what the one that it becomes does not know.
+
+    Returns:
+        A `tf.distribute.Strategy`; build and compile the model in its `scope()`.
+
+    Raises:
+        OptionError: (a ValueError) if the name or an option is unknown or wrong.
+        ClusterConfigError: (a ValueError) if TF_CONFIG is wrong.
+        TooLateError: (a RuntimeError) if TensorFlow has its devices already.
+        UnsupportedError: (a RuntimeError) if the strategy makes no use of the cluster's parameter servers.
+        RendezvousError: (a TimeoutError) if the other workers do not come within `timeout_s`.
+        MissingDependencyError: (an ImportError) if TensorFlow or Keras 3 is not installed.
+
+    Example:
+        ```python
+        strategy = tfdistkit.strategy("multiworker")
+        with strategy.scope():
+            model = build_model()
+            model.compile(optimizer="adam", loss="mse")
+        model.fit(dataset)
+        ```
+    """
+    return make(name, options)
