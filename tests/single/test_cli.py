@@ -36,7 +36,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["rnu"], "there is no command 'rnu'. Did you mean 'run'?"),
         (["fly"], "Expected one of: run, env, "),
-        (["train.py"], "Try `tfdistkit run -np 2 train.py`"),
+        (["train.py"], "Type: tfdistkit run -np 2 train.py\n"),
     ],
 )
 def test_a_wrong_command(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -50,10 +50,10 @@ def test_a_wrong_command(words: list[str], message: str, capsys: pytest.CaptureF
         (["-np", "2"], "no script is given"),
         (["train.py"], "-np, the number of workers, is missing"),
         (["train.py", "-np", "2"], "-np, the number of workers, is missing. It stands before the script"),
-        (["-np", "two", "train.py"], "invalid int value: 'two'"),
+        (["-np", "two", "train.py"], "expected a number of workers, such as `-np 2`, received 'two'"),
         (["-np", "2", "tain.py"], "there is no script 'tain.py'. Did you mean 'train.py'?"),
-        (["-np", "2", "python", "train.py"], "write `tfdistkit run -np N train.py`"),
-        (["-np", "2", "."], "'.' is a folder"),
+        (["-np", "2", "python", "train.py"], "Type: tfdistkit run -np 2 train.py\n"),
+        (["-np", "2", "."], "'.' is a folder without a __main__.py"),
         (["-np", "2", "--lgo-dir", "train.py"], "there is no option '--lgo-dir'. Did you mean '--log-dir'?"),
         (["-np", "2", "--log", "d", "train.py"], "there is no option '--log'"),
         (["-np", "2", "-m", "no_such_module_here"], "there is no module 'no_such_module_here'"),

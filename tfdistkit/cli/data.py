@@ -53,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
     Returns:
         The exit code, see `tfdistkit data write --help`.
     """
-    options = _make_parser().parse_args(list(arguments))
+    options = make_parser().parse_args(list(arguments))
     told = {name: getattr(options, name) for name in _TOLD}
     told["header"] = None if options.header is None else options.header == "yes"
     # Writing wants no GPU, and nothing of what TensorFlow says when it starts.
@@ -62,7 +62,8 @@ def main(arguments: Sequence[str]) -> int:
     os.execve(sys.executable, [sys.executable, "-m", _WRITER, json.dumps(told)], env.child_env(quiet))
 
 
-def _make_parser() -> _Parser:
+def make_parser() -> _Parser:
+    """Makes the parser of the command."""
     form = argparse.RawDescriptionHelpFormatter
     parser = _Parser(prog="tfdistkit data", description=_DESCRIPTION, formatter_class=form, allow_abbrev=False)
     actions = parser.add_subparsers(dest="action", required=True, metavar="write")

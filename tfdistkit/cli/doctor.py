@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
     Returns:
         The exit code, see `tfdistkit doctor --help`.
     """
-    parser = _make_parser()
+    parser = make_parser()
     options = parser.parse_args(list(arguments))
     hosts = _one_slot_each(host_options.read(options, parser.error))
     findings = _examine(options, hosts)
@@ -92,7 +92,8 @@ def _one_slot_each(hosts: HostsSpec | None) -> HostsSpec | None:
     return replace(hosts, slots=tuple(HostSlots(one.host, 1) for one in hosts.slots))
 
 
-def _make_parser() -> _Parser:
+def make_parser() -> _Parser:
+    """Makes the parser of the command."""
     parser = _Parser(
         prog="tfdistkit doctor",
         description=_DESCRIPTION,

@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
     Returns:
         The exit code, see `tfdistkit env --help`.
     """
-    options = _make_parser().parse_args(list(arguments))
+    options = make_parser().parse_args(list(arguments))
     findings = look_around()
     cluster, error = None, None
     try:
@@ -64,7 +64,8 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _make_parser() -> _Parser:
+def make_parser() -> _Parser:
+    """Makes the parser of the command."""
     parser = _Parser(
         prog="tfdistkit env",
         description=_DESCRIPTION,

@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
     Returns:
         The exit code, see `tfdistkit horovod --help`.
     """
-    options = _make_parser().parse_args(list(arguments))
+    options = make_parser().parse_args(list(arguments))
     python = shutil.which(options.python) or options.python
     try:
         if options.action == "check":
@@ -69,7 +69,8 @@ def _install(python: str, options: argparse.Namespace) -> int:
     return 0
 
 
-def _make_parser() -> _Parser:
+def make_parser() -> _Parser:
+    """Makes the parser of the command."""
     form = argparse.RawDescriptionHelpFormatter
     parser = _Parser(
         prog="tfdistkit horovod",

@@ -43,6 +43,22 @@ def main(arguments: Sequence[str]) -> int:
     Returns:
         The exit code: 0, or 2 for wrong usage.
     """
+    parser = make_parser()
+    found = parser.parse_args(list(arguments))
+    words = found.program[1:] if found.program[:1] == ["--"] else found.program
+    if not words:
+        parser.error("no script is given. Expected: tfdistkit k8s manifest --image IMAGE -np 2 script.py")
+    try:
+        job = _job(found, tuple(words))
+    except OptionError as error:
+        print(f"tfdistkit k8s manifest: {error}", file=sys.stderr)
+        return _USAGE_EXIT_CODE
+    print("---\n".join(map(to_yaml, manifests(job))), end="")
+    return 0
+
+
+def make_parser() -> _Parser:
+    """Makes the parser of the command."""
     parser = _Parser(prog="tfdistkit k8s", add_help=True, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True, metavar="manifest", parser_class=_Parser)
     manifest = commands.add_parser(
@@ -55,17 +71,7 @@ def main(arguments: Sequence[str]) -> int:
         allow_abbrev=False,
     )
     _add_options(manifest)
-    found = parser.parse_args(list(arguments))
-    words = found.program[1:] if found.program[:1] == ["--"] else found.program
-    if not words:
-        manifest.error("no script is given. Expected: ... --image IMAGE -np 2 script.py")
-    try:
-        job = _job(found, tuple(words))
-    except OptionError as error:
-        print(f"tfdistkit k8s manifest: {error}", file=sys.stderr)
-        return _USAGE_EXIT_CODE
-    print("---\n".join(map(to_yaml, manifests(job))), end="")
-    return 0
+    return parser
 
 
 def _job(found: argparse.Namespace, words: tuple[str, ...]) -> PodsSpec:

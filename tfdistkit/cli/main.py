@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK: this line tells argcomplete's global completion that it may ask us.
 """`tfdistkit <command> ...`: finds the command and loads only that."""
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from collections.abc import Sequence
 from tfdistkit import __version__
 from tfdistkit.errors import nearest
 
-# Name -> (module with `main(arguments) -> exit code`, what it does). A new command is one file and one row.
+# Name -> (module with `main(arguments) -> exit code` and `make_parser()`, what it does).
+# A new command is one file and one row.
 COMMANDS = {
     "run": ("tfdistkit.cli.run", "start a script in several worker processes"),
     "env": ("tfdistkit.cli.env", "show which cluster this process belongs to, and why"),
@@ -22,6 +24,8 @@ COMMANDS = {
 }
 
 USAGE_EXIT_CODE = 2
+# Set by the shell's completion, which then starts the command to ask what could stand there.
+_COMPLETION = "_ARGCOMPLETE"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,6 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code.
     """
     _open_descriptors()
+    if _COMPLETION in os.environ:
+        from tfdistkit.cli.completion import complete
+
+        complete(COMMANDS)  # comes back where argcomplete is not installed
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help", "help"):
         print(_help_text())
@@ -42,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"tfdistkit {__version__}")
         return 0
     if words[0] not in COMMANDS:
-        print(_unknown(words[0]), file=sys.stderr)
+        print(_unknown(words), file=sys.stderr)
         return USAGE_EXIT_CODE
     try:
         code: int = importlib.import_module(COMMANDS[words[0]][0]).main(words[1:])
@@ -72,10 +80,12 @@ def _help_text() -> str:
     )
 
 
-def _unknown(word: str) -> str:
-    if word.endswith(".py"):
-        return f"tfdistkit: a command comes before the script. Try `tfdistkit run -np 2 {word}`."
-    return (
-        f"tfdistkit: there is no command {word!r}.{nearest(word, list(COMMANDS))}\n"
-        f"Expected one of: {', '.join(COMMANDS)}. See `tfdistkit --help`."
-    )
+def _unknown(words: Sequence[str]) -> str:
+    from tfdistkit.cli.hints import meant_command, type_this  # only on the way to an error
+
+    meant = meant_command(words)
+    if meant is None:
+        told = f"there is no command {words[0]!r}.{nearest(words[0], list(COMMANDS))}"
+        return f"tfdistkit: {told}\nExpected one of: {', '.join(COMMANDS)}. See `tfdistkit --help`."
+    told = "a command comes first" if meant[0] == "run" else f"there is no command {words[0]!r}"
+    return f"tfdistkit: {told}.\n{type_this(meant)}\nSee `tfdistkit --help`."

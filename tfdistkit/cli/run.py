@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tfdistkit import env
 from tfdistkit.cli.run_options import RunOptions, parse
+from tfdistkit.cli.run_parser import make_parser as make_parser  # noqa: F401  # as every command has one
 from tfdistkit.cli.run_slurm import run_in_slurm
 from tfdistkit.cli.shown import end_console, shown_value
 from tfdistkit.errors import TfdistkitError

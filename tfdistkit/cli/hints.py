@@ -1,0 +1,142 @@
+"""What to type instead: a mistake in the words of a command is answered with the whole command, put right."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Sequence
+
+# How `tfdistkit run` takes the number of workers; and how other launchers do.
+WORKERS = ("-np", "-n", "--num-proc", "--nproc", "--nproc-per-node", "--nproc_per_node")
+_WORKERS_ELSEWHERE = (
+    "--np", "-N", "-p", "--num_proc", "--num-procs", "--num_procs", "--nprocs", "--num-processes", "--num_processes",
+    "--workers", "--num-workers", "--num_workers", "--world-size", "--world_size", "--num-gpus", "--num_gpus",
+)  # fmt: skip
+# With these, the hosts tell how many workers there are, or SLURM's options do.
+_INSTEAD = ("-H", "--host", "--hostfile", "--nnodes")
+# What other programs call the commands.
+_COMMANDS_ELSEWHERE = {
+    **dict.fromkeys(("launch", "start", "exec", "train", "submit", "torchrun", "horovodrun", "mpirun"), ("run",)),
+    **dict.fromkeys(("check", "diagnose", "test"), ("doctor",)),
+    **dict.fromkeys(("manifest", "kubernetes", "kube"), ("k8s", "manifest")),
+    **dict.fromkeys(("info", "status", "cluster"), ("env",)),
+    "install": ("horovod", "install"),
+    "write": ("data", "write"),
+    "version": ("--version",),
+}
+_DEFAULT = "2"
+_JOINED = re.compile(r"-np?[0-9]+")
+_PYTHON = re.compile(r"(.*/)?python[0-9.]*")
+
+
+def type_this(words: Sequence[str]) -> str:
+    """Returns the line that tells a command to type.
+
+    Args:
+        words: What follows `tfdistkit`.
+    """
+    return f"Type: {shlex.join(['tfdistkit', *words])}"
+
+
+def meant_command(words: Sequence[str]) -> list[str] | None:
+    """Returns what was probably meant where the first word is no command, or None.
+
+    Args:
+        words: What follows `tfdistkit`, at least one.
+    """
+    first, rest = words[0], list(words[1:])
+    if not first.startswith("-") and os.path.isfile(f"{first}.py"):
+        return ["run", *with_workers([], [f"{first}.py", *rest])]
+    if first in _COMMANDS_ELSEWHERE and not _is_program(first):
+        found = _COMMANDS_ELSEWHERE[first]
+        return ["run", *_numbered(rest)] if found == ("run",) and rest else [*found, *rest]
+    if _PYTHON.fullmatch(first) and rest:
+        return without_python([], words)
+    if (first.isdecimal() and rest) or _is_program(first):
+        return ["run", *with_workers([], words)]
+    is_of_run = _name(first) in (*WORKERS, *_WORKERS_ELSEWHERE, *_INSTEAD, "-m", "--module", "--ps", "--backend")
+    if is_of_run or (first.startswith("-") and any(map(_is_program, rest))):
+        return ["run", *_numbered(words)]
+    return None
+
+
+def without_python(before: Sequence[str], program: Sequence[str]) -> list[str]:
+    """Returns the words of `run` without the `python` in front of the script.
+
+    Args:
+        before: The options.
+        program: `python`, the script, and its arguments; at least two words.
+    """
+    if program[1] == "-m":
+        return ["run", *_numbered([*before, *program[1:]])]
+    return ["run", *(with_workers(before, program[1:]) if not _has_number(before) else [*before, *program[1:]])]
+
+
+def with_workers(before: Sequence[str], program: Sequence[str]) -> list[str]:
+    """Puts the number of workers before the script: the one that stands behind it, or else 2.
+
+    Args:
+        before: The options before the script.
+        program: The script and what follows it.
+    """
+    if program[0].isdecimal() and len(program) > 1:
+        return ["-np", *program[:1], *before, *program[1:]]
+    number, after, words = _DEFAULT, [], list(program[1:])
+    while words:
+        word = words.pop(0)
+        name, equals, value = word.partition("=")
+        if name in (*WORKERS, *_WORKERS_ELSEWHERE) and equals and value.isdecimal():
+            number = value
+        elif name in (*WORKERS, *_WORKERS_ELSEWHERE) and words and words[0].isdecimal():
+            number = words.pop(0)
+        else:
+            after.append(word)
+    return ["-np", number, *before, program[0], *after]
+
+
+def in_our_words(unknown: str, arguments: Sequence[str]) -> list[str] | None:
+    """Returns the words with `-np` for another launcher's option of the same meaning; None if it has none.
+
+    Args:
+        unknown: The option that `run` does not know.
+        arguments: What follows `tfdistkit run`.
+    """
+    if _name(unknown) not in _WORKERS_ELSEWHERE:
+        return None
+    return ["run", *_translated(arguments)]
+
+
+def _numbered(words: Sequence[str]) -> list[str]:
+    """The words of `run`, with a number of workers."""
+    ours = _translated(words)
+    return ours if _has_number(ours) else ["-np", _DEFAULT, *ours]
+
+
+def _has_number(words: Sequence[str]) -> bool:
+    return any(_name(word) in (*WORKERS, *_INSTEAD) for word in words)
+
+
+def _translated(words: Sequence[str]) -> list[str]:
+    """The options in front in our words; the script's own stay as they are."""
+    ours: list[str] = []
+    for place, word in enumerate(words):
+        if _is_program(word):
+            return [*ours, *words[place:]]
+        name, equals, value = word.partition("=")
+        ours += (["-np", *([value] if equals else [])]) if name in _WORKERS_ELSEWHERE else [word]
+    return ours
+
+
+def _name(word: str) -> str:
+    """The option in a word such as `--np=2` or `-n2`."""
+    return _JOINED.sub("-n", word.partition("=")[0])
+
+
+def _is_program(word: str) -> bool:
+    """Whether `python` would run it: a script, a zipapp, a folder with a `__main__`, a pipe."""
+    if word == "-" or (word.endswith((".py", ".pyz")) and not word.startswith("-")):
+        return True
+    if os.path.isdir(word):
+        return os.path.exists(os.path.join(word, "__main__.py"))
+    return os.path.exists(word)
