@@ -16,11 +16,12 @@ import builtins
 import contextlib
 import ctypes
 import faulthandler
-import importlib.abc
 import importlib.machinery
 import importlib.util
 import io
+import linecache
 import os
+import pkgutil
 import signal
 import sys
 import time
@@ -46,7 +47,7 @@ def main() -> None:
         faulthandler.enable()
     pid = os.getpid()
     try:
-        code, namespace = _module_as_main() if sys.argv[1] == "-m" else _script_as_main()
+        code, namespace = _program_as_main()
         exec(code, namespace)  # noqa: S102
         if os.getpid() == pid:
             _leave_marks()
@@ -96,6 +97,16 @@ def _die_with_launcher() -> None:
         os._exit(128 + signal.SIGKILL)
 
 
+def _program_as_main() -> tuple[CodeType, dict[str, Any]]:
+    if sys.argv[1] == "-m":
+        return _module_as_main()
+    if sys.argv[1] == "--text":
+        return _text_as_main()
+    path = os.path.join(os.getcwd(), sys.argv[1])
+    # A folder or a zip file, by whatever name: something that modules can be imported from.
+    return _script_as_main() if pkgutil.get_importer(path) is None else _container_as_main(path)
+
+
 def _script_as_main() -> tuple[CodeType, dict[str, Any]]:
     script = sys.argv[1]
     sys.argv[:] = sys.argv[1:]
@@ -108,6 +119,40 @@ def _script_as_main() -> tuple[CodeType, dict[str, Any]]:
         return compile(file.read(), path, "exec", dont_inherit=True), main
 
 
+def _container_as_main(path: str) -> tuple[CodeType, dict[str, Any]]:
+    sys.argv[:] = sys.argv[1:]
+    _replace_first_path(path)
+    if sys.path[0] != path:  # python -P leaves the folders of scripts out, not this
+        sys.path.insert(0, path)
+    # Where this is what we are: the search would come back with ourselves.
+    del sys.modules["__main__"]
+    spec = importlib.util.find_spec("__main__")
+    code = _code_of(spec)
+    if spec is None or code is None:
+        sys.exit(f"{sys.executable}: can't find '__main__' module in {path!r}")
+    return code, _main_of(spec)
+
+
+def _text_as_main() -> tuple[CodeType, dict[str, Any]]:
+    """A script that the launcher read from a pipe, for `--text <file> <folder> <name> ...`."""
+    stored, folder, name = sys.argv[2:5]
+    sys.argv[:] = sys.argv[4:]
+    _replace_first_path(folder)
+    path = "<stdin>" if name == "-" else os.path.join(os.getcwd(), name)
+    main = _new_main(__file__=path, __cached__=None, __package__=None, __spec__=None)
+    is_file = name != "-"
+    main["__loader__"] = (
+        importlib.machinery.SourceFileLoader("__main__", path) if is_file else importlib.machinery.BuiltinImporter
+    )
+    with io.open_code(stored) as file:
+        text = file.read()
+    code = compile(text, path, "exec", dont_inherit=True)
+    # Nobody can read it a second time, and tracebacks and AutoGraph need its lines.
+    lines = importlib.util.decode_source(text).splitlines(keepends=True)
+    linecache.cache[path] = (len(text), None, lines, path)
+    return code, main
+
+
 def _module_as_main() -> tuple[CodeType, dict[str, Any]]:
     name = sys.argv[2]
     sys.argv[:] = ["-m", *sys.argv[3:]]
@@ -115,14 +160,24 @@ def _module_as_main() -> tuple[CodeType, dict[str, Any]]:
     if spec is not None and spec.submodule_search_locations is not None:
         name = f"{name}.__main__"
         spec = importlib.util.find_spec(name)
-    code = spec.loader.get_code(spec.name) if spec and isinstance(spec.loader, importlib.abc.InspectLoader) else None
+    code = _code_of(spec)
     if spec is None or code is None:
         sys.exit(f"{sys.executable}: No module named {name}")
     sys.argv[0] = str(spec.origin)
-    main = _new_main(
+    return code, _main_of(spec)
+
+
+def _code_of(spec: importlib.machinery.ModuleSpec | None) -> CodeType | None:
+    # Asked for by name: the loader of zip files belongs to no class of loaders.
+    get_code = getattr(spec.loader, "get_code", None) if spec is not None else None
+    code: CodeType | None = get_code(spec.name) if spec is not None and get_code is not None else None
+    return code
+
+
+def _main_of(spec: importlib.machinery.ModuleSpec) -> dict[str, Any]:
+    return _new_main(
         __file__=spec.origin, __cached__=spec.cached, __package__=spec.parent, __spec__=spec, __loader__=spec.loader
     )
-    return code, main
 
 
 def _new_main(**variables: Any) -> dict[str, Any]:

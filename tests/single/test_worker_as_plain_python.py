@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import zipapp
 from pathlib import Path
 
 import pytest
@@ -166,6 +167,70 @@ def test_without_the_scripts_folder_on_the_path(tmp_path: Path) -> None:
     compare(["script.py"], tmp_path, *(["-P"] if sys.version_info >= (3, 11) else []))
 
 
+def program(folder: Path, kind: str, text: str) -> str:
+    """A folder with a `__main__.py`, or a zip file of one, by a name that says nothing."""
+    (folder / "program").mkdir()
+    (folder / "program" / "__main__.py").write_text(textwrap.dedent(text), encoding="utf-8")
+    (folder / "program" / "beside.py").write_text("name = __name__\n")
+    if kind == "folder":
+        return "program"
+    zipapp.create_archive(folder / "program", folder / f"program{kind}")
+    return f"program{kind}"
+
+
+@pytest.mark.parametrize("flags", [(), ("-P",)], ids=["plain", "safe-path"])
+@pytest.mark.parametrize("kind", ["folder", ".pyz", ".py"])
+def test_a_folder_and_a_zip_file(tmp_path: Path, kind: str, flags: tuple[str, ...]) -> None:
+    if flags and sys.version_info < (3, 11):
+        flags = ()
+    name = program(tmp_path, kind, "import beside\n" + textwrap.dedent(LOOK))
+    for way in (name, f"./{name}", str(tmp_path / name)):
+        ended = compare([way, "one", "-m", "--"], tmp_path, *flags)
+        assert json.loads(ended.stdout)["argv"] == [way, "one", "-m", "--"]
+    (tmp_path / "link").symlink_to(name)
+    compare(["link"], tmp_path, *flags)
+
+
+@pytest.mark.parametrize("kind", ["folder", ".pyz"])
+@pytest.mark.parametrize("name", ["pickles its own class", "exits with a number", "is killed"])
+def test_what_a_zip_file_does(tmp_path: Path, kind: str, name: str) -> None:
+    compare([program(tmp_path, kind, SCRIPTS[name])], tmp_path)
+
+
+def test_a_zip_file_that_raises(tmp_path: Path) -> None:
+    ended = run(["-m", "tfdistkit.worker", program(tmp_path, ".pyz", SCRIPTS["raises"])], tmp_path)
+    assert ended.returncode == 1 and ended.stderr.startswith("Traceback (most recent call last):\n")
+    assert 'program.pyz/__main__.py", line 6' in ended.stderr and "worker.py" not in ended.stderr
+
+
+def test_a_folder_without_a_main(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    compare(["empty"], tmp_path)
+
+
+@pytest.mark.parametrize("way", ["script.py", "program", "program.pyz"])
+def test_the_working_directory_may_change(tmp_path: Path, way: str) -> None:
+    text = """
+        import os, sys
+        os.chdir("elsewhere")
+        import multiprocessing
+        def where(_): return os.path.basename(__file__)
+        if __name__ == "__main__":
+            print(sys.argv[0], __file__, sys.path[0])
+            with multiprocessing.get_context("spawn").Pool(1) as pool:
+                print(pool.map(abs, [-1]))
+            import beside
+            print(beside.name)
+    """
+    (tmp_path / "elsewhere").mkdir()
+    program(tmp_path, ".pyz", text)
+    (tmp_path / "script.py").write_text(textwrap.dedent(text), encoding="utf-8")
+    (tmp_path / "beside.py").write_text("name = __name__\n")
+    # The folder is taken from where the children of a script start, too.
+    (tmp_path / "elsewhere" / "elsewhere").mkdir()
+    compare([way], tmp_path)
+
+
 @pytest.mark.parametrize("module", ["package.part", "package", "single"])
 def test_a_module(tmp_path: Path, module: str) -> None:
     (tmp_path / "package").mkdir()
@@ -173,6 +238,12 @@ def test_a_module(tmp_path: Path, module: str) -> None:
     for name in ("package/part.py", "package/__main__.py", "single.py"):
         (tmp_path / name).write_text(textwrap.dedent(LOOK), encoding="utf-8")
     compare(["-m", module, "--x"], tmp_path)
+
+
+def test_a_module_in_a_zip_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / program(tmp_path, ".pyz", "")), *sys.path]))
+    ended = compare(["-m", "beside"], tmp_path)
+    assert ended.returncode == 0
 
 
 @pytest.mark.parametrize("module", ["no_such_module_here", "json.no_such_part"])

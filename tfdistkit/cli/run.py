@@ -16,11 +16,13 @@ from tfdistkit.cli.run_slurm import run_in_slurm
 from tfdistkit.cli.shown import end_console, shown_value
 from tfdistkit.errors import TfdistkitError
 from tfdistkit.launcher.console import Console
+from tfdistkit.launcher.piped_script import PipedScript, read_piped
 from tfdistkit.launcher.places import HERE
 from tfdistkit.launcher.preparing import Prepared, prepare_attempt
 from tfdistkit.launcher.spec import JobSpec, ProcessSpec, temporary_run_dir
 from tfdistkit.launcher.waiting_sink import standard_sinks
 from tfdistkit.report.alone import describe_alone
+from tfdistkit.report.events import require_unused
 from tfdistkit.report.failures import signal_name
 from tfdistkit.report.summary import describe_run
 from tfdistkit.supervise.decision import Outcome
@@ -41,12 +43,16 @@ def main(arguments: Sequence[str]) -> int:
         The exit code, see `tfdistkit run --help`.
     """
     options = parse(arguments)
+    try:
+        piped = read_piped(options.program[0]) if options.is_piped and not options.is_dry_run else None
+    except TfdistkitError as error:
+        return _refuse(error)
     # Before there is anything to stop: from here on, Ctrl-C waits for the workers.
     with SignalInbox() as inbox:
         try:
             if options.slurm is not None:
                 return run_in_slurm(options, options.slurm, inbox.received)
-            job = _job(options)
+            job = _job(options, piped)
             prepared = prepare_attempt(job, hurry=lambda: bool(inbox.received))
             if inbox.received:
                 if prepared.backend is not None:
@@ -54,19 +60,24 @@ def main(arguments: Sequence[str]) -> int:
                 return 128 + inbox.received[0]
             if options.is_dry_run:
                 return _show(prepared)
-            return _run(job, prepared, options, inbox.received)
+            return _run(job, prepared, options, inbox.received, piped)
         except TfdistkitError as error:  # found before any process was started
             if inbox.received:
                 return 128 + inbox.received[0]
-            print(f"tfdistkit run: {error}", file=sys.stderr)
-            return _USAGE_EXIT_CODE
+            return _refuse(error)
 
 
-def _job(options: RunOptions) -> JobSpec:
+def _refuse(error: TfdistkitError) -> int:
+    print(f"tfdistkit run: {error}", file=sys.stderr)
+    return _USAGE_EXIT_CODE
+
+
+def _job(options: RunOptions, piped: PipedScript | None) -> JobSpec:
+    run_dir = options.log_dir.absolute() if options.log_dir else temporary_run_dir(Path(tempfile.gettempdir()))
     return JobSpec(
         world_size=options.np,
-        program=options.program,
-        run_dir=options.log_dir.absolute() if options.log_dir else temporary_run_dir(Path(tempfile.gettempdir())),
+        program=options.program if piped is None else piped.program(run_dir, options.program[1:]),
+        run_dir=run_dir,
         env=options.env,
         threads_per_worker=options.threads_per_worker,
         timeout_s=options.timeout_s,
@@ -86,7 +97,9 @@ def _show(prepared: Prepared) -> int:
     return 0
 
 
-def _run(job: JobSpec, prepared: Prepared, options: RunOptions, signals: Sequence[int]) -> int:
+def _run(
+    job: JobSpec, prepared: Prepared, options: RunOptions, signals: Sequence[int], piped: PipedScript | None
+) -> int:
     processes = prepared.processes
     console = Console(*standard_sinks(), [process.name.label for process in processes])
     if env.text(env.TF_CONFIG):
@@ -97,6 +110,9 @@ def _run(job: JobSpec, prepared: Prepared, options: RunOptions, signals: Sequenc
     if options.is_verbose:
         console.note("\n".join(["tfdistkit: starting", *map(_as_shell_line, processes)]))
     try:
+        if piped is not None:
+            require_unused(job.run_dir)
+            piped.write(job.run_dir)
         result = run_job(job, processes, console, signals, prepared.backend)
     except TfdistkitError:
         console.finish()

@@ -10,7 +10,7 @@ from tfdistkit import env
 from tfdistkit.cli import host_options, slurm_options
 from tfdistkit.cli.hints import in_our_words, type_this
 from tfdistkit.cli.run_parser import make_parser, spellings
-from tfdistkit.cli.script_check import module_problem, script_problem, workers_missing
+from tfdistkit.cli.script_check import is_pipe, module_problem, piped_elsewhere, script_problem, workers_missing
 from tfdistkit.errors import nearest
 from tfdistkit.launcher.hosts import HostsSpec
 
@@ -33,6 +33,7 @@ class RunOptions:
     hosts: HostsSpec | None = None
     mpi_args: tuple[str, ...] = ()
     slurm: slurm_options.SlurmOptions | None = None
+    is_piped: bool = False
 
 
 def parse(arguments: Sequence[str]) -> RunOptions:
@@ -65,6 +66,9 @@ def parse(arguments: Sequence[str]) -> RunOptions:
     if found.np is None:
         parser.error(workers_missing(before, words))
     problem = (module_problem if found.module else script_problem)(before, words)
+    is_piped = not found.module and is_pipe(words[0])
+    if is_piped and (hosts is not None or slurm is not None):
+        problem = piped_elsewhere(words[0])
     if problem:
         parser.error(problem)
     return RunOptions(
@@ -82,6 +86,7 @@ def parse(arguments: Sequence[str]) -> RunOptions:
         hosts=hosts,
         mpi_args=found.mpi_args,
         slurm=slurm,
+        is_piped=is_piped,
     )
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from tfdistkit.cli.hints import type_this, with_workers, without_python
 from tfdistkit.errors import nearest
+from tfdistkit.launcher.piped_script import STDIN
 
-STDIN = "-"
 _ENDINGS = ("*.py", "*.pyz")
 
 
@@ -25,7 +25,7 @@ def script_problem(before: Sequence[str], program: Sequence[str]) -> str | None:
     """
     script = program[0]
     path = Path(script)
-    if script == STDIN or _is_pipe(path):
+    if is_pipe(script):
         return None
     if path.is_file():
         return None if os.access(path, os.R_OK) else f"the script {script!r} cannot be read."
@@ -77,21 +77,29 @@ def workers_missing(before: Sequence[str], program: Sequence[str]) -> str:
     return f"{told}\n{type_this(words)}"
 
 
-def is_piped(script: str) -> bool:
-    """Whether a script is no file that can be read again: `-`, a pipe, a process substitution of the shell.
+def is_pipe(script: str) -> bool:
+    """Returns whether a script can be read only once, and by us: `-`, a pipe, a process substitution of the shell.
 
     Args:
         script: As it stands on the command line.
     """
-    return script == STDIN or _is_pipe(Path(script))
-
-
-def _is_pipe(path: Path) -> bool:
+    if script == STDIN:
+        return True
     try:
-        kind = path.stat().st_mode
+        kind = os.stat(script).st_mode
     except (OSError, ValueError):
         return False
-    return stat.S_ISFIFO(kind) or stat.S_ISCHR(kind) or stat.S_ISSOCK(kind) or _is_descriptor(path)
+    return not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)) or _is_descriptor(Path(script))
+
+
+def piped_elsewhere(script: str) -> str:
+    """Returns what is wrong with a script from a pipe where the workers are not on this machine.
+
+    Args:
+        script: As it stands on the command line.
+    """
+    told = f"the script {script!r} comes from a pipe, which is on this machine only; workers on other hosts cannot read"
+    return f"{told} it. Expected: a file that every host has. Save it to one, and name that."
 
 
 def _is_descriptor(path: Path) -> bool:

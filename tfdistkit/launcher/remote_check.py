@@ -6,6 +6,7 @@ All hosts are asked at the same time, in three rounds with one deadline.
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -231,13 +232,19 @@ def _wanted(job: JobSpec) -> dict[str, Any]:
     return {
         "packages": PACKAGES,
         "module": job.program[1] if is_module else None,
-        "script": None if is_module else job.program[0],
+        "script": None if is_module else _script_file(job),
     }
+
+
+def _script_file(job: JobSpec) -> str:
+    """What is read first of a script: of a folder, its `__main__.py`."""
+    script = job.program[0]
+    return os.path.join(script, "__main__.py") if os.path.isdir(script) else script
 
 
 def _own_checksum(job: JobSpec) -> str | None:
     """None as well where the script is not on this machine: then that on the hosts is compared with nothing."""
     try:
-        return None if job.program[:1] == ("-m",) else hashlib.sha256(Path(job.program[0]).read_bytes()).hexdigest()
+        return None if job.program[:1] == ("-m",) else hashlib.sha256(Path(_script_file(job)).read_bytes()).hexdigest()
     except OSError:
         return None
