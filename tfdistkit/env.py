@@ -30,6 +30,8 @@ RANK = "TFDISTKIT_RANK"
 ATTEMPT = "TFDISTKIT_ATTEMPT"
 # One job's own mark: every process that descends from a worker carries it, so none can be left behind.
 JOB_ID = "TFDISTKIT_JOB_ID"
+# What the processes of one job prove to each other to know, before they tell anything: anybody else is turned away.
+SECRET = "TFDISTKIT_SECRET"
 # "0": do not compare this process's own address with the addresses of this machine (address translation).
 CHECK_ADDRESS = "TFDISTKIT_CHECK_ADDRESS"
 # Which reader of the cluster counts, where several find one (`tfdistkit env` shows them); "single": none of them.
@@ -52,7 +54,7 @@ XDG_CACHE_HOME = "XDG_CACHE_HOME"
 KUBERNETES = "KUBERNETES_SERVICE_HOST"
 
 # All that a launcher tells a worker, besides TF_CONFIG.
-LETTERBOX = (LOCAL_RANK, LOCAL_WORLD_SIZE, RUN_DIR, TASK_DIR, PARENT_PID, RANK, ATTEMPT, JOB_ID)
+LETTERBOX = (LOCAL_RANK, LOCAL_WORLD_SIZE, RUN_DIR, TASK_DIR, PARENT_PID, RANK, ATTEMPT, JOB_ID, SECRET)
 
 # TensorFlow reads these two when it makes its thread pools.
 INTRA_OP_THREADS = "TF_NUM_INTRAOP_THREADS"

@@ -96,3 +96,16 @@ def test_a_passed_variable_is_shown_by_its_name(tmp_path: Path) -> None:
     script = write_script(tmp_path, "")
     ended = run_job("-np", "1", "--dry-run", "--env", "DATA=/data/set", script, cwd=tmp_path, DATA="/data/set")
     assert 'DATA="$DATA"' in ended.stdout and "/data/set" not in ended.stdout
+
+
+def test_each_job_has_a_secret_that_only_its_ranks_know(tmp_path: Path) -> None:
+    script = write_script(tmp_path, "import os; print('it is', os.environ['TFDISTKIT_SECRET'])")
+    secrets = []
+    for number in range(2):
+        ended = run_job("-np", "2", "-v", "--log-dir", f"logs{number}", script, cwd=tmp_path)
+        assert ended.code == 0, ended.stderr
+        told = {line.partition("it is ")[2] for line in ended.stdout.splitlines()}
+        assert len(told) == 1, "the ranks of a job share it"
+        secrets += told
+        assert secrets[-1] not in ended.stderr + (tmp_path / f"logs{number}/events.jsonl").read_text()
+    assert len(set(secrets)) == 2 and min(map(len, secrets)) == 64

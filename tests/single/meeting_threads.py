@@ -6,8 +6,10 @@ import socket
 import threading
 import time
 from dataclasses import dataclass
+from typing import Any
 
-from tfdistkit.cluster import ClusterSpec, Meeting, TaskSpec, free_ports, meet
+from tfdistkit.cluster import ClusterSpec, Meeting, TaskSpec, free_ports, meet, meeting_wire
+from tfdistkit.cluster.meeting_session import GUEST, Session, WrongSecret, new_nonce
 
 # Long enough for a loaded machine; reached only when something is broken.
 LONG_S = 60.0
@@ -74,6 +76,41 @@ class Job:
             assert outcome.error is None, outcome.error
             assert outcome.meeting is not None
             assert [one["rank"] for one in outcome.meeting.facts] == list(range(size))
+
+
+class Impostor:
+    """A connection to rank 0 that speaks as a rank does, step by step, with a secret of its own."""
+
+    def __init__(self, port: int, secret: bytes = b""):
+        self.connection = connected(port)
+        self._file = self.connection.makefile("rb")
+        nonce = new_nonce()
+        self.connection.sendall(meeting_wire.encode("knock", nonce=nonce, protocol=meeting_wire.PROTOCOL))
+        challenge = self._file.readline().rstrip(b"\n")
+        rank_0s = meeting_wire.decode_nonce(meeting_wire.decode(challenge.partition(b" ")[2]))
+        self.session = Session(secret, nonce, rank_0s, GUEST)
+        self.trusts = True
+        try:
+            self.session.verified(challenge)
+        except WrongSecret:
+            self.trusts = False
+
+    def say(self, message: bytes) -> None:
+        self.connection.sendall(self.session.sign(message))
+
+    def hears(self) -> dict[str, Any]:
+        return meeting_wire.decode(self.session.verified(self._file.readline().rstrip(b"\n")))
+
+    def hears_nothing(self) -> bool:
+        """Whether rank 0 ended the connection without a word."""
+        try:
+            return self._file.read() == b""
+        except ConnectionError:
+            return True
+
+    def close(self) -> None:
+        self._file.close()
+        self.connection.close()
 
 
 def connected(port: int) -> socket.socket:

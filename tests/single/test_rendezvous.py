@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import closing
 
 import pytest
-from meeting_threads import LONG_S, SHORT_S, VERSIONS, Job, connected
+from meeting_threads import LONG_S, SHORT_S, VERSIONS, Impostor, Job, connected
 
 from tfdistkit.cluster import ClusterSpec, TaskSpec, meet, meeting_wire, ports
 from tfdistkit.errors import ClusterConfigError, OptionError, RendezvousError
@@ -55,9 +55,10 @@ def test_a_name_may_start_to_resolve_late(monkeypatch: pytest.MonkeyPatch) -> No
     look_up, tried = socket.getaddrinfo, []
 
     def slow(host: str, *arguments: object, **options: object) -> object:
-        tried.append(host)
-        if len(tried) < 3:
-            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        if threading.current_thread().name == "tfdistkit-resolve":
+            tried.append(host)
+            if len(tried) < 3:
+                raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
         return look_up(host, *arguments, **options)  # type: ignore[arg-type]
 
     job = Job(2)
@@ -219,14 +220,15 @@ def test_different_versions() -> None:
 
 
 def test_another_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tfdistkit.cluster.meeting_host._LATE_COMERS_S", 0.1)
     job = Job(2)
     job.start(0, LONG_S)
     with closing(connected(job.port)) as connection:
-        hello = meeting_wire.Hello(1, tuple(job.addresses), {"tfdistkit": "9.0"}, "h", 1, "t", LONG_S, protocol=9)
-        connection.sendall(meeting_wire.encode_hello(hello))
+        hello = meeting_wire.Hello(1, tuple(job.addresses), {"tfdistkit": "9.0"}, "h", 1, "t", LONG_S, protocol=1)
+        connection.sendall(meeting_wire.encode_hello(hello))  # as the first version began
         answer = meeting_wire.decode(connection.makefile("rb").readline())
     assert answer["kind"] == "error"
-    assert "9.0 there, 0.1.0 on rank 0" in answer["message"]
+    assert "0.1.0 on rank 0, another one there" in answer["message"]
     assert [str(one.error) for one in job.outcomes()] == [answer["message"]]
 
 
@@ -234,9 +236,9 @@ def test_a_rank_that_was_restarted_is_welcome() -> None:
     job = Job(3)
     job.start(0)
     hello = meeting_wire.Hello(1, tuple(job.addresses), {**VERSIONS, "rank": 1}, "h", 1, "first", LONG_S)
-    with closing(connected(job.port)) as first:
-        first.sendall(meeting_wire.encode_hello(hello))
-        assert meeting_wire.decode(first.makefile("rb").readline())["kind"] == "welcome"
+    with closing(Impostor(job.port)) as first:
+        first.say(meeting_wire.encode_hello(hello))
+        assert first.hears()["kind"] == "welcome"
     job.start(1)
     job.start(2)
     job.assert_met(3)
@@ -247,8 +249,8 @@ def test_a_rank_that_no_longer_answers_is_named() -> None:
     job.start(0, SHORT_S)
     job.start(2, SHORT_S)
     hello = meeting_wire.Hello(1, tuple(job.addresses), VERSIONS, "h", 1, "t", SHORT_S)
-    with closing(connected(job.port)) as asleep:
-        asleep.sendall(meeting_wire.encode_hello(hello))
+    with closing(Impostor(job.port)) as asleep:
+        asleep.say(meeting_wire.encode_hello(hello))
         messages = job.errors(RendezvousError)
     assert len(set(messages)) == 1
     assert f"rank 1 ({job.addresses[1]}) came, but no longer answered" in messages[0]

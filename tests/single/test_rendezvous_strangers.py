@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 from contextlib import ExitStack, closing
+from dataclasses import asdict
 
+import psutil
 import pytest
-from meeting_threads import SHORT_S, Job, connected
+from meeting_threads import LONG_S, SHORT_S, VERSIONS, Impostor, Job, connected
 
 from tfdistkit.cluster import meeting_wire, ports
-from tfdistkit.errors import RendezvousError
+from tfdistkit.cluster.meeting_session import HOST, Session
+from tfdistkit.errors import ClusterConfigError, RendezvousError
 
 STRANGERS = {
     "a web browser": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
@@ -56,3 +61,157 @@ def test_strangers_are_named_when_somebody_is_missing() -> None:
         (message,) = job.errors(RendezvousError)
     assert "Strangers came to rank 0's port: 127.0.0.1:" in message
     assert "GET / HTTP/1.1" in message
+
+
+SECRET = "a secret of one job"
+# Each a message of JSON that our processes never say, by what it puts into a hello.
+UNBOUNDED = {
+    "remaining_s": 10**400,
+    "rank": 10**300,
+    "pid": -1,
+    "host": "x" * 2000,
+    "facts": {str(number): 1 for number in range(1000)},
+}
+
+
+@pytest.fixture(name="secret")
+def set_secret(monkeypatch: pytest.MonkeyPatch) -> bytes:
+    monkeypatch.setenv("TFDISTKIT_SECRET", SECRET)
+    return SECRET.encode()
+
+
+def hello(job: Job, **changes: object) -> bytes:
+    fields = asdict(meeting_wire.Hello(1, tuple(job.addresses), {**VERSIONS, "rank": 1}, "h", 1, "t", LONG_S))
+    return meeting_wire.encode("hello", **{**fields, **changes})
+
+
+@pytest.mark.parametrize("name", UNBOUNDED)
+def test_numbers_and_texts_are_bounded(name: str) -> None:
+    job = Job(2)
+    job.start(0)
+    with closing(Impostor(job.port)) as stranger:
+        stranger.say(hello(job, **{name: UNBOUNDED[name]}))
+        assert stranger.hears_nothing()
+    job.start(1)
+    job.assert_met(2)
+
+
+@pytest.mark.parametrize("constant", [b"NaN", b"Infinity", b"-1", b"1e400"])
+def test_a_deadline_is_a_number(constant: bytes) -> None:
+    job = Job(2)
+    job.start(0)
+    with closing(Impostor(job.port)) as stranger:
+        stranger.say(hello(job, remaining_s=12345).replace(b"12345", constant))
+        assert stranger.hears_nothing()
+    job.start(1)
+    job.assert_met(2)
+
+
+@pytest.mark.parametrize("changes", [{}, {"addresses": ["a:1"]}, {"rank": 0}, {"facts": {"tensorflow": "1.0"}}])
+def test_without_the_secret_nobody_joins_or_ends_a_job(secret: bytes, changes: dict[str, object]) -> None:
+    job = Job(2)
+    job.start(0)
+    with closing(Impostor(job.port, b"another")) as stranger:
+        assert not stranger.trusts
+        stranger.say(hello(job, **changes))
+        assert stranger.hears_nothing()
+    job.start(1)
+    job.assert_met(2)
+
+
+def test_what_was_overheard_cannot_be_said_again(secret: bytes) -> None:
+    job = Job(3)
+    job.start(0)
+    said = hello(job, token="a rank's own")
+    with closing(Impostor(job.port, secret)) as rank_1, closing(connected(job.port)) as stranger:
+        rank_1.say(said)
+        assert rank_1.hears()["kind"] == "welcome"
+        knock = meeting_wire.encode("knock", nonce="of the stranger", protocol=meeting_wire.PROTOCOL)
+        stranger.sendall(knock + rank_1.session.sign(said))
+        with stranger.makefile("rb") as file:
+            assert b"challenge" in file.readline()
+            with contextlib.suppress(ConnectionError):
+                assert file.read() == b""
+    job.start(1)
+    job.start(2)
+    job.assert_met(3)
+
+
+def test_of_another_version_nobody_ends_a_job_with_a_secret(secret: bytes) -> None:
+    job = Job(2)
+    job.start(0)
+    with closing(connected(job.port)) as stranger:
+        stranger.sendall(hello(job, protocol=1))
+        answer = stranger.makefile("rb").readline()
+    assert b"another one there" in answer
+    assert not any(address.encode() in answer for address in job.addresses)
+    job.start(1)
+    job.assert_met(2)
+
+
+def test_whoever_holds_rank_0s_port_learns_nothing(secret: bytes) -> None:
+    job = Job(2)
+    with closing(socket.create_server(("127.0.0.1", job.port))) as server:
+        job.start(1, SHORT_S)
+        server.settimeout(LONG_S)
+        connection, _ = server.accept()
+        with closing(connection), connection.makefile("rb") as file:
+            knock = meeting_wire.decode(file.readline())
+            session = Session(b"another", knock["nonce"], "n", HOST)
+            connection.sendall(session.sign(meeting_wire.encode("challenge", nonce="n")))
+            assert file.read() == b""
+        (message,) = job.errors(RendezvousError)
+    assert set(knock) == {"magic", "kind", "nonce", "protocol"}
+    assert "TFDISTKIT_SECRET" in message or "says nothing" in message
+
+
+def test_another_secret_is_named_on_both_sides(monkeypatch: pytest.MonkeyPatch, secret: bytes) -> None:
+    monkeypatch.setattr("tfdistkit.cluster.meeting_guest._WRONG_SECRET_S", 0.5)
+    job = Job(2)
+    job.start(0, SHORT_S)
+    with closing(connected(job.port)):  # rank 0 has read its secret
+        monkeypatch.setenv("TFDISTKIT_SECRET", "that of another job")
+        job.start(1, LONG_S)
+        of_rank_0, of_rank_1 = job.errors(RendezvousError)
+    assert "127.0.0.1:" in of_rank_0 and "has it another TFDISTKIT_SECRET?" in of_rank_0
+    assert "does not know this process's TFDISTKIT_SECRET, or has another" in of_rank_1
+    assert SECRET not in of_rank_0 + of_rank_1
+
+
+def test_what_peers_say_does_not_reach_the_terminal_as_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tfdistkit.cluster.meeting_host._LATE_COMERS_S", 0.1)
+    job = Job(2)
+    job.start(0)
+    with closing(Impostor(job.port)) as peer:
+        peer.say(hello(job, rank=0, host="\x1b]0;owned\x07host\x9b31m"))
+        heard = peer.hears()
+    assert "on \\x1b]0;owned\\x07host\\x9b31m" in heard["message"]
+    (message,) = job.errors(ClusterConfigError)
+    assert "\x1b" not in message and "\x07" not in message and "\x9b" not in message
+
+
+def test_rank_0s_error_does_not_reach_the_terminal_as_a_command() -> None:
+    job = Job(2)
+    with closing(socket.create_server(("127.0.0.1", job.port))) as server:
+        job.start(1, SHORT_S)
+        server.settimeout(LONG_S)
+        connection, _ = server.accept()
+        with closing(connection), connection.makefile("rb") as file:
+            knock = meeting_wire.decode(file.readline())
+            session = Session(b"", knock["nonce"], "n", HOST)
+            connection.sendall(session.sign(meeting_wire.encode("challenge", nonce="n")))
+            file.readline()
+            connection.sendall(session.sign(meeting_wire.encode("error", type="?", message="no\x1b[2J\nnext line")))
+            (message,) = job.errors(RendezvousError)
+    assert message == "no\\x1b[2J\nnext line"
+
+
+def test_ranks_on_one_machine_are_not_reachable_from_others() -> None:
+    job = Job(2)
+    job.start(0)
+    connected(job.port).close()
+    listening = [one for one in psutil.Process().net_connections("tcp") if one.laddr.port == job.port]
+    hosts = {one.laddr.ip for one in listening if one.status == psutil.CONN_LISTEN}
+    job.start(1)
+    job.assert_met(2)
+    assert hosts and hosts <= {"127.0.0.1", "::1"}

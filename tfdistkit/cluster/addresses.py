@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
+from collections.abc import Sequence
+
 from tfdistkit.errors import ClusterConfigError, explain
 
 # Names that every machine has for itself.
@@ -74,3 +77,22 @@ def host_key(address: str) -> str:
     """
     host = split_address(address)[0].lower()
     return "localhost" if host in LOOPBACK_HOSTS else host
+
+
+def is_on_loopback(addresses: Sequence[str]) -> bool:
+    """Whether no other machine can reach any of these addresses.
+
+    Args:
+        addresses: Each `host:port`.
+
+    Returns:
+        False where a name would have to be looked up: it may stand for something else tomorrow.
+    """
+    return all(_is_loopback(split_address(address)[0]) for address in addresses)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() in LOOPBACK_HOSTS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tfdistkit.cluster.meeting_wire import PROTOCOL, Facts, Hello
+from tfdistkit.cluster.meeting_wire import Facts, Hello, printable
 from tfdistkit.cluster.spec import ClusterSpec
 from tfdistkit.errors import ClusterConfigError, RendezvousError, explain
 
@@ -25,11 +25,7 @@ def contradiction(own: Hello, other: Hello, twin: Hello | None) -> ClusterConfig
     Returns:
         The error for everybody, or None when all is well.
     """
-    who = f"Rank {other.rank} (pid {other.pid} on {other.host})"
-    if other.protocol != PROTOCOL:
-        what = f"{who} has a tfdistkit that meets in another way than rank 0's."
-        versions = f"{other.facts.get('tfdistkit', 'unknown')} there, {own.facts.get('tfdistkit', 'unknown')} on rank 0"
-        return ClusterConfigError(explain(what, received=versions, expected="the same version of tfdistkit everywhere"))
+    who = f"Rank {other.rank} (pid {other.pid} on {printable(other.host)})"
     if len(other.addresses) != len(own.addresses):
         what = f"{who} and rank 0 do not agree on the number of training processes."
         return _disagreement(what, f"{len(other.addresses)} there: {_list(other.addresses)}", own)
@@ -40,13 +36,25 @@ def contradiction(own: Hello, other: Hello, twin: Hello | None) -> ClusterConfig
         twin = own
     if twin is not None:
         what = f"Two processes say that they are rank {other.rank}."
-        received = f"pid {twin.pid} on {twin.host}, and pid {other.pid} on {other.host}"
+        received = f"pid {twin.pid} on {printable(twin.host)}, and pid {other.pid} on {printable(other.host)}"
         do = "Give each process its own task index."
         return ClusterConfigError(explain(what, received=received, expected="one process for each rank", do=do))
     if not 0 < other.rank < len(own.addresses):
         what = f"{who} is not one of the {len(own.addresses)} training processes."
         return ClusterConfigError(explain(what, expected=f"a rank from 1 to {len(own.addresses) - 1}"))
     return None
+
+
+def other_protocol(own: Hello, peer: str) -> ClusterConfigError:
+    """Says that another version of this package came to rank 0.
+
+    Args:
+        own: What rank 0 itself says.
+        peer: Where the other one connects from.
+    """
+    what = f"The process at {peer} has a version of tfdistkit that does not understand that of rank 0."
+    received = f"{own.facts.get('tfdistkit', 'unknown')} on rank 0, another one there"
+    return ClusterConfigError(explain(what, received=received, expected="the same version of tfdistkit everywhere"))
 
 
 def _disagreement(what: str, received: str, own: Hello) -> ClusterConfigError:
@@ -58,13 +66,13 @@ def _disagreement(what: str, received: str, own: Hello) -> ClusterConfigError:
 def _first_difference(own: Hello, other: Hello) -> str:
     for rank, (here, there) in enumerate(zip(own.addresses, other.addresses, strict=True)):
         if here.lower() != there.lower():
-            return f" (the first difference: rank {rank} is {there} there, {here} on rank 0)"
+            return f" (the first difference: rank {rank} is {printable(there)} there, {here} on rank 0)"
     return ""
 
 
 def _list(addresses: Sequence[str]) -> str:
     more = f", ... ({len(addresses)} in all)" if len(addresses) > _MOST_NAMED else ""
-    return f"[{', '.join(addresses[:_MOST_NAMED])}{more}]"
+    return f"[{printable(', '.join(addresses[:_MOST_NAMED]))}{more}]"
 
 
 def version_difference(facts: Sequence[Facts]) -> ClusterConfigError | None:
@@ -80,7 +88,7 @@ def version_difference(facts: Sequence[Facts]) -> ClusterConfigError | None:
     if not differing:
         return None
     rows = [["rank", *differing]]
-    rows += [[str(rank), *(str(one.get(name, "-")) for name in differing)] for rank, one in enumerate(facts)]
+    rows += [[str(rank), *(printable(str(one.get(name, "-"))) for name in differing)] for rank, one in enumerate(facts)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     what = f"The processes have different versions of {' and '.join(differing)}."

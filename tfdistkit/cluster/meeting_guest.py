@@ -10,8 +10,10 @@ import time
 from dataclasses import replace
 from typing import Any
 
+from tfdistkit import env
 from tfdistkit.cluster import meeting_wire as wire
 from tfdistkit.cluster.addresses import split_address
+from tfdistkit.cluster.meeting_session import GUEST, Session, WrongSecret, job_secret, new_nonce
 from tfdistkit.cluster.spec import ClusterSpec
 from tfdistkit.errors import ClusterConfigError, RendezvousError, explain
 
@@ -25,6 +27,9 @@ _CONNECT_S = 5.0
 _WELCOME_S = 10.0
 _FIRST_NOTE_S = 10.0
 _NEXT_NOTE_S = 30.0
+# Whoever answers without the secret of the job may be a stranger that goes away again; not after so long.
+_WRONG_SECRET_S = 10.0
+_SILENT = "it accepts connections, but says nothing: is it stopped?"
 
 
 class _TryAgain(Exception):
@@ -46,6 +51,8 @@ class Guest:
         self._deadline = deadline
         self._host, self._port = split_address(spec.workers[0])
         self._longest_line = wire.LONGEST_HELLO_BYTES * spec.world_size
+        self._secret = job_secret()
+        self._wrong_since: float | None = None
         self._reason = "no attempt was made"
         self._next_note = time.monotonic() + _FIRST_NOTE_S
 
@@ -126,35 +133,80 @@ class Guest:
 
     def _talk(self, connection: socket.socket) -> tuple[wire.Facts, ...]:
         connection.settimeout(max(0.01, self._left_s()))
-        connection.sendall(wire.encode_hello(replace(self._hello, remaining_s=self._left_s())))
         lines = _Lines(connection, self._longest_line)
         welcome_by = min(self._deadline, time.monotonic() + _WELCOME_S)
-        message = self._next(lines, welcome_by, "it accepts connections, but says nothing: is it stopped?")
+        session = self._introduce(connection, lines, welcome_by)
+        connection.settimeout(max(0.01, self._left_s()))
+        connection.sendall(session.sign(wire.encode_hello(replace(self._hello, remaining_s=self._left_s()))))
+        message = self._next(lines, welcome_by, _SILENT, session)
         while True:
             if message["kind"] == "ready?":
                 with contextlib.suppress(OSError):  # closed while this one was stopped: the outcome can still be read
-                    connection.sendall(wire.encode("ready"))
+                    connection.sendall(session.sign(wire.encode("ready")))
             elif message["kind"] == "result":
                 return _result(message, self._spec.world_size)
             elif message["kind"] == "error":
                 raise _announced(message)
-            message = self._next(lines, self._deadline, "it welcomed this process, then fell silent: is it stopped?")
+            silence = "it welcomed this process, then fell silent: is it stopped?"
+            message = self._next(lines, self._deadline, silence, session)
 
-    def _next(self, lines: _Lines, until: float, silence: str) -> dict[str, Any]:
+    def _introduce(self, connection: socket.socket, lines: _Lines, until: float) -> Session:
+        """Lets rank 0 prove that it knows the secret: nobody else is told anything of this job."""
+        nonce = new_nonce()
+        connection.sendall(wire.encode("knock", nonce=nonce, protocol=wire.PROTOCOL))
+        line = self._line(lines, until, _SILENT)
+        first = self._decoded(line[max(0, line.find(b"{")) :])  # signed, unless rank 0 has another version
+        if first["kind"] == "error" and not self._secret:
+            raise _announced(first)
+        if first["kind"] != "challenge":
+            raise _TryAgain("another version of tfdistkit answers there")
         try:
-            return wire.decode(lines.read(until))
+            session = Session(self._secret, nonce, wire.decode_nonce(first), GUEST)
         except wire.NotOurs as other:
-            raise _TryAgain(f"something that is not tfdistkit answers there: {other}") from None
+            raise _not_ours(other) from None
+        try:
+            session.verified(line)
+        except WrongSecret:
+            self._note_wrong_secret()
+        return session
+
+    def _note_wrong_secret(self) -> None:
+        """One that holds rank 0's port so long keeps rank 0 from it, too."""
+        now = time.monotonic()
+        self._wrong_since = self._wrong_since or now
+        self._reason = f"who answers there does not know this process's {env.SECRET}, or has another"
+        if now - self._wrong_since > _WRONG_SECRET_S:
+            raise self._unreachable()
+        raise _TryAgain(self._reason)
+
+    def _next(self, lines: _Lines, until: float, silence: str, session: Session) -> dict[str, Any]:
+        line = self._line(lines, until, silence)
+        try:
+            return self._decoded(session.verified(line))
+        except WrongSecret as other:
+            raise _TryAgain(f"it says {other}") from None
+
+    def _line(self, lines: _Lines, until: float, silence: str) -> bytes:
+        try:
+            return lines.read(until)
+        except wire.NotOurs as other:
+            raise _not_ours(other) from None
         except TimeoutError:
             raise _TryAgain(silence) from None
+
+    def _decoded(self, line: bytes) -> dict[str, Any]:
+        try:
+            return wire.decode(line)
+        except wire.NotOurs as other:
+            raise _not_ours(other) from None
 
     def _unreachable(self) -> RendezvousError:
         address = self._spec.workers[0]
         own = f"rank {self._hello.rank} (pid {self._hello.pid} on {self._hello.host})"
-        waited_s = self._hello.remaining_s
+        waited_s = self._hello.remaining_s - self._left_s()
         return RendezvousError(
             explain(
-                f"Rank 0 at {address} could not be reached within {waited_s:g} s by {own}: {self._reason}.",
+                f"Rank 0 at {address} could not be reached within {waited_s:.1f} s by {own}: {self._reason}.",
                 do=f"Look at the log of rank 0, and whether this machine may connect to {address}. "
                 "If rank 0 only starts later, raise `timeout_s`.",
             )
@@ -190,6 +242,10 @@ class _Lines:
         return line
 
 
+def _not_ours(said: wire.NotOurs) -> _TryAgain:
+    return _TryAgain(f"something that is not tfdistkit answers there: {said}")
+
+
 def _result(message: dict[str, Any], world_size: int) -> tuple[wire.Facts, ...]:
     facts = message.get("facts")
     if not isinstance(facts, list) or len(facts) != world_size or not all(wire.are_facts(one) for one in facts):
@@ -199,4 +255,4 @@ def _result(message: dict[str, Any], world_size: int) -> tuple[wire.Facts, ...]:
 
 def _announced(message: dict[str, Any]) -> Exception:
     kind = ClusterConfigError if message.get("type") == "ClusterConfigError" else RendezvousError
-    return kind(str(message.get("message")))
+    return kind(wire.printable(str(message.get("message"))))

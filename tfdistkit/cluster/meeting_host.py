@@ -8,10 +8,12 @@ import selectors
 import socket
 import time
 
+from tfdistkit import env
 from tfdistkit.cluster import meeting_checks as checks
 from tfdistkit.cluster import meeting_wire as wire
 from tfdistkit.cluster import ports
-from tfdistkit.cluster.addresses import split_address
+from tfdistkit.cluster.addresses import is_on_loopback, split_address
+from tfdistkit.cluster.meeting_session import job_secret
 from tfdistkit.cluster.meeting_visitor import Visitor
 from tfdistkit.cluster.own_address import taken_port_error
 from tfdistkit.cluster.spec import ClusterSpec
@@ -27,6 +29,8 @@ _MOST_STRANGERS = 64
 _LATE_COMERS_S = 10.0
 # How long the others may take to hear the outcome and close their end.
 _FAREWELL_S = 2.0
+# So many different strangers are named.
+_MOST_INTRUDERS = 5
 _FIRST_NOTE_S = 10.0
 _NEXT_NOTE_S = 30.0
 
@@ -50,9 +54,10 @@ class Host:
         self._start = time.monotonic()
         self._next_note = self._start + _FIRST_NOTE_S
         self._selector = selectors.DefaultSelector()
+        self._secret = job_secret()
         self._visitors: list[Visitor] = []
         self._guests: dict[int, Visitor] = {}
-        self._intruders: list[str] = []
+        self._intruders: dict[tuple[str, str], str] = {}
         self._failure: ClusterConfigError | RendezvousError | None = None
         self._told: set[int] = set()
 
@@ -82,10 +87,14 @@ class Host:
         return [hello.facts for hello in hellos if hello is not None]
 
     def _listen(self) -> list[socket.socket]:
-        """On all interfaces, as TensorFlow's server: the name that others use may stand for no local address."""
-        port = split_address(self._spec.workers[0])[1]
+        """On all interfaces, as TensorFlow's server: the name that others use may stand for no local address.
+
+        Where all ranks are on this machine, nobody else can reach the meeting.
+        """
+        host, port = split_address(self._spec.workers[0])
+        is_local = is_on_loopback(self._spec.workers)
         try:
-            listeners = ports.bind("", port)
+            listeners = ports.bind_loopback(host, port) if is_local else ports.bind("", port)
             for listener in listeners:
                 listener.listen(self._spec.world_size + _MOST_STRANGERS)
                 listener.setblocking(False)
@@ -115,7 +124,7 @@ class Host:
         if self._failure is None:
             waited_s = time.monotonic() - self._start
             self._fail(
-                checks.missing_error(self._spec, self._missing(), self._asleep(), waited_s, self._intruders)
+                checks.missing_error(self._spec, self._missing(), self._asleep(), waited_s, [*self._intruders.values()])
             )
         return True
 
@@ -145,13 +154,32 @@ class Host:
     def _read(self, visitor: Visitor) -> None:
         try:
             for line in visitor.lines():
-                if visitor.hello is None:
-                    self._welcome(visitor, wire.decode_hello(line))
-                elif visitor.asked and wire.decode(line)["kind"] == "ready":
+                if visitor.session is None:
+                    self._answer_knock(visitor, line)
+                elif visitor.hello is None:
+                    self._welcome(visitor, wire.decode_hello(visitor.session.verified(line)))
+                elif wire.decode(visitor.session.verified(line))["kind"] == "ready" and visitor.asked:
                     visitor.ready = True
         except wire.NotOurs as other:
             self._turn_away(visitor, str(other))
         except OSError:
+            if visitor.session is not None and visitor.hello is None:
+                self._turn_away(visitor, f"no hello once it was here: has it another {env.SECRET}?")
+            else:
+                self._drop(visitor)
+
+    def _answer_knock(self, visitor: Visitor, line: bytes) -> None:
+        message = wire.decode(line)
+        version = message.get("protocol")
+        if message["kind"] not in ("knock", "hello") or type(version) is not int:
+            raise wire.NotOurs(wire.shown(line))
+        if version != wire.PROTOCOL:
+            failure = checks.other_protocol(self._hello, visitor.peer)
+            self._send(visitor, _announcement(failure))
+            if not self._secret:  # otherwise anybody could end the job with it
+                self._fail(failure)
+            raise wire.NotOurs("a message of another version of tfdistkit")
+        if not visitor.challenge(self._secret, wire.decode_nonce(message)):
             self._drop(visitor)
 
     def _welcome(self, visitor: Visitor, hello: wire.Hello) -> None:
@@ -210,8 +238,8 @@ class Host:
 
     def _turn_away(self, visitor: Visitor, said: str) -> None:
         """Ends a connection that is none of ours, and remembers it for the message at the deadline."""
-        if len(self._intruders) < 5:
-            self._intruders.append(f"{visitor.peer} said {said}")
+        if len(self._intruders) < _MOST_INTRUDERS:
+            self._intruders.setdefault((visitor.ip, said), f"{visitor.peer} said {said}")
         self._drop(visitor)
 
     def _drop(self, visitor: Visitor) -> None:

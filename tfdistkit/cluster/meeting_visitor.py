@@ -9,13 +9,14 @@ from collections.abc import Iterator
 
 from tfdistkit.cluster import meeting_wire as wire
 from tfdistkit.cluster.addresses import join_address
+from tfdistkit.cluster.meeting_session import HOST, Session, new_nonce
 
 # No single send may hold everybody up longer.
 _SEND_S = 5.0
 
 
 class Visitor:
-    """A stranger until it has said hello; then one of the ranks.
+    """A stranger until it has said hello with the job's secret; then one of the ranks.
 
     Args:
         connection: The accepted connection.
@@ -27,7 +28,9 @@ class Visitor:
         self.connection = connection
         # An IPv4 address that came through an IPv6 socket is shown as people write it.
         self.peer = join_address(peer[0].removeprefix("::ffff:"), peer[1])
+        self.ip = peer[0]
         self.since = time.monotonic()
+        self.session: Session | None = None
         self.hello: wire.Hello | None = None
         self.asked = False
         self.ready = False
@@ -61,11 +64,17 @@ class Visitor:
         if len(self._buffer) > wire.LONGEST_HELLO_BYTES:
             raise wire.NotOurs(f"an endless line: {self.said}")
 
+    def challenge(self, secret: bytes, guest_nonce: str) -> bool:
+        """Answers a knock: from now on messages are signed; returns whether the connection took it."""
+        nonce = new_nonce()
+        self.session = Session(secret, guest_nonce, nonce, HOST)
+        return self.send(wire.encode("challenge", nonce=nonce))
+
     def send(self, message: bytes) -> bool:
-        """Sends a message; returns whether the connection took it."""
+        """Sends a message, signed if this end can; returns whether the connection took it."""
         try:
             self.connection.settimeout(_SEND_S)
-            self.connection.sendall(message)
+            self.connection.sendall(self.session.sign(message) if self.session else message)
             self.connection.setblocking(False)
         except OSError:
             return False

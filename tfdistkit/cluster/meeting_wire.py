@@ -1,14 +1,17 @@
 """What the processes of a meeting say to each other: one line of JSON per message, bounded in size.
 
 ```
-guest -> host   hello    rank, its view of the cluster, its facts
-host  -> guest  welcome  (so that a silent port is told apart from a patient one)
-host  -> guest  ready?   everybody is here; who is still awake?
+guest -> host   knock      a random number
+host  -> guest  challenge  another one           from here on signed with the job's secret (`meeting_session`)
+guest -> host   hello      rank, its view of the cluster, its facts
+host  -> guest  welcome    (so that a silent port is told apart from a patient one)
+host  -> guest  ready?     everybody is here; who is still awake?
 guest -> host   ready
-host  -> guest  result   the facts of all ranks      or, at any time,  error  the message for everybody
+host  -> guest  result     the facts of all ranks      or, at any time,  error  the message for everybody
 ```
 
-Whatever comes from the network is checked field by field; nothing of it is ever executed or unpickled.
+Rank 0 proves first that it knows the secret: whoever else listens at its address learns nothing. Whatever comes from
+the network is checked field by field and bounded; nothing of it is ever executed or unpickled.
 """
 
 from __future__ import annotations
@@ -22,9 +25,16 @@ from typing import Any
 
 # Marks our messages; the number changes when they do.
 MAGIC = "tfdistkit-meeting"
-PROTOCOL = 1
+PROTOCOL = 2
 # A hello holds the addresses of all workers: some thousands of them fit.
 LONGEST_HELLO_BYTES = 256 * 1024
+# Nothing that our processes say is larger: about 30 years; process ids, seeds and ports; the names of hosts (RFC 1035
+# allows 253 characters) and versions.
+LONGEST_WAIT_S = 1e9
+_LARGEST_NUMBER = 2**63
+_LONGEST_TEXT = 1024
+_MOST_FACTS = 64
+_LONGEST_NONCE = 64
 
 Facts = Mapping[str, "str | int"]
 
@@ -70,12 +80,28 @@ def decode(line: bytes) -> dict[str, Any]:
         NotOurs: if the line is not one of our messages.
     """
     try:
-        message = json.loads(line)
+        message = json.loads(line, parse_constant=_no_constant)
     except (ValueError, RecursionError):
         raise NotOurs(shown(line)) from None
     if not isinstance(message, dict) or message.get("magic") != MAGIC or not isinstance(message.get("kind"), str):
         raise NotOurs(shown(line))
     return message
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON's (RFC 8259)")
+
+
+def decode_nonce(message: Mapping[str, Any]) -> str:
+    """Returns the random number in a knock or a challenge.
+
+    Raises:
+        NotOurs: if there is none.
+    """
+    nonce = message.get("nonce")
+    if not isinstance(nonce, str) or not 0 < len(nonce) <= _LONGEST_NONCE:
+        raise NotOurs(f"{message['kind']!r} without a random number")
+    return nonce
 
 
 def encode_hello(hello: Hello) -> bytes:
@@ -91,16 +117,17 @@ def decode_hello(line: bytes) -> Hello:
     """
     message = decode(line)
     numbers = [message.get(name) for name in ("rank", "pid", "protocol")]
+    remaining_s = message.get("remaining_s")
     texts = [message.get(name) for name in ("host", "token")]
     addresses = message.get("addresses")
-    remaining_s = message.get("remaining_s")
     well_formed = (
         message["kind"] == "hello"
-        and all(type(number) is int for number in numbers)
-        and all(isinstance(text, str) for text in texts)
+        and all(_is_number(number, 0) for number in numbers)
+        and all(_is_text(text) for text in texts)
         and isinstance(addresses, list)
-        and all(isinstance(address, str) for address in addresses)
-        and type(remaining_s) in (int, float)
+        and all(_is_text(address) for address in addresses)
+        and isinstance(remaining_s, int | float)
+        and 0 <= remaining_s <= LONGEST_WAIT_S
         and are_facts(message.get("facts"))
     )
     if not well_formed:
@@ -110,10 +137,23 @@ def decode_hello(line: bytes) -> Hello:
 
 
 def are_facts(value: Any) -> bool:
-    """Whether a value has the form of one rank's facts: names to texts or whole numbers."""
-    if not isinstance(value, dict):
+    """Whether a value has the form of one rank's facts: a few names with texts or whole numbers (64 bits)."""
+    if not isinstance(value, dict) or len(value) > _MOST_FACTS:
         return False
-    return all(isinstance(name, str) and type(fact) in (str, int) for name, fact in value.items())
+    return all(_is_text(name) and (_is_text(fact) or _is_number(fact)) for name, fact in value.items())
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= _LONGEST_TEXT
+
+
+def _is_number(value: Any, least: int = -_LARGEST_NUMBER) -> bool:
+    return type(value) is int and least <= value < _LARGEST_NUMBER
+
+
+def printable(text: str) -> str:
+    """Returns a peer's text for a message: what a terminal would obey is shown as its code, line ends are kept."""
+    return "".join(one if one == "\n" or one.isprintable() else ascii(one)[1:-1] for one in text)
 
 
 def shown(line: bytes) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import socket
 from typing import Any
 
 from tfdistkit.cluster import port_locks
+from tfdistkit.cluster.addresses import LOOPBACK_HOSTS
 from tfdistkit.errors import ClusterConfigError, OptionError, explain
 
 # Below are the well-known services and what people start by hand.
@@ -65,6 +67,29 @@ def bind(host: str, port: int, *, exclusive: bool = False) -> list[socket.socket
             one.close()
         raise
     return held
+
+
+def bind_loopback(host: str, port: int) -> list[socket.socket]:
+    """Binds a TCP port where this machine alone can reach it, if TensorFlow's server could have it afterwards.
+
+    Args:
+        host: A loopback address, or one of the names of loopback.
+        port: The TCP port.
+
+    Returns:
+        Bound sockets for the address, or for those that the name may stand for.
+
+    Raises:
+        OSError: if the port is taken, on whichever interface, or this machine has no such address.
+    """
+    for held in bind("", port):
+        held.close()
+    if host.lower() not in LOOPBACK_HOSTS or host[0].isdigit():
+        return bind(host, port)
+    result = bind("127.0.0.1", port)
+    with contextlib.suppress(OSError):  # IPv6 is switched off, or has no address of loopback
+        result += bind("::1", port)
+    return result
 
 
 def free_ports(count: int) -> list[int]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from tfdistkit.cluster.meeting_guest import Guest
 from tfdistkit.cluster.meeting_host import Host
-from tfdistkit.cluster.meeting_wire import Facts, Hello, are_facts
+from tfdistkit.cluster.meeting_wire import LONGEST_WAIT_S, Facts, Hello, are_facts
 from tfdistkit.cluster.spec import ClusterSpec
 from tfdistkit.errors import ClusterConfigError, OptionError, explain
 
@@ -56,6 +56,7 @@ def meet(spec: ClusterSpec, facts: Mapping[str, str | int], timeout_s: float) ->
         OptionError: if `timeout_s` is not a positive number, or a fact is neither text nor a whole number.
     """
     _check_arguments(spec, facts, timeout_s)
+    timeout_s = min(timeout_s, LONGEST_WAIT_S)
     start = time.monotonic()
     hello = Hello(
         rank=spec.rank,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,7 @@ from tfdistkit.report.names import ProcessName, attempt_folder
 _FEWEST_INTER_OP_THREADS = 2
 # A parameter server and the coordinator compute little: what is theirs is missing to the workers.
 _MOST_THREADS_OF_A_SERVER = 4
+_SECRET_BYTES = 32
 
 
 def plan_job(job: JobSpec, attempt: int = 0) -> tuple[ProcessSpec, ...]:
@@ -67,6 +69,7 @@ def plan_processes(
     clusters = _clusters(job, places)
     check_variables(job.backend, job.env, clusters[0])
     workers = Counter(place.address for place, one in zip(places, clusters, strict=True) if one.task.role == "worker")
+    secret = secrets.token_hex(_SECRET_BYTES)
     processes = []
     for number, (place, cluster) in enumerate(zip(places, clusters, strict=True)):
         task = cluster.task
@@ -85,6 +88,7 @@ def plan_processes(
             env.RUN_DIR: str(job.run_dir),
             env.TASK_DIR: str(folder),
             env.ATTEMPT: str(attempt),
+            env.SECRET: secret,
         }
         reads = job.passes_stdin and job.world_size == 1 and not job.ps and job.hosts is None
         command = (python, "-m", "tfdistkit.worker", *job.program)

@@ -60,7 +60,8 @@ rm -f "${env.RUN_DIR}/{_AGAIN}" "${env.RUN_DIR}/{ENDED_FILE}"
 for left in "${env.RUN_DIR}"/rank.* "${env.RUN_DIR}"/attempt.*/rank.*; do
     rm -f "$left/{PID_FILE}" "$left/{ENDED_FILE}" "$left/{CRASH_FILE}" "$left/{BACKUP_FILE}"
 done
-export {env.ATTEMPT}=0 TASKS="${env.RUN_DIR}"
+{env.SECRET}=$(od -An -tx1 -N32 /dev/urandom | tr -d ' \\n')
+export {env.ATTEMPT}=0 TASKS="${env.RUN_DIR}" {env.SECRET}
 while :; do
     srun --kill-on-bad-exit=1 {{options}} sh -c "$task" tfdistkit {{command}}
     code=$?

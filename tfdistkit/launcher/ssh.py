@@ -37,6 +37,7 @@ _PARTS = (
     _AGENT,
     "tfdistkit.errors",
     "tfdistkit.env",
+    "tfdistkit.cluster.addresses",
     "tfdistkit.cluster.port_locks",
     "tfdistkit.cluster.ports",
     "tfdistkit.cluster.gloo_store",
