@@ -177,6 +177,73 @@ def test_yaml_means_what_was_written(value: object) -> None:
     assert yaml.safe_load(to_yaml(value)) == value
 
 
+PODS = (
+    *("--volume", "pvc:data:/data:ro", "--volume", "memory:8Gi:/dev/shm", "--volume", "emptydir:/scratch"),
+    *("--volume", "secret:keys:/keys", "--volume", "configmap:a.b:/settings", "--volume", "hostpath:/mnt/a:/b"),
+    *("--node-selector", "disktype=ssd", "--node-selector", "example.com/zone=a_1"),
+    *("--toleration", "nvidia.com/gpu:NoSchedule", "--toleration", "team=vision", "--service-account", "trainer"),
+)
+
+
+@pytest.mark.parametrize("kind", ["job", "jobset", "tfjob"])
+def test_all_pods_have_the_volumes_and_run_where_they_may(capsys: pytest.CaptureFixture[str], kind: str) -> None:
+    roles = () if kind == "job" else ("--ps", "1")
+    made = written(capsys, "--kind", kind, "-np", "2", *roles, *PODS, "train.py")
+    assert [mistakes(manifest) for manifest in made] == [[]] * len(made)
+    found = list(specifications(made[-1]))
+    assert len(found) == (1 if kind == "job" else 3)
+    for pod in found:
+        sources = {one["name"]: one for one in pod["volumes"]}
+        (container,) = pod["containers"]
+        by_path = {one["mountPath"]: (one.get("readOnly", False), sources[one["name"]]) for one in
+                   container["volumeMounts"]}
+        told = {path: (read_only, {k: v for k, v in one.items() if k != "name"}) for path, (read_only, one) in
+                by_path.items()}
+        assert told == {
+            "/data": (True, {"persistentVolumeClaim": {"claimName": "data", "readOnly": True}}),
+            "/dev/shm": (False, {"emptyDir": {"medium": "Memory", "sizeLimit": "8Gi"}}),
+            "/scratch": (False, {"emptyDir": {}}),
+            "/keys": (True, {"secret": {"secretName": "keys"}}),
+            "/settings": (True, {"configMap": {"name": "a.b"}}),
+            "/b": (False, {"hostPath": {"path": "/mnt/a"}}),
+        }
+        assert pod["nodeSelector"] == {"disktype": "ssd", "example.com/zone": "a_1"}
+        assert pod["tolerations"] == [
+            {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
+            {"key": "team", "operator": "Equal", "value": "vision"},
+        ]
+        assert pod["serviceAccountName"] == "trainer"
+
+
+def specifications(part: Any) -> Iterator[dict[str, Any]]:
+    """All pods' specifications in a manifest."""
+    if isinstance(part, dict):
+        if "containers" in part:
+            yield part
+        part = list(part.values())
+    if isinstance(part, list):
+        for one in part:
+            yield from specifications(one)
+
+
+@pytest.mark.parametrize("nasty", ["/a\nb: c", "/a: {b", "/- a", "/a #b", "/'a\"", "/\u2028", "/$(HOME)"])
+def test_a_path_stays_a_path(capsys: pytest.CaptureFixture[str], nasty: str) -> None:
+    words = ("k8s", "manifest", "--image", "i", "-np", "1", "--volume", f"hostpath:{nasty}:/b", "train.py")
+    if main(list(words)) == 2:
+        captured = capsys.readouterr()
+        assert captured.out == "" and "`volume`" in captured.err
+        return
+    *_, manifest = yaml.safe_load_all(capsys.readouterr().out)
+    (pod,) = specifications(manifest)
+    assert pod["volumes"] == [{"name": "volume-0", "hostPath": {"path": nasty}}]
+
+
+def test_no_pod_parts_leave_no_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    (pod,) = specifications(written(capsys, "-np", "1", "train.py")[-1])
+    assert set(pod) == {"restartPolicy", "containers", "subdomain"}
+    assert "volumeMounts" not in pod["containers"][0]
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -189,11 +256,37 @@ def test_yaml_means_what_was_written(value: object) -> None:
         (("-np", "2", "--ps", "1", "train.py"), "`ps` with the kinds jobset or tfjob"),
         (("-np", "2", "--env", "=1", "train.py"), "expected NAME=VALUE"),
         (("-np", "2", "--kind", "pod", "train.py"), "invalid choice: 'pod'"),
+        (("--memory", "16GB"), "Received: '16GB'. Expected: 16Gi (1024^3 bytes each) or 16G (1000^3).\nWrite 16Gi."),
+        (("--memory", "16 gb"), "Write 16Gi."),
+        (("--memory", "16GiB"), "Received: '16GiB'. Expected: 16Gi.\nWrite 16Gi."),
+        (("--memory", "100K"), "Expected: 100Ki (1024^1 bytes each) or 100k (1000^1)"),
+        (("--memory", "512m"), "Write 512Mi."),
+        (("--memory", "16"), "has no unit, and Kubernetes takes it for bytes. Received: '16'. Expected: a unit"),
+        (("--memory", "0Gi"), "`memory` is no amount of memory. Received: '0Gi'"),
+        (("--memory", "16Gi\nb: c"), "`memory` is no amount of memory"),
+        (("--cpus", "4 cores"), "`cpus` is no amount of cores. Received: '4 cores'"),
+        (("--cpus", "0m"), "`cpus` is no amount of cores"),
+        (("--volume", "pcv:data:/data"), "Did you mean 'pvc'? Received: 'pcv:data:/data'. Expected: one of: pvc:CLAIM"),
+        (("--volume", "pvc:data"), "`volume` has another form. Received: 'pvc:data'. Expected: pvc:CLAIM:/PATH[:ro]"),
+        (("--volume", "pvc:data:data"), "The path of a `volume` in the pod must be absolute"),
+        (("--volume", "pvc:Data:/data"), "`volume` is no name in Kubernetes. Received: 'Data'"),
+        (("--volume", "secret:s:/s:ro"), "there is no `:ro`"),
+        (("--volume", "hostpath:../x:/x"), "The path of a `volume` on the node must be absolute, without `..`"),
+        (("--volume", "hostpath:/a/../etc:/x"), "without `..`"),
+        (("--volume", "memory:8GB:/dev/shm"), "Write 8Gi."),
+        (("--volume", "emptydir:/a", "--volume", "emptydir:/a/"), "have the same path in the pod: /a"),
+        (("--node-selector", "disktype"), "`node_selector` is no label of a node. Received: 'disktype'"),
+        (("--node-selector", "a=b\nc: d"), "`node_selector` is no label of a node"),
+        (("--node-selector", f"a={'b' * 64}"), "`node_selector` is no label of a node"),
+        (("--toleration", "gpu:NoSchedul"), "Did you mean 'NoSchedule'?"),
+        (("--toleration", "a b"), "`toleration` is no taint of a node"),
+        (("--service-account", "Me"), "`service_account` is no name in Kubernetes. Received: 'Me'"),
     ],
 )
 def test_mistakes(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], told: str) -> None:
+    rest = () if words[-1] in ("train.py", "2") else ("-np", "2", "train.py")
     try:
-        code = main(["k8s", "manifest", "--image", "i", *words])
+        code = main(["k8s", "manifest", "--image", "i", *words, *rest])
     except SystemExit as leave:
         code = int(leave.code or 0)
     assert code == 2

@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from tfdistkit.errors import OptionError
 from tfdistkit.launcher.kubernetes import KINDS, PodsSpec, manifests
+from tfdistkit.launcher.pod_parts import parse_node_selector, parse_toleration, parse_volume
 from tfdistkit.launcher.yaml_text import to_yaml
 
 _DESCRIPTION = """\
@@ -22,8 +23,17 @@ kinds:
   jobset  a JobSet (sigs.k8s.io/jobset), which starts all pods again after a failure
   tfjob   a TFJob of Kubeflow's training operator
 
+volumes:
+  pvc:CLAIM:/PATH[:ro]              a PersistentVolumeClaim that is there already
+  configmap:NAME:/PATH, secret:NAME:/PATH     one file for each key, read-only
+  hostpath:/ON/NODE:/PATH[:ro]      a folder of the node
+  emptydir:/PATH                    an empty folder that ends with the pod
+  memory:SIZE:/PATH                 the same in memory, such as memory:8Gi:/dev/shm for NCCL
+
 examples:
   tfdistkit k8s manifest --image registry/train:1 -np 4 --gpus 1 train.py --epochs 3 | kubectl apply -f -
+  tfdistkit k8s manifest --image registry/train:1 -np 2 --volume pvc:datasets:/data:ro --node-selector disktype=ssd \\
+      --toleration nvidia.com/gpu:NoSchedule --service-account trainer train.py /data
   tfdistkit k8s manifest --kind tfjob --image registry/train:1 -np 4 --ps 2 -m my_package.train"""
 
 _USAGE_EXIT_CODE = 2
@@ -90,6 +100,10 @@ def _job(found: argparse.Namespace, words: tuple[str, ...]) -> PodsSpec:
         memory=found.memory,
         max_restarts=found.max_restarts,
         env=dict(found.env),
+        volumes=tuple(map(parse_volume, found.volume)),
+        node_selector=dict(map(parse_node_selector, found.node_selector)),
+        tolerations=tuple(map(parse_toleration, found.toleration)),
+        service_account=found.service_account,
     )
 
 
@@ -114,6 +128,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="set a variable; can be given several times",
     )
+    _add_pod_options(parser)
     add("--python", default="python", metavar="PATH", help="the interpreter in the image (default: python)")
     add("-m", "--module", action="store_true", help="the script is the name of a module, as in `python -m`")
     add(
@@ -122,6 +137,17 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         metavar="script.py [args]",
         help="the script in the image, or with -m the module, and what it finds in sys.argv",
     )
+
+
+def _add_pod_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("pods", "those in capitals with ... can be given several times")
+    for name, form, told in (
+        ("--volume", "KIND:SOURCE:/PATH...", "what each pod finds under a path, see below"),
+        ("--node-selector", "KEY=VALUE...", "run only on nodes with this label"),
+        ("--toleration", "KEY[=VALUE][:EFFECT]...", "run also on nodes with this taint"),
+    ):
+        group.add_argument(name, action="append", default=[], metavar=form, help=told)
+    group.add_argument("--service-account", metavar="NAME", help="who the pods are in the cluster")
 
 
 def _variable(text: str) -> tuple[str, str]:

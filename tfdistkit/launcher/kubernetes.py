@@ -15,6 +15,8 @@ from typing import Any
 
 from tfdistkit import env
 from tfdistkit.errors import OptionError, explain, nearest
+from tfdistkit.launcher.pod_amounts import check_cores, check_memory
+from tfdistkit.launcher.pod_parts import TolerationSpec, VolumeSpec, check_name, check_volumes, mounts, pod_fields
 
 KINDS = ("job", "jobset", "tfjob")
 
@@ -48,6 +50,10 @@ class PodsSpec:
         memory: How much memory each container gets, as Kubernetes writes it.
         max_restarts: How often everything is started again after a failure.
         env: Variables for the containers.
+        volumes: The volumes that all of them find.
+        node_selector: The labels that a node must have.
+        tolerations: The taints of nodes that the pods put up with.
+        service_account: Who the pods are in the cluster; None for the namespace's default.
     """
 
     kind: str
@@ -63,6 +69,10 @@ class PodsSpec:
     memory: str | None = None
     max_restarts: int = 0
     env: Mapping[str, str] = field(default_factory=dict)
+    volumes: tuple[VolumeSpec, ...] = ()
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: tuple[TolerationSpec, ...] = ()
+    service_account: str | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -84,6 +94,7 @@ class PodsSpec:
             if count < least or (most is not None and count > most):
                 expected = f"{least} to {most}" if most else f"{least} or more"
                 raise OptionError(explain(f"`{what}` is out of range.", received=str(count), expected=expected))
+        self._check_pods()
         if self.ps and self.kind == "job":
             raise OptionError(
                 explain(
@@ -92,6 +103,15 @@ class PodsSpec:
                     expected="`ps` with the kinds jobset or tfjob",
                 )
             )
+
+    def _check_pods(self) -> None:
+        if self.cpus is not None:
+            check_cores("cpus", self.cpus)
+        if self.memory is not None:
+            check_memory("memory", self.memory)
+        if self.service_account is not None:
+            check_name("service_account", self.service_account)
+        check_volumes(self.volumes)
 
     @property
     def roles(self) -> dict[str, int]:
@@ -209,7 +229,11 @@ def _pod(job: PodsSpec, role: str, variables: list[dict[str, Any]]) -> dict[str,
     }
     if limits:
         container["resources"] = {"limits": limits}
-    return {"metadata": {"labels": {_LABEL: job.name}}, "spec": {"restartPolicy": "Never", "containers": [container]}}
+    if job.volumes:
+        container["volumeMounts"] = mounts(job.volumes)
+    fields = pod_fields(job.volumes, job.node_selector, job.tolerations, job.service_account)
+    spec = {"restartPolicy": "Never", "containers": [container], **fields}
+    return {"metadata": {"labels": {_LABEL: job.name}}, "spec": spec}
 
 
 def _tf_config(job: PodsSpec, hosts: Mapping[str, list[str]], role: str) -> list[dict[str, Any]]:
