@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tfdistkit import env
 from tfdistkit.errors import BuildFailedError, MissingDependencyError, explain
-from tfdistkit.horovod_build import needs, recipe
+from tfdistkit.horovod_build import needs, pinned, recipe
 from tfdistkit.horovod_build.checking import HorovodStatus, check_horovod
 from tfdistkit.horovod_build.commands import Say, run_logged
 from tfdistkit.horovod_build.recipe import BuildOptions, Machine
@@ -119,7 +119,7 @@ def make_wheel(plan: BuildPlan, cache: WheelCache, say: Say) -> Path:
         if wheel is None:
             _check_needs(plan)
             log.write_bytes(b"")  # of an earlier try
-        _install_packages(plan, recipe.RUN_PACKAGES if wheel else recipe.BUILD_PACKAGES, log, say)
+        _install_packages(plan, recipe.RUN_PACKAGES if wheel else recipe.BUILD_PACKAGES, work, log, say)
         if wheel is None:
             return _build(plan, cache, work, log, say)
         say(f"Taking it from the cache: {wheel}")
@@ -138,9 +138,9 @@ def plan_text(plan: BuildPlan, cache: WheelCache) -> str:
         f"for       Python {target.version} ({target.executable}), TensorFlow {target.tensorflow}",
         f"options   {plan.options.name}",
     ]
-    wanted = recipe.RUN_PACKAGES if wheel else recipe.BUILD_PACKAGES
-    missing = tuple(name for name in wanted if name not in target.packages)
-    commands = [recipe.packages_command(target.executable, missing)] if missing else []
+    missing = _missing(plan, recipe.RUN_PACKAGES if wheel else recipe.BUILD_PACKAGES)
+    lines += [f"install   {pinned.spelled(name)}, checksum pinned" for name in missing]
+    commands = [recipe.packages_command(target.executable, "<packages.txt>")] if missing else []
     if wheel:
         lines.append(f"cache     {wheel}")
     else:
@@ -156,13 +156,28 @@ def plan_text(plan: BuildPlan, cache: WheelCache) -> str:
     return "\n".join([*lines, *(f"command   {' '.join(command)}" for command in commands)])
 
 
-def _install_packages(plan: BuildPlan, wanted: tuple[str, ...], log: Path, say: Say) -> None:
+def _missing(plan: BuildPlan, wanted: Sequence[str]) -> tuple[str, ...]:
+    return tuple(name for name in wanted if name not in plan.target.packages)
+
+
+def _install_packages(plan: BuildPlan, wanted: Sequence[str], work: Path, log: Path, say: Say) -> None:
     """Those of Python that are missing: all of them small."""
-    missing = tuple(name for name in wanted if name not in plan.target.packages)
-    if missing:
-        say(f"Installing {', '.join(missing)}.")
-        command = recipe.packages_command(plan.target.executable, missing)
-        run_logged(f"The installation of {', '.join(missing)}", command, log, say=say, timeout_s=_PIP_S)
+    missing = _missing(plan, wanted)
+    if not missing:
+        return
+    told = ", ".join(map(pinned.spelled, missing))
+    say(f"Installing {told}.")
+    listed = work / "packages.txt"
+    listed.write_text(pinned.requirements(missing), encoding="utf-8")
+    run_logged(
+        f"The installation of {told}",
+        recipe.packages_command(plan.target.executable, str(listed)),
+        log,
+        say=say,
+        timeout_s=_PIP_S,
+        do=f"A package that is there already is used as it is: install one that you trust, and try again: "
+        f"{plan.target.executable} -m pip install {' '.join(missing)}",
+    )
 
 
 def _build(plan: BuildPlan, cache: WheelCache, work: Path, log: Path, say: Say) -> Path:

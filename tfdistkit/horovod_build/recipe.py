@@ -171,6 +171,13 @@ def install_command(python: str, wheel: str) -> list[str]:
     return [python, "-m", "pip", "install", "--force-reinstall", "--no-deps", "--no-index", wheel]
 
 
-def packages_command(python: str, packages: tuple[str, ...]) -> list[str]:
-    """Returns the command that installs packages from the user's package index."""
-    return [python, "-m", "pip", "install", *packages]
+def packages_command(python: str, requirements: str) -> list[str]:
+    """Returns the command that installs packages from the user's package index, as they are pinned and not otherwise.
+
+    Args:
+        python: The interpreter whose packages they become.
+        requirements: The path of what `pinned.requirements` returned.
+    """
+    # Wheels only: to build one, pip would fetch what nobody has pinned, and run it.
+    options = ["--no-deps", "--only-binary=:all:", "--require-hashes"]
+    return [python, "-m", "pip", "install", *options, "--requirement", requirements]
