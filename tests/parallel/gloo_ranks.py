@@ -16,6 +16,7 @@ from pathlib import Path
 
 from job_process import wait_until, write_script
 
+from tfdistkit.cluster.horovod import store_variables
 from tfdistkit.launcher.guardian import marked_processes
 
 # Generous: the machine may be busy, and TensorFlow alone takes many seconds to load.
@@ -25,7 +26,7 @@ _STORE = """
 import sys
 from tfdistkit.cluster.gloo_store import GlooStore
 store = GlooStore(2, host=sys.argv[1])
-print(store.address[1], flush=True)
+print(store.address[1], store.secret, flush=True)
 sys.stdin.read()
 """
 
@@ -93,11 +94,11 @@ def gloo_ranks(
         stack.callback(store.wait, DEADLINE_S)
         stack.callback(store.kill)
         stack.enter_context(store.stdout)
-        port = store.stdout.readline().decode().strip()
+        port, secret = store.stdout.readline().decode().split()
         running = []
         for rank, host in enumerate(hosts):
             log = folder / f"rank{rank}.log"
-            told = {**common, **_variables(rank, hosts, port)}
+            told = {**common, **_variables(rank, hosts), **store_variables(hosts[0].address, int(port), secret)}
             with log.open("wb") as output:
                 process = subprocess.Popen(
                     [*host.prefix, sys.executable, script],
@@ -116,7 +117,7 @@ def gloo_ranks(
         assert left == set(), f"still there: {left}"
 
 
-def _variables(rank: int, hosts: tuple[Host, Host], port: str) -> dict[str, str]:
+def _variables(rank: int, hosts: tuple[Host, Host]) -> dict[str, str]:
     together = hosts[0] == hosts[1]
     return {
         "HOROVOD_RANK": str(rank),
@@ -126,8 +127,6 @@ def _variables(rank: int, hosts: tuple[Host, Host], port: str) -> dict[str, str]
         "HOROVOD_CROSS_RANK": str(0 if together else rank),
         "HOROVOD_CROSS_SIZE": "1" if together else "2",
         "HOROVOD_HOSTNAME": hosts[rank].address,
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": hosts[0].address,
-        "HOROVOD_GLOO_RENDEZVOUS_PORT": port,
         "HOROVOD_GLOO_IFACE": hosts[rank].interface,
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",

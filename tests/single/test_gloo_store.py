@@ -9,10 +9,13 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import urlsplit
 
 import pytest
 
+from tfdistkit.cluster import gloo_store
 from tfdistkit.cluster.gloo_store import GlooStore
+from tfdistkit.cluster.horovod import store_variables
 
 DEADLINE_S = 20
 
@@ -24,6 +27,13 @@ def store() -> Iterator[GlooStore]:
 
 
 def ask(store: GlooStore, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+    """As Horovod's client composes its URLs of what it is told."""
+    told = store_variables(*store.address, store.secret)
+    url = f"http://{told['HOROVOD_GLOO_RENDEZVOUS_ADDR']}:{told['HOROVOD_GLOO_RENDEZVOUS_PORT']}{path}"
+    return ask_as_stranger(store, method, urlsplit(url).path, body)
+
+
+def ask_as_stranger(store: GlooStore, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
     connection = http.client.HTTPConnection(*store.address, timeout=DEADLINE_S)
     with contextlib.closing(connection):
         connection.request(method, path, body)
@@ -31,8 +41,12 @@ def ask(store: GlooStore, method: str, path: str, body: bytes | None = None) -> 
         return answer.status, answer.read()
 
 
+def path_of(store: GlooStore, path: str = "/global/0") -> str:
+    return f"/{store.secret}:{store.address[1]}{path}"
+
+
 def test_keeps_any_bytes(store: GlooStore) -> None:
-    value = bytes(range(256)) * 500
+    value = bytes(range(256)) * 250
     assert ask(store, "GET", "/local_here/0") == (404, b"")
     assert ask(store, "PUT", "/local_here/0", value) == (200, b"")
     assert ask(store, "GET", "/local_here/0") == (200, value)
@@ -85,15 +99,75 @@ def test_other_paths_are_refused(store: GlooStore, method: str, path: str) -> No
 
 
 def test_a_huge_or_nameless_length_is_refused(store: GlooStore) -> None:
-    for length in ("99999999999999", "-1", "many"):
-        with socket.create_connection(store.address, timeout=DEADLINE_S) as stranger:
-            stranger.sendall(f"PUT /global/0 HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n".encode())
-            assert b" 400 " in stranger.recv(1000)
+    for length, status in (("99999999999999", b"400"), ("-1", b"400"), ("many", b"400"), ("999999999", b"413")):
+        with socket.create_connection(store.address, timeout=DEADLINE_S) as rank:
+            rank.sendall(f"PUT {path_of(store)} HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n".encode())
+            assert b" %b " % status in rank.recv(1000)
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
+def test_who_does_not_know_the_secret_reads_and_writes_nothing(store: GlooStore, method: str) -> None:
+    ask(store, "PUT", "/local_here/0", b"precious")
+    port = store.address[1]
+    guesses = ("", "/", f"/{store.secret}", f"/:{port}", f"/{'0' * 32}:{port}", f"/{store.secret[:-1]}:{port}")
+    for guess in guesses:
+        assert ask_as_stranger(store, method, f"{guess}/local_here/0", b"worthless") == (403, b""), guess
+    assert ask(store, "GET", "/local_here/0") == (200, b"precious")
+
+
+def test_each_store_has_a_secret_of_its_own(store: GlooStore) -> None:
+    with contextlib.closing(GlooStore(2)) as other:
+        assert other.secret != store.secret and len(store.secret) == 32
+
+
+def test_ranks_cannot_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gloo_store, "_LEAST_ROOM_BYTES", 100_000)
+    with contextlib.closing(GlooStore(2)) as store:
+        assert ask(store, "PUT", "/a/0", b"x" * 60_000)[0] == 200
+        assert ask(store, "PUT", "/a/1", b"x" * 60_000)[0] == 507
+        assert ask(store, "PUT", "/a/0", b"y" * 60_000)[0] == 200, "in the place of the other"
+        many = [ask(store, "PUT", f"/b/{number}", b"")[0] for number in range(100)]
+        assert many.count(507) > 10, "names count, too"
+        assert ask(store, "DELETE", "/a/0")[0] == 200
+        assert ask(store, "PUT", "/a/1", b"x" * 60_000)[0] == 200
+        assert ask(store, "PUT", "/a/2", b"x" * 100_000)[0] == 413
+        assert ask(store, "PUT", f"/a/{'k' * 600}", b"")[0] == 400
+
+
+def test_strangers_that_say_nothing_keep_no_rank_out(store: GlooStore) -> None:
+    """Many connections, held open: the oldest ones are closed, and ranks are served."""
+    with contextlib.ExitStack() as stack:
+        strangers = [stack.enter_context(socket.create_connection(store.address, DEADLINE_S)) for _ in range(200)]
+        assert ask(store, "PUT", "/local_here/0", b"mine")[0] == 200
+        assert strangers[0].recv(1) == b"", "closed"
+        assert threading.active_count() < 150
+
+
+def test_a_stranger_that_never_ends_its_question_is_turned_away(
+    store: GlooStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gloo_store, "_PATIENCE_WITH_STRANGERS_S", 0.3)
+    with socket.create_connection(store.address, timeout=DEADLINE_S) as stranger:
+        with pytest.raises(OSError):
+            for _ in range(DEADLINE_S * 100):
+                stranger.sendall(b"x")
+                time.sleep(0.01)
+
+
+def test_a_rank_that_waits_is_no_stranger(store: GlooStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gloo_store, "_PATIENCE_WITH_STRANGERS_S", 0.1)
+    with ThreadPoolExecutor(1) as pool:
+        ask(store, "PUT", "/global/0", b"mine")
+        waiting = pool.submit(ask, store, "GET", "/global/1")
+        time.sleep(0.5)
+        ask(store, "PUT", "/global/1", b"yours")
+        assert waiting.result(DEADLINE_S) == (200, b"yours")
 
 
 def test_a_rank_that_dies_while_it_speaks_leaves_nothing(store: GlooStore) -> None:
     with socket.create_connection(store.address, timeout=DEADLINE_S) as dying:
-        dying.sendall(b"PUT /local_x/0 HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nhalf")
+        head = f"PUT {path_of(store, '/local_x/0')} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n"
+        dying.sendall(head.encode() + b"half")
     time.sleep(0.2)
     assert ask(store, "GET", "/local_x/0")[0] == 404
 

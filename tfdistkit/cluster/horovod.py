@@ -39,6 +39,20 @@ def read_horovod() -> ClusterSpec | None:
     return read_counts(NAMES)
 
 
+def store_variables(host: str, port: int, secret: str) -> dict[str, str]:
+    """Returns what tells a rank of Gloo where the store is, see `gloo_store`.
+
+    Horovod's client asks for `http://<host>:<port>/<scope>/<key>`, and has no option for credentials. What it is told
+    as the host goes into that as it is, so port and secret stand in it, too.
+
+    Args:
+        host: The store's address, as the ranks reach it.
+        port: Its port.
+        secret: What the paths of its URLs begin with.
+    """
+    return {STORE_HOST: f"{host}:{port}/{secret}", STORE_PORT: str(port)}
+
+
 def gloo_variables(cluster: ClusterSpec) -> dict[str, str]:
     """Returns what tells a rank of Gloo its place; where the store is, is told apart.
 

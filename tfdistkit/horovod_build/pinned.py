@@ -80,7 +80,8 @@ def requirements(names: Sequence[str]) -> str:
     Args:
         names: The packages, all of them in `PINS`.
     """
-    return "".join(f"{spelled(name)}{''.join(f' --hash=sha256:{one}' for one in PINS[name].sha256)}\n" for name in names)
+    lines = (" ".join([spelled(name), *(f"--hash=sha256:{one}" for one in PINS[name].sha256)]) for name in names)
+    return "".join(f"{line}\n" for line in lines)
 
 
 def spelled(name: str) -> str:

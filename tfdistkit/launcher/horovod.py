@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tfdistkit import env
+from tfdistkit.cluster import horovod
 from tfdistkit.cluster.gloo_store import GlooStore
 from tfdistkit.launcher import local
 from tfdistkit.launcher.spec import ProcessSpec
@@ -21,8 +22,7 @@ class Launcher(local.Launcher):
         host, port = self._store.address
         return {
             env.TF_CONFIG: None,  # one that is set in the shell describes another cluster
-            "HOROVOD_GLOO_RENDEZVOUS_ADDR": host,
-            "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+            **horovod.store_variables(host, port, self._store.secret),
         }
 
     def close(self) -> None:

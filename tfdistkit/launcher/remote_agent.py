@@ -145,11 +145,11 @@ class Agent:
     def _look_around(self, variables: dict[str, str | None], **asked: Any) -> dict[str, Any]:
         return remote_facts.look_around(variables=env.child_env(variables), **asked)
 
-    def _serve_store(self, world_size: int, address: str) -> int:
+    def _serve_store(self, world_size: int, address: str, secret: str) -> int:
         # Not before it is needed: its HTTP server takes a tenth of a second to load.
         from tfdistkit.cluster.gloo_store import GlooStore
 
-        self._store = GlooStore(world_size, host=address)
+        self._store = GlooStore(world_size, host=address, secret=secret)
         return self._store.address[1]
 
     def _start(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import importlib.util
 import inspect
+import secrets
 import shlex
 import shutil
 import zlib
@@ -186,7 +187,9 @@ class Launcher(local.Launcher):
         """The store in which Gloo's ranks meet, with rank 0: what they can reach if they can reach it."""
         first = self.places[0]
         connection = self._connection(first.host)
-        opened = self._fleet.ask(connection, "serve_store", world_size=world_size, address=first.address)
+        secret = secrets.token_hex(16)
+        told = {"world_size": world_size, "address": first.address, "secret": secret}
+        opened = self._fleet.ask(connection, "serve_store", **told)
         self._fleet.wait_for(lambda: opened.is_done, _START_S)
         if opened.answer is None:
             what = f"The ranks have nowhere to meet on {first.host}."
@@ -194,8 +197,7 @@ class Launcher(local.Launcher):
         self._see_that_all_reach(first, opened.answer)
         return {
             env.TF_CONFIG: None,  # one that is set in the shell there describes another cluster
-            horovod.STORE_HOST: first.address,
-            horovod.STORE_PORT: str(opened.answer),
+            **horovod.store_variables(first.address, opened.answer, secret),
         }
 
     def _see_that_all_reach(self, place: Place, port: int) -> None:

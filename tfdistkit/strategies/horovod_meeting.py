@@ -11,7 +11,7 @@ import socket
 
 from tfdistkit import env
 from tfdistkit.cluster import horovod, mpi
-from tfdistkit.cluster.addresses import host_key, split_address
+from tfdistkit.cluster.addresses import host_key, is_on_loopback, split_address
 from tfdistkit.cluster.gloo_store import GlooStore
 from tfdistkit.cluster.own_address import check_own_address
 from tfdistkit.cluster.rendezvous import meet
@@ -25,7 +25,9 @@ _MPI_WORLD = (mpi.OPEN_MPI.rank, "PMIX_RANK", "PMI_RANK")
 
 # As for `multiworker`: a scheduler may start the hosts of a job one after the other.
 _MEETING_S = 300.0
+# Rank 0's alone: where its store listens, and what opens it.
 _STORE_PORT_FACT = "gloo_store_port"
+_STORE_SECRET_FACT = "gloo_store_secret"
 
 # Rank 0's, for Horovod may be initialised again.
 _stores: list[GlooStore] = []
@@ -48,10 +50,12 @@ def introduce_ranks(cluster: ClusterSpec) -> None:
     check_own_address(cluster)
     told = facts()
     if cluster.is_chief:
-        _stores.append(GlooStore(cluster.world_size, host="0.0.0.0"))
+        _stores.append(GlooStore(cluster.world_size, host=_store_host(cluster)))
         told[_STORE_PORT_FACT] = _stores[-1].address[1]
-    meeting = meet(cluster, told, _MEETING_S)
-    for name, value in _variables(cluster, int(meeting.facts[0][_STORE_PORT_FACT])).items():
+        told[_STORE_SECRET_FACT] = _stores[-1].secret
+    facts_of_first = meet(cluster, told, _MEETING_S).facts[0]
+    store = int(facts_of_first[_STORE_PORT_FACT]), str(facts_of_first[_STORE_SECRET_FACT])
+    for name, value in _variables(cluster, *store).items():
         env.put(name, value)
 
 
@@ -70,15 +74,22 @@ def needs_introduction(cluster: ClusterSpec) -> bool:
     return not (hvd.mpi_built() and any(env.text(name) is not None for name in _MPI_WORLD))
 
 
-def _variables(cluster: ClusterSpec, store_port: int) -> dict[str, str]:
+def _variables(cluster: ClusterSpec, store_port: int, store_secret: str) -> dict[str, str]:
     """What Horovod's launcher would tell this rank."""
     variables = {
         **horovod.gloo_variables(cluster),
-        horovod.STORE_HOST: _ip_of(split_address(cluster.workers[0])[0]),
-        horovod.STORE_PORT: str(store_port),
+        **horovod.store_variables(_ip_of(split_address(cluster.workers[0])[0]), store_port, store_secret),
     }
     interface = env.text(horovod.GLOO_INTERFACE) or _interface(cluster)
     return variables if interface is None else {**variables, horovod.GLOO_INTERFACE: interface}
+
+
+def _store_host(cluster: ClusterSpec) -> str:
+    """Loopback where all are there; else all interfaces, for by which address the others come is not known here."""
+    if not is_on_loopback(cluster.workers):
+        return "0.0.0.0"
+    ip = _ip_of(split_address(cluster.workers[0])[0])
+    return ip if "." in ip else "127.0.0.1"
 
 
 def _interface(cluster: ClusterSpec) -> str | None:
