@@ -16,6 +16,7 @@ from tfdistkit.cli.run_slurm import run_in_slurm
 from tfdistkit.cli.shown import end_console, shown_value
 from tfdistkit.errors import TfdistkitError
 from tfdistkit.launcher.console import Console
+from tfdistkit.launcher.isolation import isolate
 from tfdistkit.launcher.piped_script import PipedScript, read_piped
 from tfdistkit.launcher.places import HERE
 from tfdistkit.launcher.preparing import Prepared, prepare_attempt
@@ -50,6 +51,8 @@ def main(arguments: Sequence[str]) -> int:
     # Before there is anything to stop: from here on, Ctrl-C waits for the workers.
     with SignalInbox() as inbox:
         try:
+            if options.is_isolated:
+                isolate()
             if options.slurm is not None:
                 return run_in_slurm(options, options.slurm, inbox.received)
             job = _job(options, piped)

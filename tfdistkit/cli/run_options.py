@@ -34,6 +34,7 @@ class RunOptions:
     mpi_args: tuple[str, ...] = ()
     slurm: slurm_options.SlurmOptions | None = None
     is_piped: bool = False
+    is_isolated: bool = False
 
 
 def parse(arguments: Sequence[str]) -> RunOptions:
@@ -67,7 +68,9 @@ def parse(arguments: Sequence[str]) -> RunOptions:
         parser.error(workers_missing(before, words))
     problem = (module_problem if found.module else script_problem)(before, words)
     is_piped = not found.module and is_pipe(words[0])
-    if is_piped and (hosts is not None or slurm is not None):
+    if found.isolate and (hosts is not None or slurm is not None):
+        problem = "--isolate is for jobs on this machine alone: leave it out, or leave out the hosts (-H, SLURM)."
+    elif is_piped and (hosts is not None or slurm is not None):
         problem = piped_elsewhere(words[0])
     if problem:
         parser.error(problem)
@@ -87,6 +90,7 @@ def parse(arguments: Sequence[str]) -> RunOptions:
         mpi_args=found.mpi_args,
         slurm=slurm,
         is_piped=is_piped,
+        is_isolated=found.isolate,
     )
 
 

@@ -160,6 +160,7 @@ def _add_rest(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="threads for one TensorFlow operation (default: the cores shared out among the workers)",
     )
+    add("--isolate", action="store_true", help="in a network of its own: nobody reaches the workers, and they nobody")
     told = "more options for mpirun, with --backend mpi, such as --mpi-args='--mca btl tcp,self'"
     add("--mpi-args", type=_words, default=(), metavar="'ARGS'", help=told)
     add("--full-traceback", action="store_true", help="show frames of Keras, TensorFlow and tfdistkit in tracebacks")
