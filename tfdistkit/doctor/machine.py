@@ -13,6 +13,7 @@ from typing import Any
 
 from tfdistkit import __version__, env
 from tfdistkit.cluster.ports import free_ports
+from tfdistkit.doctor.exposure import look_at_exposure
 from tfdistkit.doctor.findings import Finding, Level
 from tfdistkit.errors import ClusterConfigError, UnsupportedError
 from tfdistkit.horovod_build.checking import INSTALL, check_horovod
@@ -77,7 +78,7 @@ def look_at_versions() -> tuple[list[Finding], Mapping[str, Any]]:
 
 
 def look_at_network() -> list[Finding]:
-    """Returns what was found of ports, interfaces, this machine's own name, and proxies."""
+    """Returns what was found of ports, interfaces, this machine's own name, who else reaches it, and proxies."""
     findings = []
     interfaces = list_interfaces()
     told = ", ".join(f"{name} {address}" for name, address in interfaces.items()) or "none"
@@ -90,6 +91,7 @@ def look_at_network() -> list[Finding]:
         do = "End what holds them: ss -ltnp"
         findings.append(Finding("network", "ports", Level.PROBLEM, str(error), do))
     findings.append(_own_name(interfaces))
+    findings.append(look_at_exposure(interfaces))
     proxies = [name for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY") if env.text(name)]
     if proxies and not (env.text("no_proxy") or env.text("NO_PROXY")):
         told = f"{', '.join(proxies)} set: gRPC, which TensorFlow's processes talk over, would ask the proxy for hosts"

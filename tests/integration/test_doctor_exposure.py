@@ -1,0 +1,67 @@
+"""The doctor warns where others could reach the ports of jobs: in networks that the test makes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from typing import Any
+
+import pytest
+
+from tfdistkit.cli import doctor
+from tfdistkit.doctor import Finding, Level
+
+DEADLINE_S = 60
+LOOK = """
+    import json
+    from tfdistkit.doctor.findings import as_json
+    from tfdistkit.doctor.machine import look_at_network
+    print(json.dumps([one for one in as_json(look_at_network()) if one["name"] == "exposure"]))
+"""
+CABLE = "ip link add v0 type veth peer name v1; ip link set v1 up; ip link set v0 up"
+
+
+def look_in_network(*commands: str) -> dict[str, Any]:
+    """What the doctor finds in a network with nothing but what the commands make."""
+    setup = "; ".join(["set -e", *commands, 'exec "$@"'])
+    command = ["unshare", "--net", "sh", "-c", setup, "sh", sys.executable, "-c", textwrap.dedent(LOOK)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout)
+    return dict(found)
+
+
+def test_nobody_comes_by_loopback() -> None:
+    found = look_in_network("ip link set lo up")
+    assert (found["level"], found["do"]) == ("ok", "")
+    assert found["told"] == "none: this machine has no address but those of loopback"
+
+
+@pytest.mark.parametrize("address", ["10.9.8.7", "2001:db8::7"])
+def test_others_come_by_an_interface(address: str) -> None:
+    size = 64 if ":" in address else 24
+    found = look_in_network("ip link set lo up", CABLE, f"ip address add {address}/{size} dev v0")
+    assert found["level"] == "warning"
+    assert found["told"].startswith(f"multiworker and parameter_server listen on v0 {address}, too, without credentials")
+    assert "tfdistkit run --isolate" in found["do"] and "firewall" in found["do"]
+
+
+def test_where_there_is_no_isolation() -> None:
+    forbidden = "echo 0 > /proc/sys/user/max_net_namespaces"
+    setup = f"{CABLE}; ip address add 10.9.8.7/24 dev v0; {forbidden}"
+    command = ["unshare", "--user", "--map-root-user", "--net", "sh", "-c", f'set -e; {setup}; exec "$@"', "sh"]
+    command += [sys.executable, "-c", textwrap.dedent(LOOK)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout)
+    assert found["level"] == "warning" and "--isolate" not in found["do"] and "firewall" in found["do"]
+
+
+def test_a_warning_is_no_failure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    warning = Finding("network", "exposure", Level.WARNING, "others reach it", "Close it.")
+    monkeypatch.setattr(doctor, "look_at_versions", lambda: ([], {"horovod": None}))
+    monkeypatch.setattr(doctor, "look_at_network", lambda: [warning])
+    assert doctor.main(["--no-trials"]) == 0
+    assert "  exposure: Close it." in capsys.readouterr().out
