@@ -92,6 +92,19 @@ def test_secrets_are_not_shown(tmp_path: Path, words: list[str]) -> None:
     assert not events.exists() or "abc123" not in events.read_text()
 
 
+def test_passwords_in_urls_are_not_shown(tmp_path: Path) -> None:
+    variables = ["--env", "STORE=postgres://me:abc123@db/runs", "--env", "SITE=https://host:8080/a@b"]
+    ended = run_job("-np", "1", "--dry-run", *variables, write_script(tmp_path, ""), cwd=tmp_path)
+    assert "abc123" not in ended.stdout and "STORE='(hidden)'" in ended.stdout
+    assert "SITE=https://host:8080/a@b" in ended.stdout
+
+
+def test_refused_variables_are_told_without_their_values(tmp_path: Path) -> None:
+    words = ["--env", "TFDISTKIT_JOB_ID=abc123", write_script(tmp_path, "")]
+    ended = run_job("-np", "1", *words, cwd=tmp_path)
+    assert ended.code == 2 and "TFDISTKIT_JOB_ID=..." in ended.stderr and "abc123" not in ended.stderr
+
+
 def test_a_passed_variable_is_shown_by_its_name(tmp_path: Path) -> None:
     script = write_script(tmp_path, "")
     ended = run_job("-np", "1", "--dry-run", "--env", "DATA=/data/set", script, cwd=tmp_path, DATA="/data/set")

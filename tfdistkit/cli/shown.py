@@ -18,6 +18,8 @@ from tfdistkit.supervise.result import JobResult
 _LOST_EXIT_CODE = 1
 # Names of variables whose values nobody wants to show.
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
+# A URL with a user's password in it: `postgres://me:password@host/`.
+_PASSWORD_IN_URL = re.compile(r"://[^/\s:@]*:[^/\s@]*@")
 _HIDDEN = "'(hidden)'"
 
 
@@ -72,9 +74,10 @@ def shown_value(name: str, value: str) -> str:
         value: Its value.
 
     Returns:
-        The value; `"$NAME"` where this shell has the same, and `'(hidden)'` for what is secret by its name.
+        The value; `"$NAME"` where this shell has the same, and `'(hidden)'` for what is secret by its name, or is a
+        URL with a password.
     """
-    if _SECRET.search(name):
+    if _is_secret(name, value):
         return _HIDDEN
     return f'"${name}"' if len(value) > 1 and env.child_env({}).get(name) == value else shlex.quote(value)
 
@@ -87,6 +90,10 @@ def without_secrets(script: str, variables: Mapping[str, str]) -> str:
         variables: The variables.
     """
     for name, value in variables.items():
-        if value and _SECRET.search(name):
+        if value and _is_secret(name, value):
             script = script.replace(f"{name}={shlex.quote(value)}", f"{name}={_HIDDEN}")
     return script
+
+
+def _is_secret(name: str, value: str) -> bool:
+    return bool(_SECRET.search(name) or _PASSWORD_IN_URL.search(value))

@@ -175,13 +175,18 @@ def _check_count(name: str, value: object, least: int = 1) -> None:
 def _check_variable(name: str, value: object) -> None:
     if not isinstance(value, str) or not name or "=" in name or "\0" in name + value:
         raise OptionError(
-            explain("`env` holds what cannot be a variable.", received=f"{name}={value!r}", expected="NAME=text")
+            # Not a text: that may be a secret.
+            explain(
+                "`env` holds what cannot be a variable.",
+                received=f"{name}={'...' if isinstance(value, str) else repr(value)}",
+                expected="NAME=text",
+            )
         )
     if name == env.TF_CONFIG or name in env.LETTERBOX:
         raise OptionError(
             explain(
                 "`env` sets a variable that the launcher itself gives to each worker.",
-                received=f"{name}={value}",
+                received=f"{name}=...",
                 expected=f"any variable but {', '.join((env.TF_CONFIG, *env.LETTERBOX))}",
                 do="Leave it out; to describe the cluster yourself, start the script without the launcher.",
             )
