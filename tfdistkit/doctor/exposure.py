@@ -19,7 +19,7 @@ _IPV6_FILE = "/proc/net/if_inet6"
 _LINK_LOCAL = "20"
 
 _TRY_ISOLATION = "from tfdistkit.launcher.isolation import isolate; isolate()"
-_SEVERAL_HOSTS = "Close this machine's ports to all but the hosts of your jobs by a firewall; see docs/security.md"
+_FIREWALL = "close this machine's ports to all but the hosts of your jobs by a firewall; see docs/security.md"
 
 
 def look_at_exposure(interfaces: Mapping[str, str]) -> Finding:
@@ -39,11 +39,9 @@ def look_at_exposure(interfaces: Mapping[str, str]) -> Finding:
         f"multiworker and parameter_server listen on {', '.join(outside[:_SHOWN])}{more}, too, without credentials:\n"
         "whoever reaches their ports can do what your jobs can, unless a firewall keeps them out"
     )
-    if _can_isolate():
-        do = f"Jobs on this machine alone: tfdistkit run --isolate. Others: {_SEVERAL_HOSTS[0].lower()}{_SEVERAL_HOSTS[1:]}"
-    else:
-        do = _SEVERAL_HOSTS
-    return Finding("network", _NAME, Level.WARNING, told, do)
+    alone = "For jobs on this machine alone, tfdistkit run --isolate. For others, " if _can_isolate() else ""
+    do = alone + _FIREWALL
+    return Finding("network", _NAME, Level.WARNING, told, do[0].upper() + do[1:])
 
 
 def _ipv6_addresses() -> list[tuple[str, str]]:
