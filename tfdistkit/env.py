@@ -60,6 +60,13 @@ LETTERBOX = (LOCAL_RANK, LOCAL_WORLD_SIZE, RUN_DIR, TASK_DIR, PARENT_PID, RANK, 
 INTRA_OP_THREADS = "TF_NUM_INTRAOP_THREADS"
 INTER_OP_THREADS = "TF_NUM_INTEROP_THREADS"
 OMP_THREADS = "OMP_NUM_THREADS"
+# What TensorFlow's C++ code logs: from which severity on (0: all), and how much more.
+TF_LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+TF_VLOG_LEVEL = "TF_CPP_MAX_VLOG_LEVEL"
+TF_VMODULE = "TF_CPP_VMODULE"
+# Whether colours are wanted, wherever the output goes: https://no-color.org, https://force-color.org
+NO_COLOR = "NO_COLOR"
+FORCE_COLOR = "FORCE_COLOR"
 # Python writes what is printed at once.
 UNBUFFERED = "PYTHONUNBUFFERED"
 

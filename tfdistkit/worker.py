@@ -33,6 +33,7 @@ from tfdistkit import env
 from tfdistkit.report import broken_exit  # noqa: F401  # registered before all that the script registers
 from tfdistkit.report.alone import leave_alone_mark
 from tfdistkit.report.crashes import CrashRecord, kinds_of, write_crash
+from tfdistkit.report.no_terminal import explain_empty_input
 from tfdistkit.report.progress import leave_steps, steps_taken
 from tfdistkit.report.tracebacks import folded, whole
 
@@ -62,6 +63,7 @@ def main() -> None:
     except BaseException as error:
         own = _without_own_frames(error.__traceback__)
         error.__traceback__ = own
+        explain_empty_input(error)
         if os.getpid() == pid:
             _record(error, own)
         # As the interpreter would do it, with the frames of the script only; then the interpreter does the rest:
@@ -77,11 +79,14 @@ def _leave_marks() -> None:
 
 
 def _show(error: BaseException, tb: TracebackType | None) -> None:
-    """Shows an exception; what a launcher starts folds the frames of libraries, unless the script shows its own way."""
-    text = folded(error, tb)
-    if env.text(env.TASK_DIR) is None or sys.excepthook is not sys.__excepthook__ or text == whole(error, tb):
+    """Shows an exception; what a launcher starts folds the frames of libraries, unless the script shows its own way.
+
+    In one piece, so that the launcher can tell that another rank shows the same.
+    """
+    if env.text(env.TASK_DIR) is None or sys.excepthook is not sys.__excepthook__:
         sys.excepthook(type(error), error, tb)
         return
+    text = folded(error, tb)
     with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr is closed, or gone
         sys.stderr.write(text)
         sys.stderr.flush()

@@ -51,5 +51,5 @@ def test_a_job_without_a_strategy_is_told(case: str, tmp_path: Path) -> None:
 
 def test_one_process_is_told_nothing(tmp_path: Path) -> None:
     (tmp_path / "tensorflow.py").write_text("")
-    ended = run_job("-np", "1", write_script(tmp_path, "import tensorflow"), cwd=tmp_path)
+    ended = run_job("-q", "-np", "1", write_script(tmp_path, "import tensorflow"), cwd=tmp_path)
     assert (ended.code, ended.stderr) == (0, "")

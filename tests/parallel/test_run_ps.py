@@ -34,7 +34,7 @@ def ends(folder: Path) -> dict[str, int]:
 @pytest.mark.parametrize("backend", ["local", pytest.param("mpi", marks=needs_mpirun)])
 def test_every_role_is_told_its_place_and_ends_with_the_coordinator(tmp_path: Path, backend: str) -> None:
     script = write_script(tmp_path, play("print('done')", before=TELL))
-    words = ["--backend", backend, "--ps", "2", "-np", "2", "--log-dir", "logs"]
+    words = ["-q", "--backend", backend, "--ps", "2", "-np", "2", "--log-dir", "logs"]
     ended = run_job(*words, script, "--lr", "1", cwd=tmp_path)
     assert (ended.code, ended.stderr) == (0, "")
     logs = tmp_path / "logs"
@@ -139,6 +139,14 @@ me.wait_for("on")
     assert [event["process"] for event in started] == ["chief", "worker 0", "worker 1", "ps 0", "worker 1"]
 
 
+def test_workers_that_fail_in_the_same_place_again_are_given_up(tmp_path: Path) -> None:
+    script = "import os, time\nif '\"type\": \"worker\"' in os.environ['TF_CONFIG']:\n    undefined\ntime.sleep(600)"
+    ended = run_job("--ps", "1", "-np", "2", "--max-restarts", "9", write_script(tmp_path, script), cwd=tmp_path)
+    assert ended.code == 1 and ended.stderr.count("it starts again at its address") == 2
+    assert ended.stderr.count("it failed in the same place again, so it is not started again") == 2
+    assert "the first failure was\nworker " in ended.stderr and "raised NameError" in ended.stderr
+
+
 def test_without_a_server_or_the_coordinator_all_start_again(tmp_path: Path) -> None:
     """A server dies, and the coordinator says what TensorFlow says then; the coordinator dies; all goes well."""
     coordinator = """
@@ -153,7 +161,7 @@ print("attempt", attempt, os.environ["TFDISTKIT_TASK_DIR"])
     words = ("--ps", "2", "-np", "1", "--max-restarts", "2", "--log-dir", "logs")
     ended = run_job(*words, write_script(tmp_path, play(coordinator)), cwd=tmp_path)
     assert ended.code == 0, ended.stderr
-    first, second = ended.stderr.split("tfdistkit: everything starts again as attempt 1 (restart 1 of 2).")
+    first, second = ended.stderr.split("tfdistkit: everything starts again as attempt 1 (restart 1 of 2) in 1 s.")
     assert "tfdistkit: attempt 0 failed after" in first
     assert "the first failure was\nps 1 was killed by SIGKILL" in first
     assert "the first failure was\nchief was killed by SIGKILL" in second and "attempt 2 (restart 2 of 2)" in second

@@ -36,9 +36,9 @@ def test_all_start_again_until_it_goes_well(tmp_path: Path) -> None:
     ended = run_job("-np", "2", "--max-restarts", "3", "--log-dir", "logs", script, cwd=tmp_path)
     assert ended.code == 0, ended.stderr
     assert "the first failure was\nrank 1 raised ValueError" in ended.stderr
-    assert "everything starts again as attempt 1 (restart 1 of 3)." in ended.stderr
+    assert "everything starts again as attempt 1 (restart 1 of 3) in 1 s." in ended.stderr
     assert "the first failure was\nrank 0 was killed by SIGKILL" in ended.stderr
-    assert "everything starts again as attempt 2 (restart 2 of 3)." in ended.stderr
+    assert "everything starts again as attempt 2 (restart 2 of 3) in 2 s." in ended.stderr
     report = ended.stderr[ended.stderr.index("tfdistkit: the job ended well after") :]
     assert "Earlier: rank 1 raised ValueError after" in report and "Earlier: rank 0 was killed by SIGKILL" in report
     logs = tmp_path / "logs"
@@ -177,3 +177,39 @@ def test_launch_returns_the_coordinators_result(tmp_path: Path) -> None:
 
     assert tfdistkit.launch(train, ("x",), np=2, ps=1, log_dir=tmp_path) == ("x", 5, True)
     assert (tmp_path / "chief.0" / "result.pkl").exists() and not (tmp_path / "ps.0" / "result.pkl").exists()
+
+
+def test_a_script_that_fails_at_once_in_the_same_place_is_given_up(tmp_path: Path) -> None:
+    script = write_script(tmp_path, "import os\nprint(os.environ['TFDISTKIT_ATTEMPT'], flush=True)\nundefined\n")
+    ended = run_job("-np", "2", "--max-restarts", "9", "--log-dir", "logs", script, cwd=tmp_path)
+    assert ended.code == 1 and {line[4:] for line in ended.stdout.splitlines()} == {"0", "1"}
+    assert "tfdistkit: attempt 1 failed like attempt 0: with the same exception, in the same place" in ended.stderr
+    assert "It is not started again (8 restarts are left): mend the script first." in ended.stderr
+    assert "tfdistkit: attempt 1, the last one, failed after" in ended.stderr
+    (restart,) = [event for event in read_events(tmp_path / "logs") if event["event"] == "job_restarting"]
+    assert restart["wait_s"] == 1
+
+
+def test_what_may_go_well_another_time_is_tried_again(tmp_path: Path) -> None:
+    script = "import socket\nsocket.create_connection(('127.0.0.1', 1))"
+    ended = run_job("-np", "1", "--max-restarts", "2", write_script(tmp_path, script), cwd=tmp_path)
+    assert "attempt 2, the last one, failed" in ended.stderr and "raised ConnectionRefusedError" in ended.stderr
+
+
+@pytest.mark.parametrize("end", ["SIGTERM", "SIGINT", "timeout"])
+def test_the_wait_before_a_restart_ends_with_the_job(tmp_path: Path, end: str) -> None:
+
+    words = ["-np", "1", "--max-restarts", "20", "--log-dir", "logs", write_script(tmp_path, "raise OSError")]
+    words = ["--timeout", "5", *words] if end == "timeout" else words
+    with job(*words, cwd=tmp_path) as running:
+        waits = []
+        while end != "timeout" and 2 not in waits:
+            wait_until(lambda: (tmp_path / "logs/events.jsonl").exists(), "the log")
+            waits = [event["wait_s"] for event in read_events(tmp_path / "logs") if event["event"] == "job_restarting"]
+        if end != "timeout":
+            running.process.send_signal(getattr(signal, end))
+        ended = running.end()
+        assert running.left() == []
+    assert ended.code == {"SIGTERM": 143, "SIGINT": 130, "timeout": 124}[end], ended.stderr
+    told = "did not end within 5 s (--timeout)" if end == "timeout" else f"was ended by {end}"
+    assert f"tfdistkit: the job {told}" in ended.stderr

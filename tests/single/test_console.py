@@ -195,3 +195,68 @@ def test_a_slow_reader_gets_everything(tmp_path: Path) -> None:
     reader.join(timeout=30)
     os.close(reading)
     assert len(got) == 1_000_000
+
+
+HEADER = b"WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\n"
+
+
+def test_what_tensorflow_logs_at_each_start_is_left_out_of_stderr() -> None:
+    for world_size in (1, 2):
+        console, screen = consoles(is_terminal=False, world_size=world_size)
+        console.show(0, "stderr", b"a\n" + HEADER + b"~")
+        console.show(0, "stdout", HEADER)
+        console.end(0, "stderr")
+        label = b"[0] " * (world_size - 1)
+        assert screen.written.startswith(label + b"a\n") and screen.written.count(HEADER) == 1
+        assert screen.written.count(b"~") == 1
+
+
+def test_a_console_that_hides_nothing() -> None:
+    screen = Screen(is_terminal=False)
+    console = Console(screen, screen, ["0"], hidden={})
+    console.show(0, "stderr", HEADER)
+    assert screen.written == HEADER
+
+
+def test_a_question_of_a_single_worker_is_shown_soon() -> None:
+    console, screen = consoles(is_terminal=True, world_size=1)
+    console.show(0, "stderr", b"I0001 or W0002? ")
+    assert screen.written == b""
+    console.refresh()
+    assert screen.written == b"I0001 or W0002? "
+
+
+TRACEBACK = b'Traceback (most recent call last):\n  File "x.py", line 1, in <module>\n    f()\nKeyError: 1\n'
+
+
+@pytest.mark.parametrize(
+    ("second", "shown"),
+    [
+        (TRACEBACK, b"[1] the same traceback as [0]\n"),
+        (b"before\n" + TRACEBACK + b"after\n", b"[1] before\n[1] the same traceback as [0]\n[1] after\n"),
+        (TRACEBACK.replace(b": 1", b": 2"), None),
+        (TRACEBACK.replace(b"line 1", b"line 2"), None),
+        (TRACEBACK[:-3], None),
+        (b"KeyError: 1\n", None),
+    ],
+)
+def test_a_traceback_that_was_shown_is_named(second: bytes, shown: bytes | None) -> None:
+    console, screen = consoles(is_terminal=False)
+    console.show(0, "stderr", TRACEBACK)
+    console.show(0, "stderr", TRACEBACK)
+    assert screen.written.count(b"[0] KeyError: 1\n") == 2, "a rank's own are all shown"
+    screen.written = b""
+    console.show(1, "stderr", second)
+    console.end(1, "stderr")
+    assert screen.written == (shown or b"".join(b"[1] " + line for line in second.splitlines(True))).rstrip() + b"\n"
+    console.begin_attempt()
+    screen.written = b""
+    console.show(1, "stderr", TRACEBACK)
+    assert screen.written.count(b"\n") == 4
+
+
+def test_the_end_of_a_message_that_differs_is_shown() -> None:
+    console, screen = consoles(is_terminal=False)
+    console.show(0, "stderr", TRACEBACK + b"in rank 0\n")
+    console.show(1, "stderr", TRACEBACK + b"in rank 1\n")
+    assert screen.written.endswith(b"[0] in rank 0\n[1] the same traceback as [0]\n[1] in rank 1\n")

@@ -122,8 +122,8 @@ def given_up(rank: int = 0) -> WorkerStatus:
     return replace(ended(-9, rank), is_given_up=True)
 
 
-def left(ago_s: float, rank: int = 0) -> WorkerStatus:
-    return WorkerStatus(rank, 0, ended_at=NOW - ago_s)
+def left(ago_s: float, rank: int = 0, code: int = 0) -> WorkerStatus:
+    return WorkerStatus(rank, code, ended_at=NOW - ago_s)
 
 
 def stop(*who: int) -> Decision:
@@ -163,6 +163,15 @@ def care(action: Action, *who: int) -> Decision:
         (cast(workers=(running(), crashed(SHUTDOWN_S + 1, rank=1)), restarts_left=1), care(Action.REPLACE, 2)),
         (cast(workers=(ended(-9), ended(-9, 1)), restarts_left=2), care(Action.REPLACE, 1, 2)),
         (cast(workers=(ended(-9), ended(-9, 1)), restarts_left=1), care(Action.REPLACE, 1)),
+        # It is started again after a while only; meanwhile the others go on, and signals count.
+        (cast(workers=(running(), left(1, 1, 9)), restarts_left=1, restart_wait_s=2.0), WAIT),
+        (cast(workers=(running(), left(3, 1, 9)), restarts_left=1, restart_wait_s=2.0), care(Action.REPLACE, 2)),
+        (cast(workers=(left(1, 0, 9), left(3, 1, 9)), restarts_left=2, restart_wait_s=2.0), care(Action.REPLACE, 2)),
+        (cast(workers=(running(), left(1, 1, 9)), restarts_left=1, restart_wait_s=2.0, signals=(2,)), INTERRUPTED),
+        (cast(workers=(running(), crashed(9, rank=1)), restarts_left=1, restart_wait_s=60.0), WAIT),
+        (cast(workers=(suspended(99), left(1, 1, 9)), restarts_left=1, restart_wait_s=2.0), care(Action.KILL, 1)),
+        # All were given up although restarts are left: they failed in the same place again.
+        (cast(workers=(given_up(), given_up(1)), restarts_left=3), stop(1, 2)),
         (cast(workers=(running(), given_up(1))), WAIT),
         (cast(workers=(running(), given_up(1)), restarts_left=1), WAIT),
         # Nobody is left to do the work.

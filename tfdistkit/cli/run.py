@@ -14,6 +14,7 @@ from tfdistkit.cli.run_options import RunOptions, parse
 from tfdistkit.cli.run_parser import make_parser as make_parser  # noqa: F401  # as every command has one
 from tfdistkit.cli.run_slurm import run_in_slurm
 from tfdistkit.cli.shown import end_console, shown_value
+from tfdistkit.cli.starting import hidden_lines, starting_line
 from tfdistkit.errors import TfdistkitError
 from tfdistkit.launcher.console import Console
 from tfdistkit.launcher.isolation import isolate
@@ -104,14 +105,15 @@ def _run(
     job: JobSpec, prepared: Prepared, options: RunOptions, signals: Sequence[int], piped: PipedScript | None
 ) -> int:
     processes = prepared.processes
-    console = Console(*standard_sinks(), [process.name.label for process in processes])
+    hidden = hidden_lines(options.is_verbose, options.env)
+    console = Console(*standard_sinks(), [process.name.label for process in processes], hidden)
     if env.text(env.TF_CONFIG):
         gets = "each worker gets one of its own" if options.backend == "local" else "the workers get none"
         console.note(f"tfdistkit: TF_CONFIG of this shell is not used: {gets}.")
     if prepared.told:
         console.note(prepared.told)
-    if options.is_verbose:
-        console.note("\n".join(["tfdistkit: starting", *map(_as_shell_line, processes)]))
+    if not options.is_quiet:
+        console.note("\n".join([starting_line(job), *map(_as_shell_line, processes if options.is_verbose else ())]))
     try:
         if piped is not None:
             require_unused(job.run_dir)

@@ -27,6 +27,7 @@ class RunOptions:
     threads_per_worker: int | None
     is_dry_run: bool
     is_verbose: bool
+    is_quiet: bool = False
     backend: str = "local"
     ps: int = 0
     max_restarts: int = 0
@@ -83,6 +84,7 @@ def parse(arguments: Sequence[str]) -> RunOptions:
         threads_per_worker=found.threads_per_worker,
         is_dry_run=found.dry_run,
         is_verbose=found.verbose,
+        is_quiet=found.quiet,
         backend=found.backend,
         ps=found.ps,
         max_restarts=found.max_restarts,

@@ -133,7 +133,10 @@ def make_parser() -> Parser:
     slurm_options.add_to(parser)
     host_options.add_to(parser)
     add("--dry-run", action="store_true", help="print what would be started, and start nothing")
-    add("-v", "--verbose", action="store_true", help="tell what the launcher does")
+    told = parser.add_mutually_exclusive_group()
+    add_told = told.add_argument
+    add_told("-v", "--verbose", action="store_true", help="show commands, and what TensorFlow logs at its start")
+    add_told("-q", "--quiet", action="store_true", help="tell failures only, not what is started")
     add(
         "program",
         nargs=argparse.REMAINDER,

@@ -11,6 +11,7 @@ from pathlib import Path
 from tfdistkit import env
 from tfdistkit.cli.run_options import RunOptions
 from tfdistkit.cli.shown import end_console, without_secrets
+from tfdistkit.cli.starting import hidden_lines
 from tfdistkit.cli.slurm_options import SlurmOptions
 from tfdistkit.cluster import horovod, slurm
 from tfdistkit.errors import TfdistkitError
@@ -52,7 +53,8 @@ def run_in_slurm(options: RunOptions, wanted: SlurmOptions, signals: Sequence[in
     if options.is_dry_run:
         print(without_secrets(script, job.env), end="")
         return 0
-    console = Console(*standard_sinks(), ["job"])
+    hidden = hidden_lines(options.is_verbose, options.env, "stdout", has_labels=True)
+    console = Console(*standard_sinks(), ["job"], hidden)
     if options.is_verbose:
         console.note(without_secrets(script, job.env))
     try:

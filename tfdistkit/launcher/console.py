@@ -4,22 +4,29 @@ A progress bar is a line that ends in a carriage return instead of a newline, ag
 line stays the last line and other workers' lines appear above it. Where the output is no terminal, only its last
 state is shown, and every few seconds the state so far.
 
-A single worker needs no prefix: its bytes pass through as they are.
+A single worker needs no prefix: its bytes pass through as they are. What TensorFlow logs at each start is left out
+(see `report.startup_lines`), and so is a traceback that another worker has brought already.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from tfdistkit.launcher.same_tracebacks import SameTracebacks
 from tfdistkit.launcher.sinks import Sink
+from tfdistkit.report.startup_lines import StartupLines
 
 _ERASE_LINE = b"\r\x1b[K"
 # How often a progress bar shows on what is no terminal.
 _SHOW_UNFINISHED_S = 5.0
 # A line that is longer is shown in parts.
 _LONGEST_LINE_BYTES = 65_536
+# Cyan, yellow, green, magenta, blue, and the same brighter; red is for errors.
+_COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
+# Where start-up lines are looked for.
+_HIDDEN: Mapping[str, Callable[[], StartupLines]] = {"stderr": StartupLines}
 
 
 class LineBuffer:
@@ -66,14 +73,24 @@ class Console:
         stdout: Where the workers' stdout goes: a sink that does not wait for who reads.
         stderr: Where their stderr goes, and notes.
         labels: What stands before the lines of each worker; they are known by their place in this list from then on.
+        hidden: What is left out of which of a worker's two streams; nothing shows all.
     """
 
-    def __init__(self, stdout: Sink, stderr: Sink, labels: Sequence[str]):
+    def __init__(
+        self,
+        stdout: Sink,
+        stderr: Sink,
+        labels: Sequence[str],
+        hidden: Mapping[str, Callable[[], StartupLines]] = _HIDDEN,
+    ):
         self._sinks = {"stdout": stdout, "stderr": stderr}
         self._labels = [label.encode() for label in labels]
         self._is_raw = len(labels) == 1
         self._lock = threading.Lock()
         self._buffers: dict[tuple[int, str], LineBuffer] = {}
+        self._hidden = hidden
+        self._filters: dict[tuple[int, str], StartupLines] = {}
+        self._tracebacks = SameTracebacks()
         # The progress bar at the bottom of the terminal: whose it is.
         self._bar: tuple[int, str] | None = None
         # When an unfinished line was shown last where there is no terminal, and what was shown.
@@ -109,18 +126,25 @@ class Console:
             data: Any bytes.
         """
         with self._lock:
-            if self._is_raw:
-                self._sinks[channel].write(data)
-                return
             key = (worker, channel)
+            known = self._filter(key)
+            if self._is_raw:
+                self._sinks[channel].write(known.pass_on(data) if known else data)
+                return
             buffer = self._buffers.setdefault(key, LineBuffer())
-            self._print_lines(key, buffer.push(data))
-            if self._sinks[channel].is_terminal:
+            lines = buffer.push(data)
+            if known:
+                lines = [line for line in lines if not known.hides(line)]
+            if channel == "stderr":
+                lines = self._tracebacks.shorten(worker, lines, self._labels)
+            self._print_lines(key, lines)
+            if self._sinks[channel].is_terminal and not (known and known.may_hide(buffer.unfinished)):
                 self._draw_bar(key)
 
     def refresh(self) -> None:
         """Shows the state of progress bars on what is no terminal; to be called now and then."""
         if self._is_raw:
+            self._let_go()
             return
         now = time.monotonic()
         with self._lock:
@@ -135,14 +159,20 @@ class Console:
 
     def end(self, worker: int, channel: str) -> None:
         """Shows what a worker left unfinished on its last line."""
-        if self._is_raw:
-            return
         key = (worker, channel)
+        if self._is_raw:
+            self._let_go()
         with self._lock:
+            self._filters.pop(key, None)
             buffer = self._buffers.pop(key, LineBuffer())
             if buffer.unfinished:
                 self._print_lines(key, [buffer.unfinished])
             self._shown.pop(key, None)
+
+    def begin_attempt(self) -> None:
+        """Tells that all workers start, for the first time or again."""
+        with self._lock:
+            self._tracebacks.forget()
 
     def note(self, text: str) -> None:
         """Shows a message of the launcher itself.
@@ -152,6 +182,17 @@ class Console:
         """
         with self._lock:
             self._write_above_bar("stderr", text.encode(errors="replace") + b"\n")
+
+    def _filter(self, key: tuple[int, str]) -> StartupLines | None:
+        if key[1] in self._hidden and key not in self._filters:
+            self._filters[key] = self._hidden[key[1]]()
+        return self._filters.get(key)
+
+    def _let_go(self) -> None:
+        """Shows what was held back to see what becomes of it: a question to the user has no newline."""
+        with self._lock:
+            for (_, channel), known in self._filters.items():
+                self._sinks[channel].write(known.let_go())
 
     def _print_lines(self, key: tuple[int, str], lines: list[bytes]) -> None:
         shown_at, shown = self._shown.pop(key, (0.0, b""))
@@ -186,4 +227,6 @@ class Console:
     def _prefixed(self, key: tuple[int, str], line: bytes) -> bytes:
         place = key[0]
         label = self._labels[place] if place < len(self._labels) else str(place).encode()
+        if self._sinks[key[1]].has_colours:
+            return b"\x1b[%dm[%s]\x1b[0m %s" % (_COLOURS[place % len(_COLOURS)], label, line)
         return b"[%s] %s" % (label, line)

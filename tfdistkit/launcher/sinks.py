@@ -20,6 +20,8 @@ class Sink:
 
     # Whether a line there can be overwritten.
     is_terminal = False
+    # Whether labels are shown in colours there.
+    has_colours = False
     # Why something could not be written, such as a full disk; empty while all is well.
     problem = ""
 
@@ -48,6 +50,10 @@ class DescriptorSink(Sink):
         self._is_open = True
         self._is_tty = os.isatty(descriptor)
         self.is_terminal = self._is_tty and env.text("TERM") != "dumb"
+        # https://no-color.org and https://force-color.org
+        self.has_colours = env.text(env.NO_COLOR) is None and (
+            self.is_terminal or env.text(env.FORCE_COLOR) is not None
+        )
 
     def write(self, data: bytes) -> None:
         left = memoryview(data)

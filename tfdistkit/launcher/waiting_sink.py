@@ -90,7 +90,7 @@ class WaitingSink(Sink):
 
     def __init__(self, sink: Sink, writer: Writer):
         self._sink, self._writer = sink, writer
-        self.is_terminal = sink.is_terminal
+        self.is_terminal, self.has_colours = sink.is_terminal, sink.has_colours
 
     @property
     def problem(self) -> str:  # type: ignore[override]

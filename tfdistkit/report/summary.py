@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tfdistkit.report.failures import Failure
 from tfdistkit.report.names import ProcessName, listed
+from tfdistkit.report.startup_lines import StartupLines
 
 # A screen has 24 lines at least, and the report needs about ten of them itself.
 _SHOWN_LINES = 15
@@ -127,7 +128,7 @@ def _last_words(failure: Failure) -> tuple[str, list[str]]:
     if failure.traceback and failure.error_type != "SystemExit":
         return "the end of its traceback:", _end_of(failure.traceback)
     if failure.log_path is not None:
-        return "the last lines of its log:", _end_of(_tail(failure.log_path))
+        return "the last lines of its log:", _end_of(_told_in(failure.log_path))
     return "", []
 
 
@@ -138,11 +139,17 @@ def _end_of(text: str) -> list[str]:
     return ["...", *kept] if len(lines) > _SHOWN_LINES else kept
 
 
-def _tail(path: Path) -> str:
+def _told_in(path: Path) -> str:
+    """The end of a log, without what TensorFlow logs at each start."""
+    known = StartupLines()
+    return known.pass_on(_tail(path)).decode(errors="replace") + known.let_go().decode(errors="replace")
+
+
+def _tail(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
             file.seek(0, os.SEEK_END)
             file.seek(max(0, file.tell() - _TAIL_BYTES))
-            return file.read().decode(errors="replace")
+            return file.read()
     except OSError:
-        return ""
+        return b""

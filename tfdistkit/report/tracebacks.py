@@ -17,6 +17,8 @@ import tfdistkit
 from tfdistkit import env
 
 _LIBRARIES = re.compile(r"[/\\](?:site|dist)-packages[/\\](keras|tensorflow|tf_keras|horovod|absl|tfdistkit)[/\\]")
+# Python's own way from one module to the next.
+_IMPORTS = re.compile(r"<frozen importlib\.|.*[/\\]importlib[/\\]__init__\.py$")
 _OWN = os.path.join(os.path.dirname(os.path.abspath(tfdistkit.__file__)), "")
 
 
@@ -73,6 +75,8 @@ def _library(frame: traceback.FrameSummary) -> str | None:
     found = _LIBRARIES.search(frame.filename)
     if found is not None:
         return found[1]
+    if _IMPORTS.match(frame.filename):
+        return "importlib"
     return "tfdistkit" if frame.filename.startswith(_OWN) else None
 
 

@@ -21,6 +21,7 @@ from tfdistkit.report.progress import read_steps
 from tfdistkit.supervise.coordinated import SUSPENDED_S
 from tfdistkit.supervise.decision import Action, Decision, Outcome
 from tfdistkit.supervise.policy import decide
+from tfdistkit.supervise.restarting import is_same_failure
 from tfdistkit.supervise.result import History, JobResult
 from tfdistkit.supervise.signals import BACKUP_SIGNALS
 from tfdistkit.supervise.status import GroupStatus, WorkerStatus
@@ -73,6 +74,8 @@ class Attempt:
         # By their places in the order of the processes, all of them.
         self._first: Sequence[ProcessSpec] = ()
         self._replaced: dict[int, int] = {}
+        # The failures that a worker was started again after, and when that was.
+        self._answered: dict[int, tuple[Failure, float]] = {}
         self._workers: list[WorkerHandle] = []
         self._seen: list[WorkerStatus] = []
         self._remarks: dict[int, str] = {}
@@ -113,6 +116,7 @@ class Attempt:
 
     def _start(self, processes: Sequence[ProcessSpec]) -> None:
         self._first = processes
+        self._console.begin_attempt()
         pump = LogPump(self._console)
         for place, spec in enumerate(processes):
             worker = self._backend.start(spec)
@@ -137,6 +141,7 @@ class Attempt:
             signals=tuple(self._signals),
             patience_s=self._backend.patience_s,
             restarts_left=self._history.restarts_left,
+            restart_wait_s=self._history.backoff.wait_s,
         )
 
     def _care_for(self, place: int, action: Action) -> None:
@@ -150,12 +155,16 @@ class Attempt:
         if action is Action.KILL:
             return
         failure = failure_of(worker, self._seen[place], self._remarks.pop(place, ""))
-        if action is Action.REPLACE:
+        before, started = self._answered.get(place, (None, 0.0))
+        is_hopeless = is_same_failure(before, failure, time.monotonic() - started)
+        if action is Action.REPLACE and not is_hopeless:
+            self._answered[place] = failure, time.monotonic()
             self._replace(place, failure)
         else:
             self._seen[place] = replace(self._seen[place], is_given_up=True)
             self._tell("worker_given_up", worker)
-            self._remember(failure, "the others go on without it")
+            again = "it failed in the same place again, so it is not started again, and " if is_hopeless else ""
+            self._remember(failure, f"{again}the others go on without it")
 
     def _replace(self, place: int, failure: Failure) -> None:
         count = self._history.count_restart()

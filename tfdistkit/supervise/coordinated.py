@@ -41,16 +41,17 @@ def decide_coordinated(status: GroupStatus, coordinator: WorkerStatus) -> Decisi
         # The script does so by itself: it would do so again.
         return Decision(Action.STOP, Outcome.FAILED, who=left)
     workers = _those(status, lambda one: one.role == "worker")
-    if not status.may_restart and set(workers) <= set(broken):
+    may_replace = status.may_restart and not all(status.workers[place].is_given_up for place in workers)
+    if not may_replace and set(workers) <= set(broken):
         return Decision(Action.STOP, Outcome.FAILED, who=workers)
     return on_request(status) or _care_for_workers(status, broken)
 
 
 def _care_for_workers(status: GroupStatus, broken: tuple[int, ...]) -> Decision:
     lost = tuple(place for place in broken if not status.workers[place].is_given_up)
-    if lost and status.may_restart:
-        return Decision(Action.REPLACE, who=lost[: status.restarts_left])
-    if lost:
+    if due := tuple(place for place in lost if status.may_restart and status.is_due(status.workers[place])):
+        return Decision(Action.REPLACE, who=due[: status.restarts_left])
+    if lost and not status.may_restart:
         return Decision(Action.GIVE_UP, who=lost)
     # Not the coordinator: whoever suspended it may wake it up when they like.
     held = _those(status, lambda one: one.role != "chief" and status.is_suspended(one, SUSPENDED_S))

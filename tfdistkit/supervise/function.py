@@ -19,6 +19,7 @@ from tfdistkit.launcher.spec import JobSpec, temporary_run_dir
 from tfdistkit.launcher.waiting_sink import text_sinks
 from tfdistkit.report.events import require_unused
 from tfdistkit.report.names import ProcessName
+from tfdistkit.report.startup_lines import StartupLines, are_wanted
 from tfdistkit.report.summary import describe_run
 from tfdistkit.supervise.decision import Outcome
 from tfdistkit.supervise.result import JobResult
@@ -180,7 +181,8 @@ def launch(
     remove_results(run_dir)
     processes = plan_job(job)
     labels = [process.name.label for process in processes]
-    console = Console(*text_sinks(sys.stdout, sys.stderr), labels)
+    hidden: dict[str, Callable[[], StartupLines]] = {} if are_wanted(job.env) else {"stderr": StartupLines}
+    console = Console(*text_sinks(sys.stdout, sys.stderr), labels, hidden)
     # As under `tfdistkit run`: the first Ctrl-C stops the workers, the second kills them.
     with SignalInbox((signal.SIGINT,)) as inbox:
         try:

@@ -9,6 +9,7 @@ from pathlib import Path
 from tfdistkit.report.failures import Failure
 from tfdistkit.report.names import ProcessName
 from tfdistkit.supervise.decision import Outcome
+from tfdistkit.supervise.restarting import Backoff
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class History:
         attempt: How often it was the whole job.
         incidents: Failures that the job went on after, a sentence each.
         started: When it began, by `time.monotonic`.
+        backoff: How long the next restart waits.
     """
 
     max_restarts: int
@@ -64,6 +66,7 @@ class History:
     attempt: int = 0
     incidents: list[str] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
+    backoff: Backoff = field(default_factory=Backoff)
 
     @property
     def restarts_left(self) -> int:
@@ -76,4 +79,5 @@ class History:
     def count_restart(self) -> str:
         """Counts one restart; returns which one it is: `restart 1 of 3`."""
         self.restarts += 1
+        self.backoff.count()
         return f"restart {self.restarts} of {self.max_restarts}"

@@ -68,6 +68,7 @@ class GroupStatus:
         signals: The signals that the launcher was sent to end the job, in order.
         patience_s: How long a suspended worker is waited for; None where the others notice it by themselves.
         restarts_left: How often something may still be started again.
+        restart_wait_s: For how long a worker that is to be started again alone has to wait, in seconds.
     """
 
     workers: tuple[WorkerStatus, ...]
@@ -77,6 +78,7 @@ class GroupStatus:
     signals: tuple[int, ...] = ()
     patience_s: float | None = None
     restarts_left: int = 0
+    restart_wait_s: float = 0.0
 
     @property
     def coordinator(self) -> WorkerStatus | None:
@@ -97,6 +99,11 @@ class GroupStatus:
         hangs = worker.crashed_at is not None and self.now - worker.crashed_at > SHUTDOWN_S
         # A single worker makes nobody wait: it may take its time, as under plain Python.
         return worker.has_failed or (hangs and len(self.workers) > 1)
+
+    def is_due(self, worker: WorkerStatus) -> bool:
+        """Whether a broken worker has waited long enough to be started again."""
+        since = worker.ended_at if worker.ended_at is not None else worker.crashed_at
+        return since is None or self.now - since >= self.restart_wait_s
 
     def is_suspended(self, worker: WorkerStatus, patience_s: float) -> bool:
         """Whether a worker has been suspended for longer than that."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from tfdistkit.errors import TfdistkitError
@@ -17,7 +19,9 @@ from tfdistkit.report.failures import Failure
 from tfdistkit.report.names import listed
 from tfdistkit.report.private_files import make_folder
 from tfdistkit.report.summary import describe_run
-from tfdistkit.supervise.attempt import Attempt
+from tfdistkit.supervise.attempt import TIMED_OUT_EXIT_CODE, Attempt
+from tfdistkit.supervise.decision import Outcome
+from tfdistkit.supervise.restarting import first_of, is_same_failure, pause
 from tfdistkit.supervise.result import History, JobResult
 
 
@@ -52,14 +56,25 @@ def run_job(
         backend = backend or load_backend(job.backend, job.job_id, job.size, job.mpi_args)
         history = History(job.max_restarts)
         events.add("job_started", job_id=job.job_id, program=job.program, np=job.world_size, ps=job.ps)
+        before: Failure | None = None
         while True:
+            started = time.monotonic()
             attempt = Attempt(job, backend, console, events, signals, history)
             try:
                 result, goes_on = attempt.to_the_end(processes)
             finally:
                 # Also on the way of an exception, such as the KeyboardInterrupt of a notebook.
                 attempt.leave_nothing()
-            prepared = _prepare(job, result, console, events, history, signals) if goes_on else None
+            if not goes_on:
+                break
+            cause = first_of(result.failures)
+            if is_same_failure(before, cause, time.monotonic() - started):
+                console.note(_told_hopeless(result, history))
+                break
+            before = cause
+            wait_s = history.backoff.wait_s
+            _announce(result, console, events, history, wait_s)
+            result, prepared = _prepare(job, result, console, history, wait_s, signals)
             if prepared is None:
                 break
             processes, backend = prepared
@@ -74,10 +89,17 @@ def run_job(
         return result
 
 
-def _prepare(
-    job: JobSpec, result: JobResult, console: Console, events: EventLog, history: History, signals: Sequence[int]
-) -> tuple[tuple[ProcessSpec, ...], Backend] | None:
-    """Makes the next attempt ready, with ports of its own; None when this machine does not let us any more."""
+def _told_hopeless(result: JobResult, history: History) -> str:
+    """What is said of a job that is given up before its restarts are used up."""
+    left = "1 restart is" if history.restarts_left == 1 else f"{history.restarts_left} restarts are"
+    return (
+        f"tfdistkit: attempt {result.attempt} failed like attempt {result.attempt - 1}: with the same exception, in "
+        f"the same place, before a step was trained. It is not started again ({left} left): mend the script first."
+    )
+
+
+def _announce(result: JobResult, console: Console, events: EventLog, history: History, wait_s: float) -> None:
+    """Tells of a failed attempt, and of the next one."""
     count = history.count_restart()
     history.attempt += 1
     cause = f"{result.failures[0].name} {result.failures[0].headline}" if result.failures else ""
@@ -85,10 +107,27 @@ def _prepare(
     told = describe_run(result.failures, suspended=result.suspended, stopped=result.stopped, left=result.left)
     console.note(
         f"tfdistkit: attempt {result.attempt} failed after {result.elapsed_s:.1f} s: the first failure was\n{told}\n"
-        f"tfdistkit: everything starts again as attempt {history.attempt} ({count})."
+        f"tfdistkit: everything starts again as attempt {history.attempt} ({count}) in {wait_s:g} s."
     )
     history.incidents.append(f"{cause} after {result.elapsed_s:.1f} s: everything started again ({count}).")
-    events.add("job_restarting", attempt=history.attempt, after=cause)
+    events.add("job_restarting", attempt=history.attempt, after=cause, wait_s=wait_s)
+
+
+def _prepare(
+    job: JobSpec, result: JobResult, console: Console, history: History, wait_s: float, signals: Sequence[int]
+) -> tuple[JobResult, tuple[tuple[ProcessSpec, ...], Backend] | None]:
+    """Waits, and makes the next attempt ready, with ports of its own.
+
+    Returns:
+        How the job comes out if nothing starts again, and what to start; None if the user or the clock ended the job
+        meanwhile, or if this machine does not let us any more.
+    """
+    timeout_s = math.inf if job.timeout_s is None else job.timeout_s
+    pause(wait_s, lambda: bool(signals) or history.elapsed_s >= timeout_s)
+    if signals:
+        return replace(result, outcome=Outcome.INTERRUPTED, exit_code=128 + signals[0]), None
+    if history.elapsed_s >= timeout_s:
+        return replace(result, outcome=Outcome.TIMED_OUT, exit_code=TIMED_OUT_EXIT_CODE), None
     try:
         prepared = prepare_attempt(job, history.attempt, hurry=lambda: bool(signals))
         with contextlib.ExitStack() as stack:
@@ -100,10 +139,10 @@ def _prepare(
             stack.pop_all()
     except (TfdistkitError, OSError) as problem:
         console.note(f"tfdistkit: it cannot be started again: {problem}")
-        return None
+        return result, None
     if prepared.told:
         console.note(prepared.told)
-    return prepared.processes, backend
+    return result, (prepared.processes, backend)
 
 
 def _as_event(failure: Failure) -> dict[str, object]:

@@ -1,0 +1,80 @@
+"""How long restarts wait, and which failures are the same."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from tfdistkit.report.failures import Failure
+from tfdistkit.supervise import restarting
+from tfdistkit.supervise.restarting import Backoff, is_same_failure, pause
+
+FAILURE = Failure(
+    rank=0,
+    host="here",
+    pid=1,
+    exit_code=1,
+    time=1.0,
+    error_type="TypeError",
+    message="no <object at 0x7f01>",
+    traceback='Traceback (most recent call last):\n  File "x.py", line 3, in f\nTypeError: no <object at 0x7f01>\n',
+    kinds=("builtins.TypeError", "builtins.Exception"),
+)
+
+
+def test_restarts_wait_longer_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(restarting.time, "monotonic", lambda: now)
+    backoff, waits = Backoff(), []
+    for _ in range(9):
+        waits.append(backoff.wait_s)
+        backoff.count()
+        now += 20.0
+    assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    for _ in range(5000):
+        backoff.count()
+    assert backoff.wait_s == 60
+    now += 400.0
+    assert backoff.wait_s == 1, "all went well for a while"
+    backoff.count()
+    assert backoff.wait_s == 2
+
+
+def test_the_same_failure_on_another_rank_and_elsewhere_in_memory() -> None:
+    again = replace(
+        FAILURE,
+        rank=1,
+        pid=2,
+        time=9.0,
+        message=FAILURE.message.replace("7f01", "7f99"),
+        traceback=FAILURE.traceback.replace("7f01", "7f99"),
+    )
+    assert is_same_failure(FAILURE, again, lasted_s=3.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "lasted_s"),
+    [
+        ({}, 61.0),
+        ({"steps": 1}, 3.0),
+        ({"message": "other"}, 3.0),
+        ({"traceback": FAILURE.traceback.replace("line 3", "line 4")}, 3.0),
+        ({"traceback": ""}, 3.0),
+        ({"exit_code": 2}, 3.0),
+        ({"kinds": ("builtins.ConnectionRefusedError", "builtins.OSError")}, 3.0),
+        ({"kinds": ("tensorflow.python.framework.errors_impl.OpError",)}, 3.0),
+        ({"kinds": ("tfdistkit.errors.RendezvousError",)}, 3.0),
+    ],
+)
+def test_what_may_go_well_another_time(changes: dict[str, object], lasted_s: float) -> None:
+    now = replace(FAILURE, **changes)
+    assert not is_same_failure(FAILURE, now, lasted_s)
+    assert not is_same_failure(None, now, lasted_s) and not is_same_failure(FAILURE, None, lasted_s)
+
+
+def test_a_pause_ends_when_it_is_over() -> None:
+    asked = []
+    pause(600.0, lambda: len(asked) > 2 or asked.append(time.monotonic()))  # type: ignore[arg-type,func-returns-value]
+    pause(0.01, lambda: False)

@@ -1,0 +1,58 @@
+"""The line that says what is started."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping
+
+from tfdistkit.launcher.spec import JobSpec
+from tfdistkit.report.startup_lines import StartupLines, are_wanted
+
+# A command can be as long as it likes; a line cannot.
+_SHOWN_COLUMNS = 100
+_SHOWN_HOSTS = 3
+
+
+def starting_line(job: JobSpec) -> str:
+    """Returns what is started, and where: `starting 2 workers on this machine: train.py --epochs 3`.
+
+    Args:
+        job: What the user wants.
+    """
+    what = _count(job.world_size, "worker")
+    if job.ps:
+        what = f"a coordinator, {what} and {_count(job.ps, 'parameter server')}"
+    how = {"horovod": " for Horovod", "mpi": " by mpirun"}.get(job.backend, "")
+    command = shlex.join(job.program)
+    if not command.isprintable():
+        command = repr(command)
+    if len(command) > _SHOWN_COLUMNS:
+        command = f"{command[:_SHOWN_COLUMNS]}..."
+    return f"tfdistkit: starting {what}{how} on {_places(job)}: {command}"
+
+
+def hidden_lines(
+    wants_all: bool, variables: Mapping[str, str], stream: str = "stderr", has_labels: bool = False
+) -> dict[str, Callable[[], StartupLines]]:
+    """Returns what a console leaves out, see `launcher.console.Console`: start-up lines, unless somebody wants them.
+
+    Args:
+        wants_all: Whether the user asked for everything.
+        variables: Those that the workers get besides this shell's.
+        stream: Where such lines are.
+        has_labels: See `StartupLines`.
+    """
+    if wants_all or are_wanted(variables):
+        return {}
+    return {stream: lambda: StartupLines(has_labels)}
+
+
+def _count(number: int, name: str) -> str:
+    return f"1 {name}" if number == 1 else f"{number} {name}s"
+
+
+def _places(job: JobSpec) -> str:
+    if job.hosts is None:
+        return "this machine"
+    names = list(dict.fromkeys(slot.host for slot in job.hosts.slots))
+    return ", ".join(names) if len(names) <= _SHOWN_HOSTS else f"{len(names)} hosts"

@@ -1,0 +1,37 @@
+"""What a worker that asks its user something is told: there is nobody whom it could ask."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from tfdistkit import env
+
+# What `input()` raises, and `getpass` with it.
+_END_OF_INPUT = "EOF when reading a line"
+_ASKED = (
+    "Workers have no terminal: their standard input is empty. Pass the answer as an argument of the script (`tfdistkit "
+    "run -np 2 train.py --name value`) or as a variable (--env NAME=VALUE). A single worker (-np 1) can read it."
+)
+_DEBUGGED = "Workers have no terminal for the debugger. Debug a single worker: `tfdistkit run -np 1 train.py`."
+
+
+def explain_empty_input(error: BaseException) -> None:
+    """Adds to an exception that workers have no terminal, if it says that nobody answered.
+
+    Args:
+        error: What left the script of a worker.
+    """
+    if env.text(env.TASK_DIR) is None or not _reads_nothing():
+        return
+    if isinstance(error, EOFError) and error.args == (_END_OF_INPUT,):
+        error.args = (f"{_END_OF_INPUT}\n{_ASKED}",)
+    elif not error.args and type(error) is getattr(sys.modules.get("bdb"), "BdbQuit", None):
+        error.args = (_DEBUGGED,)
+
+
+def _reads_nothing() -> bool:
+    try:
+        return os.fstat(0).st_rdev == os.stat(os.devnull).st_rdev
+    except OSError:
+        return True
