@@ -200,6 +200,7 @@ def test_a_caller_that_ignores_sigchld(tmp_path: Path) -> None:
     """The kernel would collect the workers, and nobody would know how they ended."""
     process = _start_with(tmp_path, "signal.signal(signal.SIGCHLD, signal.SIG_IGN)")
     try:
+        wait_until(lambda: (tmp_path / "seen.0").exists(), "the first worker")
         (tmp_path / "go").touch()
         assert process.wait(timeout=60) == 7
         assert (tmp_path / "seen.0").read_text() == "True False"
