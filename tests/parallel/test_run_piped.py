@@ -23,7 +23,7 @@ print(json.dumps({
     "globals": sorted(globals()), "main": sys.modules["__main__"].__dict__ is globals(), "read": sys.stdin.read(),
 }))
 """
-RUN = f"{sys.executable} -m tfdistkit run -np"
+RUN = f"{sys.executable} -m tfdistkit run -q -np"
 # Long enough to fill a pipe several times.
 FILL = "# " + "x" * 100 + "\n"
 # How a shell hands a script over: what follows the command, and what stands before it.
