@@ -31,7 +31,7 @@ def told(stdout: str) -> dict[int, dict]:
 def test_two_workers_know_who_they_are(tmp_path: Path) -> None:
     script = write_script(tmp_path, TELL)
     ended = run_job("-np", "2", "--env", "COLOUR=sky blue", "--env", "A=b=c", script, "--lr", "1", cwd=tmp_path)
-    assert (ended.code, ended.stderr) == (0, f"tfdistkit: starting 2 workers on this machine: {script} --lr 1\n")
+    assert (ended.code, ended.stderr) == (0, f"tfdistkit: starting 2 workers on this machine: {script}\n")
     ranks = told(ended.stdout)
     assert sorted(ranks) == [0, 1]
     clusters = [from_tf_config(ranks[rank]["env"]["TF_CONFIG"]) for rank in (0, 1)]

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Mapping
 
 from tfdistkit.launcher.spec import JobSpec
 from tfdistkit.report.startup_lines import StartupLines, are_wanted
 
-# A command can be as long as it likes; a line cannot.
-_SHOWN_COLUMNS = 100
 _SHOWN_HOSTS = 3
 
 
 def starting_line(job: JobSpec) -> str:
-    """Returns what is started, and where: `starting 2 workers on this machine: train.py --epochs 3`.
+    """Returns what is started, and where: `starting 2 workers on this machine: train.py`.
+
+    Without the script's arguments: they can hold secrets, and whoever typed them knows them.
 
     Args:
         job: What the user wants.
@@ -23,12 +22,8 @@ def starting_line(job: JobSpec) -> str:
     if job.ps:
         what = f"a coordinator, {what} and {_count(job.ps, 'parameter server')}"
     how = {"horovod": " for Horovod", "mpi": " by mpirun"}.get(job.backend, "")
-    command = shlex.join(job.program)
-    if not command.isprintable():
-        command = repr(command)
-    if len(command) > _SHOWN_COLUMNS:
-        command = f"{command[:_SHOWN_COLUMNS]}..."
-    return f"tfdistkit: starting {what}{how} on {_places(job)}: {command}"
+    script = " ".join(job.program[: 2 if job.program[0] == "-m" else 1])
+    return f"tfdistkit: starting {what}{how} on {_places(job)}: {script if script.isprintable() else repr(script)}"
 
 
 def hidden_lines(
