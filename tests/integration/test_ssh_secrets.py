@@ -15,7 +15,7 @@ VALUE = "s3cret-value-77"
 # One of a name that says so, one that does not.
 VARIABLES = {"WANDB_API_KEY": VALUE, "FROM_SHELL": VALUE}
 WORDS = ["-H", "h1,h2", "-x", "WANDB_API_KEY", "-x", "FROM_SHELL", "-x", f"PYTHONPATH={PATHS}"]
-SCRIPT = f"""
+SCRIPT = """
     import os, pathlib, time
     assert os.environ["WANDB_API_KEY"] == os.environ["FROM_SHELL"] == "s3cret-" + "value-77"
     print("has it", flush=True)

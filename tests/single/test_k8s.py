@@ -143,6 +143,26 @@ def test_a_tfjob_has_what_its_operator_looks_for(capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize("kind", ["job", "jobset", "tfjob"])
+def test_values_of_secrets_stay_in_the_cluster(capsys: pytest.CaptureFixture[str], kind: str) -> None:
+    words = ["--env-from-secret", "API_KEY=wandb:key", "--env-from-secret", "TFDISTKIT_SECRET=train:secret.hex"]
+    made = written(capsys, "--kind", kind, "-np", "2", *words, "train.py")
+    assert [mistakes(manifest) for manifest in made] == [[]] * len(made)
+    text = json.dumps(made)
+    for name, secret, key in (("API_KEY", "wandb", "key"), ("TFDISTKIT_SECRET", "train", "secret.hex")):
+        told = {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
+        assert json.dumps(told) in text
+
+
+def test_a_secret_in_the_manifest_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--env", "API_KEY=abc123", "--env", "DB=mysql://me:abc123@db/x", "--env", "SEED=7"]
+    assert main(["k8s", "manifest", "--image", "i", "-np", "2", *words, "train.py"]) == 0
+    captured = capsys.readouterr()
+    assert [line.split()[6] for line in captured.err.splitlines()] == ["API_KEY", "DB"] and "abc123" not in captured.err
+    assert "--env-from-secret API_KEY=SECRET:KEY" in captured.err
+    assert "abc123" in captured.out, "it is what was asked for"
+
+
+@pytest.mark.parametrize("kind", ["job", "jobset", "tfjob"])
 def test_words_and_variables_reach_the_script_as_they_are(capsys: pytest.CaptureFixture[str], kind: str) -> None:
     script = ("train.py", NASTY, "--", "yes", "1")
     words = ("--kind", kind, "-np", "2", "--name", "x", "--env", f"NASTY={NASTY}", *script)
@@ -280,6 +300,10 @@ def test_no_pod_parts_leave_no_trace(capsys: pytest.CaptureFixture[str]) -> None
         (("--node-selector", f"a={'b' * 64}"), "`node_selector` is no label of a node"),
         (("--toleration", "gpu:NoSchedul"), "Did you mean 'NoSchedule'?"),
         (("--toleration", "a b"), "`toleration` is no taint of a node"),
+        (("--env-from-secret", "KEY=abc123"), "with a Secret's value. Received: 'KEY'=.... Expected: NAME="),
+        (("--env-from-secret", "KEY=Secret:key"), "`env_from_secret` is no name in Kubernetes. Received: 'Secret'"),
+        (("--env-from-secret", "KEY=s:a b"), "no variable with a Secret's value"),
+        (("--env", "A=1", "--env-from-secret", "A=s:k"), "has a value, and one in a Secret too. Received: A."),
         (("--service-account", "Me"), "`service_account` is no name in Kubernetes. Received: 'Me'"),
     ],
 )

@@ -8,9 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from tfdistkit.cli.shown import is_secret
 from tfdistkit.errors import OptionError
 from tfdistkit.launcher.kubernetes import KINDS, PodsSpec, manifests
-from tfdistkit.launcher.pod_parts import parse_node_selector, parse_toleration, parse_volume
+from tfdistkit.launcher.pod_parts import (
+    parse_node_selector,
+    parse_secret_variable,
+    parse_toleration,
+    parse_volume,
+)
 from tfdistkit.launcher.yaml_text import to_yaml
 
 _DESCRIPTION = """\
@@ -37,6 +43,10 @@ examples:
   tfdistkit k8s manifest --kind tfjob --image registry/train:1 -np 4 --ps 2 -m my_package.train"""
 
 _USAGE_EXIT_CODE = 2
+_IN_THE_OPEN = (
+    "the value of {name} stands in the manifest, for all who may read that or the pods. "
+    "Better put it into a Secret, and take it from there: --env-from-secret {name}=SECRET:KEY"
+)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -64,6 +74,8 @@ def main(arguments: Sequence[str]) -> int:
         print(f"tfdistkit k8s manifest: {error}", file=sys.stderr)
         return _USAGE_EXIT_CODE
     print("---\n".join(map(to_yaml, manifests(job))), end="")
+    for name in [name for name, value in job.env.items() if is_secret(name, value)]:
+        print(f"tfdistkit k8s manifest: {_IN_THE_OPEN.format(name=name)}", file=sys.stderr)
     return 0
 
 
@@ -104,6 +116,7 @@ def _job(found: argparse.Namespace, words: tuple[str, ...]) -> PodsSpec:
         node_selector=dict(map(parse_node_selector, found.node_selector)),
         tolerations=tuple(map(parse_toleration, found.toleration)),
         service_account=found.service_account,
+        secret_env=dict(map(parse_secret_variable, found.env_from_secret)),
     )
 
 
@@ -142,6 +155,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 def _add_pod_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("pods", "those in capitals with ... can be given several times")
     for name, form, told in (
+        ("--env-from-secret", "NAME=SECRET:KEY...", "a variable whose value a Secret of the cluster keeps"),
         ("--volume", "KIND:SOURCE:/PATH...", "what each pod finds under a path, see below"),
         ("--node-selector", "KEY=VALUE...", "run only on nodes with this label"),
         ("--toleration", "KEY[=VALUE][:EFFECT]...", "run also on nodes with this taint"),

@@ -77,7 +77,7 @@ def shown_value(name: str, value: str) -> str:
         The value; `"$NAME"` where this shell has the same, and `'(hidden)'` for what is secret by its name, or is a
         URL with a password.
     """
-    if _is_secret(name, value):
+    if is_secret(name, value):
         return _HIDDEN
     return f'"${name}"' if len(value) > 1 and env.child_env({}).get(name) == value else shlex.quote(value)
 
@@ -90,10 +90,16 @@ def without_secrets(script: str, variables: Mapping[str, str]) -> str:
         variables: The variables.
     """
     for name, value in variables.items():
-        if value and _is_secret(name, value):
+        if value and is_secret(name, value):
             script = script.replace(f"{name}={shlex.quote(value)}", f"{name}={_HIDDEN}")
     return script
 
 
-def _is_secret(name: str, value: str) -> bool:
+def is_secret(name: str, value: str) -> bool:
+    """Whether the value of a variable is nothing to be shown: by its name, or as a URL with a password in it.
+
+    Args:
+        name: The variable.
+        value: Its value.
+    """
     return bool(_SECRET.search(name) or _PASSWORD_IN_URL.search(value))

@@ -16,7 +16,16 @@ from typing import Any
 from tfdistkit import env
 from tfdistkit.errors import OptionError, explain, nearest
 from tfdistkit.launcher.pod_amounts import check_cores, check_memory
-from tfdistkit.launcher.pod_parts import TolerationSpec, VolumeSpec, check_name, check_volumes, mounts, pod_fields
+from tfdistkit.launcher.pod_parts import (
+    SecretKey,
+    TolerationSpec,
+    VolumeSpec,
+    check_name,
+    check_volumes,
+    mounts,
+    pod_fields,
+    secret_variables,
+)
 
 KINDS = ("job", "jobset", "tfjob")
 
@@ -50,6 +59,7 @@ class PodsSpec:
         memory: How much memory each container gets, as Kubernetes writes it.
         max_restarts: How often everything is started again after a failure.
         env: Variables for the containers.
+        secret_env: Variables whose values are in Secrets of the cluster.
         volumes: The volumes that all of them find.
         node_selector: The labels that a node must have.
         tolerations: The taints of nodes that the pods put up with.
@@ -73,6 +83,7 @@ class PodsSpec:
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[TolerationSpec, ...] = ()
     service_account: str | None = None
+    secret_env: Mapping[str, SecretKey] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -112,6 +123,9 @@ class PodsSpec:
         if self.service_account is not None:
             check_name("service_account", self.service_account)
         check_volumes(self.volumes)
+        for name in self.env.keys() & self.secret_env.keys():
+            told = "A variable has a value, and one in a Secret too."
+            raise OptionError(explain(told, received=name, expected="one of `env` and `env_from_secret`"))
 
     @property
     def roles(self) -> dict[str, int]:
@@ -215,6 +229,7 @@ def _job_spec(pod: dict[str, Any], count: int, backoff_limit: int) -> dict[str, 
 
 def _pod(job: PodsSpec, role: str, variables: list[dict[str, Any]]) -> dict[str, Any]:
     own = [{"name": name, "value": _literal(value)} for name, value in job.env.items()]
+    own += secret_variables(job.secret_env)
     container: dict[str, Any] = {
         "name": "worker" if role == "worker" else role,
         "image": job.image,

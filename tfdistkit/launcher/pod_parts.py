@@ -23,6 +23,10 @@ _LONGEST_LABEL = 63
 
 _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 
+# What the processes of a container can be told, and what a Secret can call a value.
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SECRET_KEY = re.compile(r"[-._A-Za-z0-9]{1,253}")
+
 # Kind -> what stands between it and the path in a pod.
 VOLUME_KINDS = {
     "pvc": "CLAIM",
@@ -60,6 +64,19 @@ class TolerationSpec:
     key: str
     value: str | None = None
     effect: str | None = None
+
+
+@dataclass(frozen=True)
+class SecretKey:
+    """A value that the cluster keeps.
+
+    Args:
+        secret: The name of the Secret.
+        key: Which of its values.
+    """
+
+    secret: str
+    key: str
 
 
 def parse_volume(text: str) -> VolumeSpec:
@@ -135,6 +152,46 @@ def parse_toleration(text: str) -> TolerationSpec:
             )
         )
     return TolerationSpec(key, value if equals else None, effect if colon else None)
+
+
+def parse_secret_variable(text: str) -> tuple[str, SecretKey]:
+    """Reads a variable whose value is in a Secret.
+
+    Args:
+        text: `NAME=SECRET:KEY`.
+
+    Returns:
+        The variable, and where its value is.
+
+    Raises:
+        OptionError: if it is none.
+    """
+    name, _, source = text.partition("=")
+    secret, colon, key = source.partition(":")
+    if not _VARIABLE.fullmatch(name) or not colon or not _SECRET_KEY.fullmatch(key):
+        raise OptionError(
+            explain(
+                "`env_from_secret` is no variable with a Secret's value.",
+                # A value that was typed here by mistake is not repeated.
+                received=f"{name!r}=..." if source else repr(name),
+                expected="NAME=SECRET:KEY, such as WANDB_API_KEY=wandb:key",
+                do="`kubectl create secret generic wandb --from-literal=key=...` makes one.",
+            )
+        )
+    check_name("env_from_secret", secret)
+    return name, SecretKey(secret, key)
+
+
+def secret_variables(found: Mapping[str, SecretKey]) -> list[dict[str, Any]]:
+    """Returns variables of a container whose values are in Secrets.
+
+    Args:
+        found: Variable -> where its value is.
+    """
+    return [
+        {"name": name, "valueFrom": {"secretKeyRef": {"name": one.secret, "key": one.key}}}
+        for name, one in found.items()
+    ]
 
 
 def check_name(what: str, name: str) -> None:
