@@ -20,6 +20,7 @@ COMMANDS = {
     "data": ("tfdistkit.cli.data", "write data sets as evenly sharded TFRecords"),
     "horovod": ("tfdistkit.cli.horovod", "build, install and check Horovod"),
     "doctor": ("tfdistkit.cli.doctor", "look at versions, devices, hosts; try the strategies"),
+    "clean": ("tfdistkit.cli.clean", "remove run folders of jobs that have ended"),
     "k8s": ("tfdistkit.cli.k8s", "write a manifest for Kubernetes"),
 }
 

@@ -18,6 +18,7 @@ from tfdistkit.cli.starting import hidden_lines, starting_line
 from tfdistkit.errors import TfdistkitError
 from tfdistkit.launcher.console import Console
 from tfdistkit.launcher.isolation import isolate
+from tfdistkit.launcher.old_runs import remove_old_runs
 from tfdistkit.launcher.piped_script import PipedScript, read_piped
 from tfdistkit.launcher.places import HERE
 from tfdistkit.launcher.preparing import Prepared, prepare_attempt
@@ -104,6 +105,8 @@ def _show(prepared: Prepared) -> int:
 def _run(
     job: JobSpec, prepared: Prepared, options: RunOptions, signals: Sequence[int], piped: PipedScript | None
 ) -> int:
+    if options.log_dir is None:
+        remove_old_runs(job.run_dir.parent)
     processes = prepared.processes
     hidden = hidden_lines(options.is_verbose, options.env)
     console = Console(*standard_sinks(), [process.name.label for process in processes], hidden)

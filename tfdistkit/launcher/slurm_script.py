@@ -31,6 +31,8 @@ _AGAIN = "again"
 # What a task leaves in its folder: its process, and how and when that ended; the batch script leaves its own exit code.
 PID_FILE = "pid"
 ENDED_FILE = "ended"
+# The script itself, in the run folder.
+BATCH_FILE = "batch.sh"
 
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./~-]+")
 
@@ -68,7 +70,10 @@ while :; do
     if [ $code = 0 ] || [ "${env.ATTEMPT}" -ge {{max_restarts}} ]; then break; fi
     {env.ATTEMPT}=$(({env.ATTEMPT} + 1))
     TASKS="${env.RUN_DIR}/attempt.${env.ATTEMPT}"
-    echo "tfdistkit: the job failed with exit code $code: everything starts again as attempt ${env.ATTEMPT}." >&2
+    wait=$(({env.ATTEMPT} < 7 ? 1 << ({env.ATTEMPT} - 1) : 60))
+    again="everything starts again as attempt ${env.ATTEMPT} in $wait s"
+    echo "tfdistkit: the job failed with exit code $code: $again." >&2
+    sleep "$wait"
 done
 """
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from tfdistkit.errors import OptionError, explain
 from tfdistkit.launcher import slurm
 from tfdistkit.launcher.console import Console
-from tfdistkit.launcher.slurm_script import ENDED_FILE, PID_FILE, BatchSpec
+from tfdistkit.launcher.slurm_script import BATCH_FILE, ENDED_FILE, PID_FILE, BatchSpec
 from tfdistkit.report.crashes import read_crash
 from tfdistkit.report.events import EventLog
 from tfdistkit.report.failures import Failure, first_cause_first, signal_name
@@ -58,7 +58,7 @@ def submit_batch_job(job: BatchSpec, script: str, variables: Mapping[str, str]) 
         OptionError: if the run folder cannot be written.
         TfdistkitError: if SLURM is not there, or does not take the job.
     """
-    path = job.run_dir / "batch.sh"
+    path = job.run_dir / BATCH_FILE
     try:
         make_folder(job.run_dir)
         write_file(path, script.encode())

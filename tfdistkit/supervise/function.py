@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, overload
 from tfdistkit.errors import OptionError, WorkerFailedError, explain
 from tfdistkit.launcher.call import read_result, remove_results, write_call
 from tfdistkit.launcher.console import Console
+from tfdistkit.launcher.old_runs import remove_old_runs
 from tfdistkit.launcher.planning import plan_job
 from tfdistkit.launcher.spec import JobSpec, temporary_run_dir
 from tfdistkit.launcher.waiting_sink import text_sinks
@@ -177,6 +178,8 @@ def launch(
         ps=ps,
         max_restarts=max_restarts,
     )
+    if log_dir is None:
+        remove_old_runs(run_dir.parent)
     job = replace(job, program=write_call(run_dir, fn, args, kwargs or {}))
     remove_results(run_dir)
     processes = plan_job(job)

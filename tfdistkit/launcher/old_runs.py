@@ -1,0 +1,100 @@
+"""Run folders of jobs that ended long ago: they are removed, so that no folder for temporary files fills up.
+
+Only what a launcher of this user made, and no job uses: a folder with the name of one, of this user, with an event log
+of this user in it that nobody holds. Symbolic links are never followed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfdistkit.launcher.slurm_script import BATCH_FILE, ENDED_FILE
+from tfdistkit.report.events import FILE_NAME as EVENTS_FILE
+
+# Long enough to come back to a failure after a week-end. Systems often clean such folders after ten days.
+KEPT_DAYS = 7.0
+_DAY_S = 86_400.0
+# See `launcher.spec.temporary_run_dir`.
+_NAME = re.compile(r"tfdistkit-\d+-[0-9a-f]{8}")
+# A start should not take long.
+_MOST_AT_ONCE = 20
+
+
+@dataclass(frozen=True)
+class OldRun:
+    """A run folder of a job that has ended.
+
+    Args:
+        path: The folder.
+        ended: When something happened to the job last, in seconds since the epoch.
+    """
+
+    path: Path
+    ended: float
+
+
+def remove_old_runs(
+    folder: Path,
+    older_than_days: float = KEPT_DAYS,
+    most: int | None = _MOST_AT_ONCE,
+    remove: Callable[[Path], object] = shutil.rmtree,
+) -> list[OldRun]:
+    """Removes the run folders of ended jobs.
+
+    Args:
+        folder: Where they are.
+        older_than_days: Only those of jobs that ended so many days ago or more.
+        most: How many at most; None for all.
+        remove: What to do with each.
+
+    Returns:
+        Those that were removed. What cannot be read or removed is left.
+    """
+    removed: list[OldRun] = []
+    for path in _candidates(folder):
+        if most is not None and len(removed) >= most:
+            break
+        with contextlib.suppress(OSError), _held(path) as run:
+            if run is not None and time.time() - run.ended >= older_than_days * _DAY_S:
+                remove(path)
+                removed.append(run)
+    return removed
+
+
+def _candidates(folder: Path) -> Iterator[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            folders = (one.name for one in entries if one.is_dir(follow_symlinks=False))
+            names = sorted(name for name in folders if _NAME.fullmatch(name))
+    except OSError:
+        return
+    yield from (folder / name for name in names)
+
+
+@contextlib.contextmanager
+def _held(path: Path) -> Iterator[OldRun | None]:
+    """Locks the event log of an ended job, so that no job can begin in its folder; None if it is no such folder."""
+    with contextlib.ExitStack() as stack:
+        place = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        stack.callback(os.close, place)
+        # Not blocked by a named pipe.
+        log = os.open(EVENTS_FILE, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=place)
+        stack.callback(os.close, log)
+        found = os.fstat(log)
+        is_ours = os.fstat(place).st_uid == found.st_uid == os.geteuid() and stat.S_ISREG(found.st_mode)
+        # SLURM runs a job whether or not somebody follows it.
+        is_queued = (path / BATCH_FILE).exists() and not (path / ENDED_FILE).exists()
+        if not is_ours or is_queued:
+            yield None
+            return
+        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError while a job uses it
+        yield OldRun(path, found.st_mtime)
