@@ -106,6 +106,22 @@ def test_the_store_of_horovods_ranks_is_in_there(tmp_path: Path) -> None:
     assert sorted(line[4:] for line in ended.stdout.splitlines()) == ["[b'0', b'1']"] * 2
 
 
+@pytest.mark.parametrize("less", [[], ["setpriv", "--bounding-set", "-sys_admin", "--inh-caps", "-sys_admin"]])
+def test_this_machines_own_name_stands_for_an_address_in_there(tmp_path: Path, less: list[str]) -> None:
+    """Outside it is mostly that of a network card. Gloo binds to it, whatever interface it is told."""
+    script = write_script(tmp_path, """
+        import socket
+        with socket.create_server((socket.gethostname(), 0)) as server:
+            print(server.getsockname()[0], socket.create_connection(server.getsockname(), timeout=30).getpeername()[0])
+    """)
+    (tmp_path / "hosts").write_text(f"127.0.0.1 localhost\n192.0.2.77 {socket.gethostname()}\n")
+    named = ["unshare", "--mount", "sh", "-c", 'mount --bind hosts /etc/hosts && exec "$@"', "sh", *less]
+    command = [*named, sys.executable, "-m", "tfdistkit", "run", "-np", "2", "--isolate", script]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(ended.stdout.splitlines()) == ["[0] 192.0.2.77 192.0.2.77", "[1] 192.0.2.77 192.0.2.77"]
+
+
 def test_without_the_rights_of_root(tmp_path: Path) -> None:
     """As for any other user: a user namespace, and the workers' files are the user's."""
     script = write_script(tmp_path, """

@@ -15,16 +15,18 @@ import os
 import socket
 import struct
 import sys
+from collections.abc import Sequence
 
 from tfdistkit.errors import UnsupportedError, explain
 
 # See unshare(2), netdevice(7), user_namespaces(7).
 _NEW_USER = 0x10000000
 _NEW_NETWORK = 0x40000000
-_GET_FLAGS, _SET_FLAGS = 0x8913, 0x8914
+_GET_FLAGS, _SET_FLAGS, _SET_ADDRESS, _SET_MASK = 0x8913, 0x8914, 0x8916, 0x891C
 _UP = 0x1
-# `struct ifreq`: the name, what is asked for, and space that is not used here.
+# `struct ifreq`: the name, what is asked for or set, and space that is not used here.
 _REQUEST = struct.Struct("16sh22x")
+_ADDRESS_REQUEST = struct.Struct("16sHxx4s16x")
 _LOOPBACK = b"lo"
 
 _FIREWALL = "Or leave out --isolate, and let a firewall close this machine's ports to others."
@@ -56,14 +58,14 @@ def isolate() -> None:
         raise UnsupportedError(
             explain("--isolate needs Linux and its network namespaces.", received=sys.platform, do=_FIREWALL)
         )
-    user, group = os.geteuid(), os.getegid()
+    user, group, own_addresses = os.geteuid(), os.getegid(), _own_addresses()
     try:
         try:
             _unshare(_NEW_NETWORK)
         except PermissionError:
             _unshare(_NEW_USER | _NEW_NETWORK)
             _map_own_ids(user, group)
-        _raise_loopback()
+        _raise_loopback(own_addresses)
     except OSError as error:
         raise UnsupportedError(
             explain(
@@ -95,11 +97,24 @@ def _write(path: str, text: str) -> None:
         file.write(text.encode())
 
 
-def _raise_loopback() -> None:
-    """With the interface come its addresses, 127.0.0.1 and ::1."""
+def _own_addresses() -> list[str]:
+    """The IPv4 addresses that this machine's own name stands for: Gloo binds to them, whatever interface it is told."""
+    try:
+        found = socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET, socket.SOCK_STREAM)
+    except OSError:
+        return []
+    return [address for address in dict.fromkeys(str(one[4][0]) for one in found) if not address.startswith("127.")]
+
+
+def _raise_loopback(own_addresses: Sequence[str]) -> None:
+    """With the interface come its addresses, 127.0.0.1 and ::1; those of the outside stand for the same in here."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         _, flags = _REQUEST.unpack(fcntl.ioctl(control, _GET_FLAGS, _REQUEST.pack(_LOOPBACK, 0)))
         fcntl.ioctl(control, _SET_FLAGS, _REQUEST.pack(_LOOPBACK, flags | _UP))
+        for number, address in enumerate(own_addresses):
+            alias = b"%b:%d" % (_LOOPBACK, number)
+            for set_what, value in ((_SET_ADDRESS, address), (_SET_MASK, "255.255.255.255")):
+                fcntl.ioctl(control, set_what, _ADDRESS_REQUEST.pack(alias, socket.AF_INET, socket.inet_aton(value)))
 
 
 def _advice() -> str:
