@@ -86,6 +86,7 @@ def test_there_is_nothing_but_loopback(tmp_path: Path) -> None:
     """)
     ended = run_job("-np", "2", "--isolate", script, cwd=tmp_path)
     assert ended.code == 0, ended.stderr
+    assert "starting 2 workers on this machine, in a network of its own: " in ended.stderr
     first, second = (json.loads(line[4:]) for line in ended.stdout.splitlines())
     assert first == second and first[0] != os.readlink("/proc/self/ns/net"), "one network for all ranks"
     assert first[1:] == [["lo"], "Network is unreachable"]

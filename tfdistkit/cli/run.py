@@ -116,7 +116,8 @@ def _run(
     if prepared.told:
         console.note(prepared.told)
     if not options.is_quiet:
-        console.note("\n".join([starting_line(job), *map(_as_shell_line, processes if options.is_verbose else ())]))
+        line = starting_line(job, options.is_isolated)
+        console.note("\n".join([line, *map(_as_shell_line, processes if options.is_verbose else ())]))
     try:
         if piped is not None:
             require_unused(job.run_dir)

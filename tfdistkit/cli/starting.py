@@ -10,20 +10,22 @@ from tfdistkit.report.startup_lines import StartupLines, are_wanted
 _SHOWN_HOSTS = 3
 
 
-def starting_line(job: JobSpec) -> str:
+def starting_line(job: JobSpec, is_isolated: bool = False) -> str:
     """Returns what is started, and where: `starting 2 workers on this machine: train.py`.
 
     Without the script's arguments: they can hold secrets, and whoever typed them knows them.
 
     Args:
         job: What the user wants.
+        is_isolated: Whether it has a network of its own.
     """
     what = _count(job.world_size, "worker")
     if job.ps:
         what = f"a coordinator, {what} and {_count(job.ps, 'parameter server')}"
     how = {"horovod": " for Horovod", "mpi": " by mpirun"}.get(job.backend, "")
     script = " ".join(job.program[: 2 if job.program[0] == "-m" else 1])
-    return f"tfdistkit: starting {what}{how} on {_places(job)}: {script if script.isprintable() else repr(script)}"
+    where = _places(job) + (", in a network of its own" if is_isolated else "")
+    return f"tfdistkit: starting {what}{how} on {where}: {script if script.isprintable() else repr(script)}"
 
 
 def hidden_lines(
