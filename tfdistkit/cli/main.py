@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from tfdistkit import __version__
 from tfdistkit.errors import nearest
+from tfdistkit.launcher.sinks import open_descriptors
 
 # Name -> (module with `main(arguments) -> exit code` and `make_parser()`, what it does).
 # A new command is one file and one row.
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
-    _open_descriptors()
+    open_descriptors()
     if _COMPLETION in os.environ:
         from tfdistkit.cli.completion import complete
 
@@ -58,15 +59,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code
     except KeyboardInterrupt:  # before or after there was something to stop
         return 128 + signal.SIGINT
-
-
-def _open_descriptors() -> None:
-    """Opens 0 to 2 where the caller closed them (`>&-`): what is opened next, such as a log, would be taken for one."""
-    for descriptor in range(3):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest that is free
 
 
 def _help_text() -> str:

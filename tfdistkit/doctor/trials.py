@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import shutil
 import tempfile
 import time
@@ -16,7 +15,7 @@ from tfdistkit.horovod_build.checking import INSTALL
 from tfdistkit.launcher.console import Console
 from tfdistkit.launcher.hosts import HostsSpec
 from tfdistkit.launcher.preparing import prepare_attempt
-from tfdistkit.launcher.sinks import TextSink
+from tfdistkit.launcher.sinks import NowhereSink
 from tfdistkit.launcher.spec import JobSpec, temporary_run_dir
 from tfdistkit.supervise.decision import Outcome
 from tfdistkit.supervise.supervisor import run_job
@@ -84,7 +83,7 @@ def _try(name: str, trial: Trial, hosts: HostsSpec | None, env: Mapping[str, str
             hosts=hosts,
         )
         prepared = prepare_attempt(job)
-        nowhere = TextSink(io.StringIO())
+        nowhere = NowhereSink()
         console = Console(nowhere, nowhere, [process.name.label for process in prepared.processes])
         result = run_job(job, prepared.processes, console, backend=prepared.backend)
     except TfdistkitError as error:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import errno
 import os
 import select
+import sys
 from collections.abc import Callable
 from typing import TextIO
 
@@ -81,5 +83,41 @@ class TextSink(Sink):
         try:
             self._stream.write(self._decoder.decode(data))
             self._stream.flush()
-        except (OSError, ValueError):
+        except ValueError:
             pass  # closed: what the workers wrote is in their logs
+        except OSError as error:
+            if error.errno not in _READER_LEFT:
+                self.problem = str(error)
+
+
+class NowhereSink(Sink):
+    """Takes everything, and shows nothing."""
+
+    def write(self, data: bytes) -> None:
+        pass
+
+
+def stream_sink(stream: TextIO | None) -> Sink:
+    """Returns a sink for a text stream.
+
+    Args:
+        stream: Such as `sys.stdout`. This process's own is written to past its buffers: while a thread waits there for
+            a reader, it holds a lock that the interpreter needs to end. None, as where the descriptor is closed, takes
+            everything and shows nothing.
+    """
+    if stream is None:
+        return NowhereSink()
+    if any(stream is own for own in (sys.__stdout__, sys.__stderr__)):
+        with contextlib.suppress(OSError, ValueError):  # it is closed, or has no descriptor
+            stream.flush()
+            return DescriptorSink(stream.fileno())
+    return TextSink(stream)
+
+
+def open_descriptors() -> None:
+    """Opens 0 to 2 where the caller closed them (`>&-`): what is opened next, such as a log, would be taken for one."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest that is free

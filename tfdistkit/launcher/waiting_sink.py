@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-from tfdistkit.launcher.sinks import DescriptorSink, Sink, TextSink
+from tfdistkit.launcher.sinks import DescriptorSink, Sink, stream_sink
 
 # What may wait for a reader before workers wait, too.
 _MOST_BYTES = 1 << 20
@@ -115,12 +115,14 @@ def standard_sinks() -> tuple[WaitingSink, WaitingSink]:
     return WaitingSink(DescriptorSink(1), stdout), WaitingSink(DescriptorSink(2), stderr)
 
 
-def text_sinks(stdout: TextIO, stderr: TextIO) -> tuple[WaitingSink, WaitingSink]:
+def text_sinks(stdout: TextIO | None, stderr: TextIO | None) -> tuple[WaitingSink, WaitingSink]:
     """Returns sinks for two text streams, such as those of a notebook, which shows both in one place.
 
     Args:
         stdout: The one.
         stderr: The other.
     """
-    writer = Writer()
-    return WaitingSink(TextSink(stdout), writer), WaitingSink(TextSink(stderr), writer)
+    sinks, writer = (stream_sink(stdout), stream_sink(stderr)), Writer()
+    descriptors = [sink.descriptor for sink in sinks if isinstance(sink, DescriptorSink)]
+    are_apart = len(descriptors) == 2 and not os.path.samestat(os.fstat(descriptors[0]), os.fstat(descriptors[1]))
+    return WaitingSink(sinks[0], writer), WaitingSink(sinks[1], Writer() if are_apart else writer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import signal
 import sys
@@ -16,6 +17,7 @@ from tfdistkit.launcher.call import read_result, remove_results, write_call
 from tfdistkit.launcher.console import Console
 from tfdistkit.launcher.old_runs import remove_old_runs
 from tfdistkit.launcher.planning import plan_job
+from tfdistkit.launcher.sinks import open_descriptors
 from tfdistkit.launcher.spec import JobSpec, temporary_run_dir
 from tfdistkit.launcher.waiting_sink import text_sinks
 from tfdistkit.report.events import require_unused
@@ -166,6 +168,7 @@ def launch(
         raise OptionError(explain("`fn` is not a function.", received=repr(fn), expected="a function to call"))
     run_dir = Path(log_dir).absolute() if log_dir is not None else temporary_run_dir(Path(tempfile.gettempdir()))
     require_unused(run_dir)
+    open_descriptors()
     # Checked before anything is written.
     job = JobSpec(
         np,
@@ -186,19 +189,25 @@ def launch(
     labels = [process.name.label for process in processes]
     hidden: dict[str, Callable[[], StartupLines]] = {} if are_wanted(job.env) else {"stderr": StartupLines}
     console = Console(*text_sinks(sys.stdout, sys.stderr), labels, hidden)
+    is_shown = False
     # As under `tfdistkit run`: the first Ctrl-C stops the workers, the second kills them.
     with SignalInbox((signal.SIGINT,)) as inbox:
         try:
             result = run_job(job, processes, console, inbox.received)
+            if result.outcome is Outcome.SUCCEEDED:  # as `print` would wait, until Ctrl-C
+                received = len(inbox.received)
+                is_shown = console.finish(math.inf, lambda: len(inbox.received) > received)
+            if console.problem:
+                console.note(f"tfdistkit: the output could not be written ({console.problem}). It is in {run_dir}.")
         finally:
             console.finish()
-    if result.outcome is Outcome.INTERRUPTED:
+    if result.outcome is Outcome.INTERRUPTED or (result.outcome is Outcome.SUCCEEDED and not is_shown):
         raise KeyboardInterrupt
     if result.outcome is not Outcome.SUCCEEDED:
         raise _failed(result, job)
     values = [_value(process.name, folder) for process, folder in zip(processes, result.folders, strict=True)
               if process.name.role in (None, "chief")]
-    if log_dir is None:
+    if log_dir is None and not console.problem:
         shutil.rmtree(run_dir, ignore_errors=True)
     return values[0] if ps else values
 
