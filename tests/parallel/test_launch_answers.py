@@ -90,7 +90,7 @@ def test_closed_descriptors(tmp_path: Path, fails: bool) -> None:
     variables = {**os.environ, "TMPDIR": str(tmp_path), "TALKS": str(tmp_path)}
     assert subprocess.run(["sh", "-c", command], cwd=tmp_path, env=variables, timeout=60, check=False).returncode == 0
     assert (tmp_path / "told").read_text() == ("WorkerFailedError" if fails else "[0, 1]")
-    for log in tmp_path.glob("tfdistkit-*/rank.*/stdout"):
+    for log in tmp_path.glob("tfdistkit-*/rank.1/stdout"):  # rank 0 may be ended while it prints
         assert log.stat().st_size == 200_001
     assert left(tmp_path) == []
 
