@@ -260,7 +260,41 @@ def test_a_missing_tensorflow_is_told_with_the_command_that_installs_it() -> Non
     # Stands in for a machine without TensorFlow: None in sys.modules makes the import fail as it would there.
     out = printed('import sys; sys.modules["tensorflow"] = None; error(lambda: tfdistkit.strategy("mirrored"))')
     assert out.startswith("MissingDependencyError: ")
-    assert 'pip install "tfdistkit[cpu]"' in out
+    assert "Install it: pip install 'tensorflow-cpu>=2.18,<2.22' 'keras>=3.10,<3.16'" in out
+
+
+def test_an_old_version_is_refused_before_it_does_damage_and_a_new_one_warned_of() -> None:
+    out = printed(
+        """
+        import sys, warnings
+        import keras, tensorflow
+        for module, version in ((tensorflow, "2.17.1"), (tensorflow, "2.17.0-rc1"), (keras, "3.9.2")):
+            real, module.__version__ = module.__version__, version
+            error(lambda: tfdistkit.strategy("one_device"))
+            module.__version__ = real
+        print("loaded:", "tfdistkit.strategies.one_device" in sys.modules)
+        for module, version in ((tensorflow, "2.22.0.dev20260101"), (keras, "3.16.0")):
+            real, module.__version__ = module.__version__, version
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                print(type(tfdistkit.strategy("one_device")).__name__)
+            for one in caught:
+                if "newer than any" in str(one.message):
+                    print("WARNING", one.filename, one.message)
+            module.__version__ = real
+        """
+    )
+    before, after = out.split("loaded: False\n")
+    old = before.split("MissingDependencyError: ")[1:]
+    install = "'keras>=3.10,<3.16'"
+    assert old[0].startswith("This TensorFlow is too old. Received: TensorFlow 2.17.1. Expected: TensorFlow 2.18 to")
+    assert f"Install another: pip install 'tensorflow-cpu>=2.18,<2.22' {install}" in old[1] and "2.17.0-rc1" in old[1]
+    assert old[2].startswith("This Keras is too old. Received: Keras 3.9.2. Expected: Keras 3.10 to 3.15")
+    assert f"Install another: pip install {install}" in old[2]
+    new = [line for line in after.splitlines() if line.startswith("WARNING")]
+    assert after.count("OneDeviceStrategy") == 2 and len(new) == 2
+    for line, version in zip(new, ("TensorFlow 2.22.0.dev20260101", "Keras 3.16.0"), strict=True):
+        assert line.startswith("WARNING <string> ") and f"Received: {version}." in line
 
 
 def test_a_worker_takes_the_gpu_of_its_local_rank() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tfdistkit import supported
 from tfdistkit.cli import doctor
 from tfdistkit.doctor import Finding, Level, machine
 from tfdistkit.doctor.findings import as_json, as_text
@@ -46,7 +47,7 @@ def test_json() -> None:
     [("2.17.0", Level.PROBLEM), ("2.18.0", Level.GOOD), ("2.21.1-rc0", Level.GOOD), ("2.22.0", Level.WARNING)],
 )
 def test_versions(version: str, level: Level) -> None:
-    found = machine._version("TensorFlow", version, machine._TENSORFLOW, "pip install it")
+    found = machine._version("TensorFlow", version, supported.TENSORFLOW, "pip install it")
     assert found.level is level and (found.do == "") == (level is Level.GOOD)
 
 

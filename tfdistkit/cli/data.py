@@ -20,8 +20,8 @@ SOURCE is one of
   digits.npz, digits.npy     arrays: an element is a row, a dict of what was saved by name
   wine.csv, wine.tsv         CSV: an element is a row, a dict of int64, float64 and strings by name
   'old/*.tfrecord', a folder TFRecords: an element is a record
-  mnist, tfds:mnist, folder  a prepared data set of tensorflow-datasets (pip install 'tfdistkit[tfds]'); nothing is
-                             downloaded; OUT is such a folder too
+  mnist, tfds:mnist, folder  a prepared data set of tensorflow-datasets (pip install 'tensorflow-datasets>=4.9'
+                             importlib_resources); nothing is downloaded; OUT is such a folder too
 or a pattern ('part-*.csv') of files and folders that hold the same columns.
 
 examples:

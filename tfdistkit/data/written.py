@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfdistkit.data.pieces import Piece
 from tfdistkit.errors import MissingDependencyError, OptionError, explain
+from tfdistkit.supported import INSTALL_TFDS
 
 INDEX = "index.json"
 _FORMAT = "tfdistkit-tfrecords-1"
@@ -197,7 +198,7 @@ def tfds_package() -> Any:
         raise MissingDependencyError(
             explain(
                 f"tensorflow-datasets cannot be imported: {error}.",
-                do="Install it with what it needs: pip install 'tfdistkit[tfds]'",
+                do=f"Install it with what it needs: {INSTALL_TFDS}",
             )
         ) from error
     return tensorflow_datasets

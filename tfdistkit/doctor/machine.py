@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from tfdistkit import __version__, env
+from tfdistkit import __version__, env, supported
 from tfdistkit.cluster.ports import free_ports
 from tfdistkit.doctor.exposure import look_at_exposure
 from tfdistkit.doctor.findings import Finding, Level
@@ -20,10 +20,6 @@ from tfdistkit.horovod_build.checking import INSTALL, check_horovod
 from tfdistkit.launcher.planning import available_cores
 from tfdistkit.launcher.remote_facts import list_interfaces
 
-# What is supported: from, and before.
-_PYTHON = ((3, 10), (3, 14))
-_TENSORFLOW = ((2, 18), (2, 22))
-_KERAS = ((3, 10), (4, 0))
 # TensorFlow takes seconds to load, on a busy machine many.
 _LOAD_S = 120.0
 # So many ports are few jobs' worth.
@@ -62,16 +58,16 @@ def look_at_versions() -> tuple[list[Finding], Mapping[str, Any]]:
     facts = _ask_tensorflow()
     python = ".".join(map(str, sys.version_info[:3]))
     findings = [
-        _version("Python", python, _PYTHON, "Make an environment with one of these: python3.12 -m venv .venv"),
+        _version("Python", python, supported.PYTHON, "Make an environment with one of these: python3.12 -m venv .venv"),
         Finding("versions", "tfdistkit", Level.GOOD, __version__),
     ]
     if "problem" in facts:
-        do = "Install it: pip install 'tfdistkit[cpu]', or with CUDA 'tfdistkit[gpu]'"
+        do = f"Install it: {supported.INSTALL_TENSORFLOW}, or with CUDA: {supported.INSTALL_TENSORFLOW_CUDA}"
         findings.append(Finding("versions", "TensorFlow", Level.PROBLEM, f"cannot be loaded: {facts['problem']}", do))
     else:
-        do = "pip install 'tensorflow-cpu>=2.18,<2.22'"
-        findings.append(_version("TensorFlow", facts["tensorflow"], _TENSORFLOW, do))
-        findings.append(_version("Keras", facts["keras"], _KERAS, "pip install -U 'keras>=3.10'"))
+        do = supported.INSTALL_TENSORFLOW
+        findings.append(_version("TensorFlow", facts["tensorflow"], supported.TENSORFLOW, do))
+        findings.append(_version("Keras", facts["keras"], supported.KERAS, supported.INSTALL_KERAS))
         findings += _gpu_findings(facts)
     findings.append(_horovod_finding(facts))
     return findings, facts
@@ -136,13 +132,11 @@ def _ask_tensorflow() -> Mapping[str, Any]:
 
 
 def _version(name: str, version: str, wanted: tuple[tuple[int, int], tuple[int, int]], do: str) -> Finding:
-    numbers = tuple(int(part) for part in version.split(".")[:2])
+    numbers = supported.numbers_of(version)
     lowest, before = wanted
     if lowest <= numbers < before:
         return Finding("versions", name, Level.GOOD, version)
-    told = f"{version}; tested are those from {'.'.join(map(str, lowest))} up to {before[0]}.{before[1] - 1}"
-    if before[1] == 0:
-        told = f"{version}; needed is {'.'.join(map(str, lowest))} or newer"
+    told = f"{version}; tested are {supported.told(wanted)}"
     return Finding("versions", name, Level.PROBLEM if numbers < lowest else Level.WARNING, told, do)
 
 
@@ -153,7 +147,7 @@ def _gpu_findings(facts: Mapping[str, Any]) -> list[Finding]:
         built = Finding("versions", "CUDA", Level.NOTE, "TensorFlow is built without")
         if not has_gpu:
             return [built, cores, Finding("devices", "GPU", Level.NOTE, "none")]
-        do = "pip install 'tensorflow[and-cuda]>=2.18,<2.22'"
+        do = supported.INSTALL_TENSORFLOW_CUDA
         told = "there is one, and this TensorFlow is built without CUDA"
         return [built, cores, Finding("devices", "GPU", Level.WARNING, told, do)]
     nccl = f", NCCL {facts['nccl']}" if facts["nccl"] else ""
@@ -163,7 +157,7 @@ def _gpu_findings(facts: Mapping[str, Any]) -> list[Finding]:
         return [built, cores, Finding("devices", "GPU", Level.GOOD, ", ".join(facts["gpus"]))]
     if not has_gpu:
         return [built, cores, Finding("devices", "GPU", Level.NOTE, "none")]
-    do = "Look at the driver: nvidia-smi; and at CUDA's libraries: pip install 'tensorflow[and-cuda]>=2.18,<2.22'"
+    do = f"Look at the driver: nvidia-smi; and at CUDA's libraries: {supported.INSTALL_TENSORFLOW_CUDA}"
     return [built, cores, Finding("devices", "GPU", Level.WARNING, "there is one, and TensorFlow does not see it", do)]
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from tfdistkit import env
 from tfdistkit.horovod_build.recipe import BuildOptions, Machine
 from tfdistkit.horovod_build.target import Target
+from tfdistkit.supported import INSTALL_TENSORFLOW
 
 _DEADLINE_S = 60.0
 # Horovod's own lowest version of CMake.
@@ -53,9 +54,10 @@ def look_at_needs(options: BuildOptions, target: Target, variables: Mapping[str,
     """
     path = variables.get("PATH") or os.defpath
     header = Path(target.include, "tensorflow", "core", "framework", "op.h")
+    install = f"{target.executable} -m {INSTALL_TENSORFLOW}"
     needs = [
         Need("pip", "pip" if target.has_pip else "", f"{target.executable} -m ensurepip"),
-        Need("TensorFlow's headers", str(header.parent) if header.is_file() else "", "pip install tensorflow"),
+        Need("TensorFlow's headers", str(header.parent) if header.is_file() else "", install),
         Need("a C++17 compiler", _compiler(path), "apt-get install g++"),
         Need("make", shutil.which("make", path=path) or "", "apt-get install make"),
         Need("CMake 3.13 or later", _cmake(path), "apt-get install cmake (or pip install cmake)"),

@@ -10,6 +10,7 @@ from typing import Any
 from tfdistkit import env
 from tfdistkit.errors import MissingDependencyError, UnsupportedError, explain
 from tfdistkit.report.failures import signal_name
+from tfdistkit.supported import INSTALL_TENSORFLOW
 
 # Loading TensorFlow takes seconds, from a slow disk a minute.
 _DEADLINE_S = 300.0
@@ -96,8 +97,7 @@ def ask_target(python: str, packages: tuple[str, ...]) -> Target:
             explain(
                 "Horovod is built against TensorFlow, and it cannot be loaded.",
                 received=f"{problem} (in {python})",
-                do='Install it first: pip install "tfdistkit[cpu]" (or "tfdistkit[gpu]"). '
-                "For another environment: --python PATH.",
+                do=f"Install it first: {python} -m {INSTALL_TENSORFLOW}\nFor another environment: --python PATH.",
             )
         )
     facts["compile_flags"], facts["packages"] = tuple(facts["compile_flags"]), tuple(facts["packages"])

@@ -170,7 +170,7 @@ def most_common(values: Sequence[str | None]) -> str | None:
 
 
 def _pip(found: Mapping[str, Any], version: str) -> str:
-    return f"{found['executable']} -m pip install tfdistkit=={version}"
+    return f"in a clone of tfdistkit {version} on that host, {found['executable']} -m pip install ."
 
 
 def _listed(interfaces: Mapping[str, str]) -> str:

@@ -7,17 +7,16 @@ import importlib
 import importlib.metadata
 import importlib.util
 import inspect
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NewType
 
-from tfdistkit import env
 from tfdistkit.cluster import asked
 from tfdistkit.cluster.detection import detect_cluster
 from tfdistkit.cluster.mpi_addresses import can_exchange
 from tfdistkit.cluster.spec import ClusterSpec
-from tfdistkit.errors import MissingDependencyError, OptionError, UnsupportedError, explain, nearest
+from tfdistkit.errors import OptionError, UnsupportedError, explain, nearest
+from tfdistkit.strategies.prerequisites import require_keras_on_tensorflow
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -53,11 +52,6 @@ Build = Callable[..., "tf.distribute.Strategy"]
 StrategyName = NewType("StrategyName", str)
 _registered: dict[str, Build] = {}
 
-_KERAS_BACKEND = "KERAS_BACKEND"
-_BACKENDS = ("jax", "torch", "openvino")
-# The oldest Keras whose trainer has the seams that we stand on.
-_OLDEST_KERAS = (3, 10)
-
 
 def make(name: str, options: dict[str, Any]) -> tf.distribute.Strategy:
     """Makes a strategy: see `tfdistkit.strategy`."""
@@ -65,7 +59,7 @@ def make(name: str, options: dict[str, Any]) -> tf.distribute.Strategy:
     cluster = detect_cluster()
     known = _known_name(name)
     _check_servers(known, cluster)
-    _require_keras_on_tensorflow()
+    require_keras_on_tensorflow()
     if known == "auto":
         known = _choose(cluster)
         options = _options_of_auto(known, options)
@@ -233,56 +227,3 @@ def _option_names(name: str) -> list[str]:
     tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
     build = next(one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name == "build")
     return [argument.arg for argument in build.args.kwonlyargs]
-
-
-def _require_keras_on_tensorflow() -> None:
-    """Says what to install or to set where Keras 3 on TensorFlow is not what would be imported."""
-    backend = env.text(_KERAS_BACKEND)
-    if backend is not None and backend != "tensorflow" and "keras" not in sys.modules:
-        raise _other_backend(f"{_KERAS_BACKEND}={backend}")
-    try:
-        import tensorflow  # noqa: F401
-    except ImportError as error:
-        raise MissingDependencyError(
-            explain(
-                "TensorFlow is not installed, or cannot be loaded.",
-                received=str(error),
-                do='Install it: pip install "tfdistkit[cpu]" (or "tfdistkit[gpu]").',
-            )
-        ) from error
-    try:
-        import keras
-    except ImportError as error:
-        if error.name in _BACKENDS:
-            raise _other_backend(f"Keras cannot be imported with the backend that is set: {error}") from error
-        raise MissingDependencyError(
-            explain(
-                "Keras is not installed, or cannot be loaded.",
-                received=str(error),
-                do='Install it: pip install "tfdistkit[cpu]".',
-            )
-        ) from error
-    version = tuple(int(part) for part in keras.__version__.split(".")[:2])
-    if version < _OLDEST_KERAS:
-        oldest = ".".join(map(str, _OLDEST_KERAS))
-        raise MissingDependencyError(
-            explain(
-                "This Keras is too old.",
-                received=f"keras {keras.__version__}",
-                expected=f"keras {oldest} or later",
-                do=f'Update it: pip install "keras>={oldest}".',
-            )
-        )
-    if keras.backend.backend() != "tensorflow":
-        raise _other_backend(f"the Keras backend {keras.backend.backend()!r}")
-
-
-def _other_backend(received: str) -> OptionError:
-    return OptionError(
-        explain(
-            "Keras does not run on TensorFlow.",
-            received=received,
-            expected="the Keras backend 'tensorflow'",
-            do="Set KERAS_BACKEND=tensorflow in the environment, or remove it there and in ~/.keras/keras.json.",
-        )
-    )

@@ -1,0 +1,86 @@
+"""Is what a strategy stands on here, in versions that were tested? Asked before anything of TensorFlow is used."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+from tfdistkit import env, supported
+from tfdistkit.errors import MissingDependencyError, OptionError, explain
+
+_KERAS_BACKEND = "KERAS_BACKEND"
+_BACKENDS = ("jax", "torch", "openvino")
+
+
+def require_keras_on_tensorflow() -> None:
+    """Says what to install or to set where Keras 3 on TensorFlow is not what would be imported.
+
+    Raises:
+        MissingDependencyError: if one of the two is not installed, or is older than any that was tested.
+        OptionError: if Keras runs on something else.
+    """
+    backend = env.text(_KERAS_BACKEND)
+    if backend is not None and backend != "tensorflow" and "keras" not in sys.modules:
+        raise _other_backend(f"{_KERAS_BACKEND}={backend}")
+    try:
+        import tensorflow
+    except ImportError as error:
+        raise MissingDependencyError(
+            explain(
+                "TensorFlow is not installed, or cannot be loaded.",
+                received=str(error),
+                do=f"Install it: {supported.INSTALL_TENSORFLOW}\nFor GPUs: {supported.INSTALL_TENSORFLOW_CUDA}",
+            )
+        ) from error
+    _require_tested("TensorFlow", tensorflow.__version__, supported.TENSORFLOW, supported.INSTALL_TENSORFLOW)
+    try:
+        import keras
+    except ImportError as error:
+        if error.name in _BACKENDS:
+            raise _other_backend(f"Keras cannot be imported with the backend that is set: {error}") from error
+        raise MissingDependencyError(
+            explain(
+                "Keras is not installed, or cannot be loaded.",
+                received=str(error),
+                do=f"Install it: {supported.INSTALL_KERAS}",
+            )
+        ) from error
+    _require_tested("Keras", keras.__version__, supported.KERAS, supported.INSTALL_KERAS)
+    if keras.backend.backend() != "tensorflow":
+        raise _other_backend(f"the Keras backend {keras.backend.backend()!r}")
+
+
+def _require_tested(name: str, version: str, tested: tuple[tuple[int, int], tuple[int, int]], install: str) -> None:
+    """Older versions lack what the strategies stand on; newer ones are checked name by name when they are hooked."""
+    numbers = supported.numbers_of(version)
+    if numbers < tested[0]:
+        raise MissingDependencyError(
+            explain(
+                f"This {name} is too old.",
+                received=f"{name} {version}",
+                expected=f"{name} {supported.told(tested)}",
+                do=f"Install another: {install}",
+            )
+        )
+    if numbers >= tested[1]:
+        warnings.warn(
+            explain(
+                f"This {name} is newer than any that tfdistkit was tested with.",
+                received=f"{name} {version}",
+                expected=f"{name} {supported.told(tested)}",
+                do=f"Compare a short run with one of a single process, or install a tested version: {install}",
+            ),
+            RuntimeWarning,
+            stacklevel=5,  # the line that asks for the strategy
+        )
+
+
+def _other_backend(received: str) -> OptionError:
+    return OptionError(
+        explain(
+            "Keras does not run on TensorFlow.",
+            received=received,
+            expected="the Keras backend 'tensorflow'",
+            do="Set KERAS_BACKEND=tensorflow in the environment, or remove it there and in ~/.keras/keras.json.",
+        )
+    )
