@@ -56,7 +56,8 @@ OUTSIDE = """
     own.compile("adam", "mse", metrics=["mae"])
     print(own.fit(x, y, verbose=0).history, own.evaluate(x, y, verbose=0))
     if engine == "multiworker":
-        error(lambda: tfdistkit.strategy("multiworker"), "This process has a strategy already")
+        made = "'multiworker') after tfdistkit.strategy('multiworker') in "
+        error(lambda: tfdistkit.strategy("multiworker"), "This process has a strategy already", made, "in pytest in a")
 """
 
 

@@ -21,6 +21,7 @@ from tfdistkit.callbacks.last_signal import LastSignal
 from tfdistkit.callbacks.model_state import ModelState, copy_state, put_state, require_known_optimizers, variables_of
 from tfdistkit.callbacks.plain_data import is_plain
 from tfdistkit.callbacks.ranks import Ranks, ranks_of
+from tfdistkit.callbacks.stock_strategies import require_ours
 from tfdistkit.callbacks.training_setup import SetUp, set_rates
 from tfdistkit.errors import OptionError, UnsupportedError, explain
 from tfdistkit.report.backups import leave_backup_mark
@@ -138,6 +139,8 @@ class BackupAndResume(keras.callbacks.Callback):
 
     def _running(self) -> _Run:
         if self._run is None:
+            # Where it does not work at all, no other line for it would help.
+            _require_supported(self.model, None)
             raise UnsupportedError(
                 explain(
                     "BackupAndResume is not in the list of callbacks of a `fit`, or was made after Python looked for "
@@ -327,15 +330,12 @@ def _put_last(callback: BackupAndResume, arguments: dict[str, Any]) -> list[Any]
 
 
 def _require_supported(model: keras.Model, x: Any) -> None:
-    strategy: Any = keras_seams.strategy_of(model)
-    if strategy is not None and not keras_seams.is_ours(strategy):
-        raise UnsupportedError(
-            explain(
-                "BackupAndResume works under the strategies of tfdistkit, and without one.",
-                received=type(strategy).__name__,
-                do="Make the strategy by tfdistkit.strategy(...).",
-            )
-        )
+    require_ours(
+        keras_seams.strategy_of(model),
+        "BackupAndResume",
+        "only its own say how far each rank has come in its data, and put a model back on all ranks",
+        "keras.callbacks.BackupAndRestore works in a single process, and begins each epoch anew",
+    )
     if isinstance(x, WorkerDataset):
         raise UnsupportedError(
             explain(

@@ -51,6 +51,7 @@ Build = Callable[..., "tf.distribute.Strategy"]
 # A name that type checkers cannot know: of a registered strategy, or read from a configuration.
 StrategyName = NewType("StrategyName", str)
 _registered: dict[str, Build] = {}
+_made = ""
 
 
 def make(name: str, options: dict[str, Any]) -> tf.distribute.Strategy:
@@ -68,6 +69,7 @@ def make(name: str, options: dict[str, Any]) -> tf.distribute.Strategy:
     _require_no_other_strategy(known, cluster)
     made = build(cluster, **options)
     _offer_collectives(made)
+    _remember(known)
     return made
 
 
@@ -157,11 +159,21 @@ def _require_no_other_strategy(name: str, cluster: ClusterSpec) -> None:
         raise UnsupportedError(
             explain(
                 "This process has a strategy already, and TensorFlow connects the processes of a job only once.",
-                received=f"tfdistkit.strategy({name!r}) after a {type(last.strategy).__name__} was made",
-                expected="one strategy in each process of the job",
-                do="Keep what the first `tfdistkit.strategy(...)` returned, and use it for all models.",
+                received=f"tfdistkit.strategy({name!r}) after {_made or type(last.strategy).__name__}",
+                expected="one strategy in each process of the job, for all of its models",
+                do="Keep what the first call returned: in a notebook in a variable, in pytest in a fixture with "
+                'scope="session". Tests that each need a strategy of their own need processes of their own: '
+                "tfdistkit.launch(function, np=2) starts some.",
             )
         )
+
+
+def _remember(name: str) -> None:
+    """Keeps which strategy was made last, and in which line, for the error of the next one."""
+    from tfdistkit.strategies.model_scope import line_of_user
+
+    global _made
+    _made = f"tfdistkit.strategy({name!r}) in {line_of_user()}"
 
 
 def _load(name: str) -> Build:

@@ -61,7 +61,7 @@ def install() -> None:
 def _note_line(original: Any, model: Any) -> None:
     original(model)
     if keras_seams.strategy_of(model) is None:
-        _made_at[model] = _line_of_user()
+        _made_at[model] = line_of_user()
 
 
 def _compile(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -87,7 +87,7 @@ def _scope(original: Any, strategy: Any) -> Any:
         raise UnsupportedError(
             explain(
                 "A strategy's scope stands inside the scope of another strategy.",
-                received=f"{_name(strategy)} inside {_name(current)}, at {_line_of_user()}",
+                received=f"{_name(strategy)} inside {_name(current)}, at {line_of_user()}",
                 expected="one strategy a script",
                 do="Remove one of the two `with ....scope():`.",
             )
@@ -107,7 +107,7 @@ def _without_legacy_keras(scope: Any) -> Iterator[Any]:
                 raise UnsupportedError(
                     explain(
                         "A model of `tf_keras` (Keras 2) stands in the scope of a tfdistkit strategy.",
-                        received=f"a variable of `tf_keras`, made at {_line_of_user()}",
+                        received=f"a variable of `tf_keras`, made at {line_of_user()}",
                         expected="Keras 3: `import keras`, or `tf.keras` without TF_USE_LEGACY_KERAS",
                         do="Make the model with `keras`, or train it under TensorFlow's own strategy.",
                     )
@@ -165,7 +165,7 @@ def _require_member(model: Any, method: str) -> None:
     if not cluster.is_training or not (cluster.world_size > 1 or cluster.has_servers):
         return
     who = "the coordinator" if cluster.is_coordinator else f"rank {cluster.rank} of {cluster.world_size}"
-    line = _line_of_user()
+    line = line_of_user()
     raise UnsupportedError(
         explain(
             f"`{method}` of a model that is in no strategy of this job: {who} would use it alone, and the other "
@@ -330,8 +330,12 @@ def _name(strategy: Any) -> str:
     return module + type(strategy).__name__
 
 
-def _line_of_user() -> str:
-    """Returns the file and line, outside of Keras, TensorFlow and this package, from which this was called."""
+def line_of_user() -> str:
+    """Returns the file and line, outside of Keras, TensorFlow and this package, from which this was called.
+
+    Returns:
+        Such as `train.py:12`.
+    """
     frame = inspect.currentframe()
     while frame is not None:
         file = frame.f_code.co_filename

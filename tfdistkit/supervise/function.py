@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, overload
 
-from tfdistkit.errors import OptionError, WorkerFailedError, explain
+from tfdistkit.errors import WorkerFailedError, explain
 from tfdistkit.launcher.call import read_result, remove_results, write_call
 from tfdistkit.launcher.console import Console
 from tfdistkit.launcher.old_runs import remove_old_runs
@@ -24,6 +24,7 @@ from tfdistkit.report.events import require_unused
 from tfdistkit.report.names import ProcessName
 from tfdistkit.report.startup_lines import StartupLines, are_wanted
 from tfdistkit.report.summary import describe_run
+from tfdistkit.supervise.call_arguments import check_call
 from tfdistkit.supervise.decision import Outcome
 from tfdistkit.supervise.result import JobResult
 from tfdistkit.supervise.signals import SignalInbox
@@ -164,8 +165,7 @@ def launch(
         losses = tfdistkit.launch(train, args=(0.1,), np=2)
         ```
     """
-    if not callable(fn):
-        raise OptionError(explain("`fn` is not a function.", received=repr(fn), expected="a function to call"))
+    check_call(fn, args, kwargs)
     run_dir = Path(log_dir).absolute() if log_dir is not None else temporary_run_dir(Path(tempfile.gettempdir()))
     require_unused(run_dir)
     open_descriptors()

@@ -1,0 +1,46 @@
+"""A model under a strategy of TensorFlow's own: what does not work there, and what does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tfdistkit.errors import UnsupportedError, explain
+from tfdistkit.strategies import keras_seams
+
+# TensorFlow's own class -> the name that users make it by, and ours of the same kind.
+_KINDS = {
+    "MirroredStrategy": ("MirroredStrategy", "mirrored"),
+    "OneDeviceStrategy": ("OneDeviceStrategy", "one_device"),
+    "CollectiveAllReduceStrategy": ("MultiWorkerMirroredStrategy", "multiworker"),
+    "MultiWorkerMirroredStrategy": ("MultiWorkerMirroredStrategy", "multiworker"),
+    "CentralStorageStrategy": ("experimental.CentralStorageStrategy", "central_storage"),
+    "CentralStorageStrategyV1": ("experimental.CentralStorageStrategy", "central_storage"),
+    "ParameterServerStrategyV2": ("ParameterServerStrategy", "parameter_server"),
+}
+
+
+def require_ours(strategy: Any, callback: str, why: str, instead: str) -> None:
+    """Checks that a model's strategy is one of tfdistkit, or none.
+
+    Args:
+        strategy: The strategy of the model, or None.
+        callback: What the user asked for.
+        why: What it needs of a strategy, as the end of a sentence.
+        instead: What works under TensorFlow's own.
+
+    Raises:
+        UnsupportedError: if it is another one.
+    """
+    if strategy is None or keras_seams.is_ours(strategy):
+        return
+    kind = type(strategy)
+    name, ours = _KINDS.get(kind.__name__, (f"{kind.__name__} of {kind.__module__}", "auto"))
+    shown = f"tf.distribute.{name}" if kind.__name__ in _KINDS else name
+    raise UnsupportedError(
+        explain(
+            f"{callback} does not work under a strategy that tfdistkit did not make: {why}.",
+            received=f"a model in the scope of {shown}(...)",
+            expected=f'a model in the scope of tfdistkit.strategy("{ours}"), or of no strategy',
+            do=f'Make the strategy by tfdistkit.strategy("{ours}"). With the one that is there, {instead}.',
+        )
+    )
