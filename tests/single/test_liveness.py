@@ -79,6 +79,24 @@ def test_looks() -> None:
     assert look("no-such-host.invalid:2222", SOON_S) is Sign.GONE
 
 
+def flood(connection: socket.socket) -> None:
+    """Whoever took the port of a dead task, and never stops talking."""
+    while True:
+        connection.sendall(bytes(65_536))
+
+
+def drip(connection: socket.socket) -> None:
+    while True:
+        connection.sendall(b"x")
+        time.sleep(0.001)
+
+
+def test_strangers_that_never_stop_talking_hold_nobody_up() -> None:
+    with listening(flood) as flooding, listening(drip) as dripping:
+        assert look(flooding, SOON_S) is Sign.GONE
+        assert look(dripping, 0.3) is Sign.SILENT
+
+
 def test_waiting_for_tasks() -> None:
     with listening(answer) as alive, listening(None) as stopped:
         gone = nowhere()

@@ -18,6 +18,8 @@ from tfdistkit.cluster.addresses import split_address
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 _PING = bytes((0, 0, 8, 6, 0, 0, 0, 0, 0)) + b"tfdistkt"
 _PONG = bytes((0, 0, 8, 6, 1, 0, 0, 0, 0)) + b"tfdistkt"
+# A gRPC server says less before the answer; whoever says more is none.
+_MOST_BYTES = 65_536
 # Seconds between two looks at a task.
 _EVERY_S = 1.0
 
@@ -48,8 +50,10 @@ def look(address: str, timeout_s: float) -> Sign:
             while _PONG not in heard:
                 connection.settimeout(max(0.01, deadline - time.monotonic()))
                 more = connection.recv(4096)
-                if not more:
+                if not more or len(heard) > _MOST_BYTES:
                     return Sign.GONE  # It listens, but is no gRPC server (any more).
+                if time.monotonic() > deadline:
+                    return Sign.SILENT
                 heard += more
             return Sign.ALIVE
     except TimeoutError:

@@ -17,6 +17,8 @@ _SENDING_S = 0.5
 _CHUNK_BYTES = 256 * 1024
 # Less than what a host may be silent for: an agent that waits here answers nobody else.
 _TIMEOUT_S = 6.0
+# A visitor that goes on and on is no host of ours.
+_LONGEST_S = 10.0
 
 
 class LinkServer:
@@ -40,10 +42,12 @@ class LinkServer:
             visitor.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for _ in range(_ROUNDS):
                 visitor.sendall(visitor.recv(1))
-            count = 0
+            count, deadline = 0, time.monotonic() + _LONGEST_S
             buffer = bytearray(_CHUNK_BYTES)
             while received := visitor.recv_into(buffer):
                 count += received
+                if time.monotonic() > deadline:
+                    raise TimeoutError("whoever came to measure the link did not end")
             visitor.sendall(b"%d\n" % count)
         return count
 

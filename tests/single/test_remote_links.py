@@ -1,0 +1,38 @@
+"""How fast a link is, measured on loopback; and strangers that come in the place of a host."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tfdistkit.launcher import remote_links
+from tfdistkit.launcher.remote_links import LinkServer, measure_link
+
+DEADLINE_S = 30
+
+
+def test_both_ends_agree() -> None:
+    server = LinkServer()
+    port = server.open("127.0.0.1")
+    with ThreadPoolExecutor(1) as pool:
+        served = pool.submit(server.serve)
+        measured = measure_link("127.0.0.1", port)
+        assert served.result(DEADLINE_S) > 0
+    assert 0 < measured["round_trip_s"] < 1 and measured["bytes_per_s"] > 1e6
+
+
+def test_a_stranger_that_never_ends_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_links, "_LONGEST_S", 0.3)
+    server = LinkServer()
+    address = ("127.0.0.1", server.open("127.0.0.1"))
+    with ThreadPoolExecutor(1) as pool, socket.create_connection(address, DEADLINE_S) as stranger:
+        served = pool.submit(server.serve)
+        stranger.sendall(bytes(remote_links._ROUNDS))
+        with contextlib.suppress(OSError):
+            while not served.done():
+                stranger.sendall(bytes(65_536))
+        with pytest.raises(TimeoutError, match="did not end"):
+            served.result(DEADLINE_S)
