@@ -99,6 +99,19 @@ def test_passwords_in_urls_are_not_shown(tmp_path: Path) -> None:
     assert "SITE=https://host:8080/a@b" in ended.stdout
 
 
+@pytest.mark.parametrize("words", [["--dry-run"], ["-v"], ["--backend", "slurm", "--dry-run"]])
+def test_secrets_among_the_arguments_are_not_shown(tmp_path: Path, words: list[str]) -> None:
+    given = ["--api-key", "abc123", "--hf-token=abc123", "mysql://me:abc123@db/x", "--tokenizer", "bert", "--author=me"]
+    script = write_script(tmp_path, f"import sys; assert sys.argv[1:] == {given}")
+    ended = run_job("-np", "2", *words, "--log-dir", "logs", script, *given, cwd=tmp_path)
+    assert ended.code == 0, ended.stderr
+    shown = ended.stdout + ended.stderr
+    assert "--api-key '(hidden)' '--hf-token=(hidden)' '(hidden)' --tokenizer bert --author=me" in shown
+    events = tmp_path / "logs/events.jsonl"
+    assert "abc123" not in shown + (events.read_text() if events.exists() else "")
+    assert events.exists() is (words == ["-v"])
+
+
 def test_refused_variables_are_told_without_their_values(tmp_path: Path) -> None:
     words = ["--env", "TFDISTKIT_JOB_ID=abc123", write_script(tmp_path, "")]
     ended = run_job("-np", "1", *words, cwd=tmp_path)

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from tfdistkit.cli.shown import is_secret
 from tfdistkit.errors import OptionError
 from tfdistkit.launcher.kubernetes import KINDS, PodsSpec, manifests
 from tfdistkit.launcher.pod_parts import (
@@ -18,6 +17,7 @@ from tfdistkit.launcher.pod_parts import (
     parse_volume,
 )
 from tfdistkit.launcher.yaml_text import to_yaml
+from tfdistkit.report.secret_values import is_secret
 
 _DESCRIPTION = """\
 Writes what `kubectl apply -f -` takes: pods that run a script, each with a TF_CONFIG that names all of them.

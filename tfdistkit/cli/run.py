@@ -27,6 +27,7 @@ from tfdistkit.launcher.waiting_sink import standard_sinks
 from tfdistkit.report.alone import describe_alone
 from tfdistkit.report.events import require_unused
 from tfdistkit.report.failures import signal_name
+from tfdistkit.report.secret_values import without_secrets_in
 from tfdistkit.report.summary import describe_run
 from tfdistkit.supervise.decision import Outcome
 from tfdistkit.supervise.result import JobResult
@@ -172,4 +173,4 @@ def _as_shell_line(process: ProcessSpec) -> str:
     """A command that a shell would take, with the variables that the launcher sets."""
     variables = [f"{name}={shown_value(name, value)}" for name, value in process.env.items()]
     place = "" if process.host == HERE else f" on {process.host}"
-    return f"{process.name}{place}: {' '.join(variables)} {shlex.join(process.command)}"
+    return f"{process.name}{place}: {' '.join(variables)} {shlex.join(without_secrets_in(process.command))}"

@@ -51,12 +51,12 @@ def run_in_slurm(options: RunOptions, wanted: SlurmOptions, signals: Sequence[in
     job = make_batch_spec(options, wanted, folder=Path.cwd(), python=sys.executable)
     script = batch_script(job)
     if options.is_dry_run:
-        print(without_secrets(script, job.env), end="")
+        print(without_secrets(script, job.env, job.command), end="")
         return 0
     hidden = hidden_lines(options.is_verbose, options.env, "stdout", has_labels=True)
     console = Console(*standard_sinks(), ["job"], hidden)
     if options.is_verbose:
-        console.note(without_secrets(script, job.env))
+        console.note(without_secrets(script, job.env, job.command))
     try:
         number = submit_batch_job(job, script, inherited_variables())
     except TfdistkitError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,16 +10,13 @@ from pathlib import Path
 
 from tfdistkit import env
 from tfdistkit.launcher.console import Console
+from tfdistkit.report.secret_values import HIDDEN, is_secret, without_secrets_in
 from tfdistkit.supervise.decision import Outcome
 from tfdistkit.supervise.result import JobResult
 
 # As for other commands that cannot write what they were asked for.
 _LOST_EXIT_CODE = 1
-# Names of variables whose values nobody wants to show.
-_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
-# A URL with a user's password in it: `postgres://me:password@host/`.
-_PASSWORD_IN_URL = re.compile(r"://[^/\s:@]*:[^/\s@]*@")
-_HIDDEN = "'(hidden)'"
+_HIDDEN = shlex.quote(HIDDEN)
 
 
 @dataclass(frozen=True)
@@ -82,24 +78,16 @@ def shown_value(name: str, value: str) -> str:
     return f'"${name}"' if len(value) > 1 and env.child_env({}).get(name) == value else shlex.quote(value)
 
 
-def without_secrets(script: str, variables: Mapping[str, str]) -> str:
+def without_secrets(script: str, variables: Mapping[str, str], command: Sequence[str]) -> str:
     """Returns a script in which secret values are hidden.
 
     Args:
-        script: What sets the variables, quoted as for a shell.
+        script: What sets variables and runs a command, quoted as for a shell.
         variables: The variables.
+        command: The command.
     """
+    script = script.replace(shlex.join(command), shlex.join(without_secrets_in(command)))
     for name, value in variables.items():
         if value and is_secret(name, value):
             script = script.replace(f"{name}={shlex.quote(value)}", f"{name}={_HIDDEN}")
     return script
-
-
-def is_secret(name: str, value: str) -> bool:
-    """Whether the value of a variable is nothing to be shown: by its name, or as a URL with a password in it.
-
-    Args:
-        name: The variable.
-        value: Its value.
-    """
-    return bool(_SECRET.search(name) or _PASSWORD_IN_URL.search(value))

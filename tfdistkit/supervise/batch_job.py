@@ -17,6 +17,7 @@ from tfdistkit.report.events import EventLog
 from tfdistkit.report.failures import Failure, first_cause_first, signal_name
 from tfdistkit.report.names import ProcessName
 from tfdistkit.report.private_files import make_folder, write_file
+from tfdistkit.report.secret_values import without_secrets_in
 from tfdistkit.supervise.decision import Outcome
 from tfdistkit.supervise.result import JobResult
 
@@ -86,7 +87,7 @@ def follow_batch_job(
     """
     started = time.monotonic()
     with EventLog(job.run_dir) as events:
-        events.add("job_submitted", job=number, program=job.command, tasks=job.tasks)
+        events.add("job_submitted", job=number, program=without_secrets_in(job.command), tasks=job.tasks)
         follower = _Follower(number, job, console, events, signals)
         state = _remembered(follower.to_the_end(), job)
         result = _result(state, job, signals, time.monotonic() - started)

@@ -18,6 +18,7 @@ from tfdistkit.report.events import EventLog
 from tfdistkit.report.failures import Failure
 from tfdistkit.report.names import listed
 from tfdistkit.report.private_files import make_folder
+from tfdistkit.report.secret_values import without_secrets_in
 from tfdistkit.report.summary import describe_run
 from tfdistkit.supervise.attempt import TIMED_OUT_EXIT_CODE, Attempt
 from tfdistkit.supervise.decision import Outcome
@@ -55,7 +56,8 @@ def run_job(
         make_folders(job.run_dir, processes)
         backend = backend or load_backend(job.backend, job.job_id, job.size, job.mpi_args)
         history = History(job.max_restarts)
-        events.add("job_started", job_id=job.job_id, program=job.program, np=job.world_size, ps=job.ps)
+        program = without_secrets_in(job.program)
+        events.add("job_started", job_id=job.job_id, program=program, np=job.world_size, ps=job.ps)
         before: Failure | None = None
         while True:
             started = time.monotonic()
