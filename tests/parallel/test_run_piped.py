@@ -23,7 +23,7 @@ print(json.dumps({
     "globals": sorted(globals()), "main": sys.modules["__main__"].__dict__ is globals(), "read": sys.stdin.read(),
 }))
 """
-RUN = f"{sys.executable} -m tfdistkit run -q -np"
+RUN = f"{sys.executable} -m tfdistkit run -np"
 # Long enough to fill a pipe several times.
 FILL = "# " + "x" * 100 + "\n"
 # How a shell hands a script over: what follows the command, and what stands before it.
@@ -58,7 +58,8 @@ def test_all_ranks_run_what_python_would_run(tmp_path: Path, way: str) -> None:
     os.mkfifo(tmp_path / "fifo")
     plain = shell(f"{before} {sys.executable} {after}", tmp_path)
     ours = shell(f"{before} {RUN} 2 {after}", tmp_path)
-    assert (ours.returncode, ours.stderr) == (0, "")
+    name = after.split(" a")[0] if "<(" not in after else "/dev/fd/63"
+    assert (ours.returncode, ours.stderr) == (0, f"tfdistkit: starting 2 workers on this machine: {name}\n")
     looked, whole = plain.stdout.splitlines()
     expected = json.loads(looked)
     # Several workers read nothing.
@@ -129,5 +130,5 @@ def test_programs_of_several_modules(tmp_path: Path, kind: str) -> None:
         shell(f"{sys.executable} -m zipapp app -o app.pyz", tmp_path)
         name = "app.pyz"
     ended = shell(f"{RUN} 2 {name} --x", tmp_path)
-    assert (ended.returncode, ended.stderr) == (0, "")
+    assert (ended.returncode, ended.stderr) == (0, f"tfdistkit: starting 2 workers on this machine: {name}\n")
     assert sorted(ended.stdout.splitlines()) == [f"[{rank}] ['{name}', '--x'] beside" for rank in (0, 1)]

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tfdistkit.cli.main import COMMANDS
+
 SCRIPT = """#!{python}
 import atexit, sys
 from tfdistkit.cli.main import main
@@ -38,7 +40,8 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 LINES = [
-    ("tfdistkit ", {"run", "env", "data", "horovod", "doctor", "k8s", "--help", "--version"}),
+    ("tfdistkit ", {*COMMANDS, "--help", "--version"}),
+    *((f"tfdistkit {name} --hel", {"--help"} | ({"--help-all"} if name == "run" else set())) for name in COMMANDS),
     ("tfdistkit doc", {"doctor"}),
     ("tfdistkit run --ba", {"--backend", "--backup-before"}),
     ("tfdistkit run --backend ", {"local", "horovod", "mpi", "slurm"}),

@@ -49,6 +49,9 @@ def test_all_spellings_of_the_number_of_workers(words: str) -> None:
         ("-m package.train", "run -np 2 -m package.train"),
         ("launch train.py", "run -np 2 train.py"),
         ("launch -np 3 train.py", "run -np 3 train.py"),
+        ("horovodrun -np 2 -H localhost:2 python train.py", "run -np 2 -H localhost:2 train.py"),
+        ("-np 2", "run -np 2 script.py"),
+        ("-np", "run -np 2 script.py"),
         ("manifest --image x", "k8s manifest --image x"),
         ("version", "--version"),
         ("run train.py", "run -np 2 train.py"),
@@ -79,6 +82,7 @@ def test_the_answer_is_what_to_type(typed: str, right: str, capsys: pytest.Captu
         ("run -np2 train.py", "a space stands before the number: `-np 2`"),
         ("run -np train.py", "such as `-np 2`, received 'train.py'"),
         ("run -np 2 package", "'package' is a folder without a __main__.py"),
+        ("run -np 2 ''", "the name of the script is empty"),
         ("run --log_dir x -np 2 train.py", "Did you mean '--log-dir'?"),
     ],
 )

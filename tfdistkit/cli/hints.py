@@ -56,7 +56,10 @@ def meant_command(words: Sequence[str]) -> list[str] | None:
     if (first.isdecimal() and rest) or _is_program(first):
         return ["run", *with_workers([], words)]
     is_of_run = _name(first) in (*WORKERS, *_WORKERS_ELSEWHERE, *_INSTEAD, "-m", "--module", "--ps", "--backend")
-    if is_of_run or (first.startswith("-") and any(map(_is_program, rest))):
+    has_program = any(map(_is_program, rest)) or first in ("-m", "--module")
+    if is_of_run and not has_program:
+        return ["run", "-np", _DEFAULT, "script.py"]
+    if is_of_run or (first.startswith("-") and has_program):
         return ["run", *_numbered(words)]
     return None
 
@@ -123,6 +126,8 @@ def _translated(words: Sequence[str]) -> list[str]:
     for place, word in enumerate(words):
         if _is_program(word):
             return [*ours, *words[place:]]
+        if _PYTHON.fullmatch(word) and words[place + 1 :] and words[place - 1 : place] != ["--python"]:
+            continue
         name, equals, value = word.partition("=")
         ours += (["-np", *([value] if equals else [])]) if name in _WORKERS_ELSEWHERE else [word]
     return ours

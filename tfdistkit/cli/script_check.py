@@ -25,6 +25,8 @@ def script_problem(before: Sequence[str], program: Sequence[str]) -> str | None:
     """
     script = program[0]
     path = Path(script)
+    if not script:
+        return "the name of the script is empty."
     if is_pipe(script):
         return None
     if path.is_file():

@@ -64,6 +64,15 @@ class PipedScript:
             ) from error
 
 
+def given_name(program: Sequence[str]) -> str:
+    """Returns how a script was named on the command line, whether it came from a pipe or not.
+
+    Args:
+        program: What each worker runs.
+    """
+    return program[3] if program[0] == FLAG else program[0]
+
+
 def read_piped(script: str) -> PipedScript:
     """Reads a script to its end.
 
