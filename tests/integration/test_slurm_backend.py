@@ -72,6 +72,7 @@ def test_a_job_from_submission_to_end(slurm: SlurmCluster, tmp_path: Path) -> No
     told = [os.uname().nodename, spec.rank, spec.world_size, spec.local_rank, sys.argv[1:], os.environ["NASTY"],
             os.getcwd(), "TF_CONFIG" in os.environ, os.environ["SLURM_JOB_NAME"]]
     os.write(1, (repr(told) + chr(10)).encode())
+    os.write(2, b"WARNING: All log messages before absl::InitializeLog() is called are written to STDERR" + bytes([10]))
     """
     # What this shell holds of other clusters must not count.
     shell = {"TF_CONFIG": "nonsense", "HOROVOD_RANK": "7", "TFDISTKIT_RANK": "5"}
@@ -85,6 +86,7 @@ def test_a_job_from_submission_to_end(slurm: SlurmCluster, tmp_path: Path) -> No
         str(rank): repr([f"n{1 + rank // 2}", rank, 4, rank % 2, [NASTY, "--", "-n"], NASTY, str(folder), False, NASTY])
         for rank in range(4)
     }
+    assert "absl::InitializeLog" not in run.told, "what TensorFlow logs at each start is in the log alone"
     assert f"Comment={NASTY}" in job and "TimeLimit=00:05:00" in job
     assert f"job {run.number}: COMPLETED" in run.told
     assert run_folders(folder) == [], "what ended well leaves nothing"

@@ -13,6 +13,7 @@ import pytest
 from tfdistkit.launcher import console as console_module
 from tfdistkit.launcher.console import Console, LineBuffer
 from tfdistkit.launcher.sinks import DescriptorSink, Sink, TextSink
+from tfdistkit.report import startup_lines
 
 
 class Screen(Sink):
@@ -218,10 +219,15 @@ def test_a_console_that_hides_nothing() -> None:
     assert screen.written == HEADER
 
 
-def test_a_question_of_a_single_worker_is_shown_soon() -> None:
+def test_a_question_of_a_single_worker_is_shown_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(startup_lines.time, "monotonic", lambda: now)
     console, screen = consoles(is_terminal=True, world_size=1)
     console.show(0, "stderr", b"I0001 or W0002? ")
     assert screen.written == b""
+    console.refresh()
+    assert screen.written == b"", "its end may be on its way"
+    now += 0.2
     console.refresh()
     assert screen.written == b"I0001 or W0002? "
 

@@ -63,6 +63,7 @@ def test_the_same_failure_on_another_rank_and_elsewhere_in_memory() -> None:
         ({"traceback": FAILURE.traceback.replace("line 3", "line 4")}, 3.0),
         ({"traceback": ""}, 3.0),
         ({"exit_code": 2}, 3.0),
+        ({"exit_code": 75}, 3.0),
         ({"kinds": ("builtins.ConnectionRefusedError", "builtins.OSError")}, 3.0),
         ({"kinds": ("tensorflow.python.framework.errors_impl.OpError",)}, 3.0),
         ({"kinds": ("tfdistkit.errors.RendezvousError",)}, 3.0),
@@ -71,6 +72,8 @@ def test_the_same_failure_on_another_rank_and_elsewhere_in_memory() -> None:
 def test_what_may_go_well_another_time(changes: dict[str, object], lasted_s: float) -> None:
     now = replace(FAILURE, **changes)
     assert not is_same_failure(FAILURE, now, lasted_s)
+    if "kinds" in changes or "exit_code" in changes:
+        assert is_same_failure(now, now, lasted_s) == (changes.get("exit_code") == 2)
     assert not is_same_failure(None, now, lasted_s) and not is_same_failure(FAILURE, None, lasted_s)
 
 

@@ -25,6 +25,8 @@ _SHOW_UNFINISHED_S = 5.0
 _LONGEST_LINE_BYTES = 65_536
 # Cyan, yellow, green, magenta, blue, and the same brighter; red is for errors.
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
+# How long the beginning of a line is held back that can become a hidden one: the rest comes at once, or never.
+_HELD_S = 0.1
 # Where start-up lines are looked for.
 _HIDDEN: Mapping[str, Callable[[], StartupLines]] = {"stderr": StartupLines}
 
@@ -144,7 +146,7 @@ class Console:
     def refresh(self) -> None:
         """Shows the state of progress bars on what is no terminal; to be called now and then."""
         if self._is_raw:
-            self._let_go()
+            self._let_go(_HELD_S)
             return
         now = time.monotonic()
         with self._lock:
@@ -161,7 +163,7 @@ class Console:
         """Shows what a worker left unfinished on its last line."""
         key = (worker, channel)
         if self._is_raw:
-            self._let_go()
+            self._let_go(0.0)
         with self._lock:
             self._filters.pop(key, None)
             buffer = self._buffers.pop(key, LineBuffer())
@@ -188,11 +190,11 @@ class Console:
             self._filters[key] = self._hidden[key[1]]()
         return self._filters.get(key)
 
-    def _let_go(self) -> None:
+    def _let_go(self, after_s: float) -> None:
         """Shows what was held back to see what becomes of it: a question to the user has no newline."""
         with self._lock:
             for (_, channel), known in self._filters.items():
-                self._sinks[channel].write(known.let_go())
+                self._sinks[channel].write(known.let_go(after_s))
 
     def _print_lines(self, key: tuple[int, str], lines: list[bytes]) -> None:
         shown_at, shown = self._shown.pop(key, (0.0, b""))

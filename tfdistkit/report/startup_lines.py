@@ -8,6 +8,7 @@ line of the user's own, and an error of TensorFlow's, never looks like that.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping
 
 from tfdistkit import env
@@ -53,7 +54,8 @@ _KNOWN = (
      rb"plugin cu\w+ when one has already been registered$"),
     (b"W", b"computation_placer.cc", rb"computation placer already registered\."),
     (b"W", b"py_utils.cc", rb"TF-TRT Warning: Could not find TensorRT$"),
-    # No GPU; a driver that does not fit has other words, and is told.
+    # No GPU; a driver that does not fit has other words, or is an error, and is told.
+    (b"I", b"cuda_diagnostics.cc", rb""),
     (b"IW", b"cudart_stub.cc", rb"Could not find cuda drivers on your machine, GPU will not be used\.$"),
     (b"E", b"cuda_(?:driver|platform).cc", rb"failed call to cuInit: .*(?:CUDA_ERROR_NO_DEVICE|UNKNOWN ERROR \(303\))"),
 )  # fmt: skip
@@ -94,7 +96,7 @@ class StartupLines:
         self._has_labels = has_labels
         # By the label of a line: what may follow.
         self._next: dict[bytes, tuple[str, int]] = {}
-        self._held = b""
+        self._held, self._held_at = b"", 0.0
         # Whether the beginning of the present line is shown already.
         self._is_inside = False
 
@@ -133,14 +135,20 @@ class StartupLines:
                 shown.append(line + b"\n")
             self._is_inside = False
         if rest and not self._is_inside and len(rest) <= _LONGEST_BYTES and self.may_hide(rest):
-            self._held = rest
+            self._held, self._held_at = rest, time.monotonic()
         elif rest:
             shown.append(rest)
             self._is_inside = True
         return b"".join(shown)
 
-    def let_go(self) -> bytes:
-        """Returns what `pass_on` keeps: nothing follows it any more, or not soon."""
+    def let_go(self, after_s: float = 0.0) -> bytes:
+        """Returns what `pass_on` keeps: nothing follows it any more, or not soon.
+
+        Args:
+            after_s: Only what is kept for so long already, in seconds.
+        """
+        if time.monotonic() - self._held_at < after_s:
+            return b""
         held, self._held = self._held, b""
         self._is_inside = self._is_inside or bool(held)
         return held

@@ -25,6 +25,8 @@ _PASSING = (
     "builtins.KeyboardInterrupt",
     "tensorflow.python.framework.errors_impl.OpError",
 )
+# EX_TEMPFAIL of sysexits.h: a script that ends with it asks to be started again.
+_TRY_AGAIN_CODE = 75
 # Where objects lie in memory differs from process to process.
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 
@@ -65,9 +67,9 @@ def is_same_failure(before: Failure | None, now: Failure | None, lasted_s: float
     """
     if before is None or now is None or lasted_s > _AT_ONCE_S or not now.traceback:
         return False
-    if now.steps or now.is_consequence or any(kind in _PASSING for kind in now.kinds):
+    if now.exit_code == _TRY_AGAIN_CODE or any(kind in _PASSING for kind in now.kinds):
         return False
-    return _mark(before) == _mark(now)
+    return not now.steps and not now.is_consequence and _mark(before) == _mark(now)
 
 
 def pause(seconds: float, is_over: Callable[[], bool]) -> None:
