@@ -106,6 +106,7 @@ def test_failures_that_differ_are_all_shown(tmp_path: Path) -> None:
     ("line", "told"),
     [
         ("input('Go on? ')", "EOFError: EOF when reading a line\n[1] Workers have no terminal: "),
+        ("import getpass; getpass.getpass()", "EOFError: EOF when reading a line\n[1] Workers have no terminal: "),
         ("breakpoint()", "bdb.BdbQuit: Workers have no terminal for the debugger."),
     ],
 )

@@ -7,7 +7,7 @@ import sys
 
 from tfdistkit import env
 
-# What `input()` raises, and `getpass` with it.
+# What `input()` raises; `getpass` says nothing, as others for whom a connection has ended.
 _END_OF_INPUT = "EOF when reading a line"
 _ASKED = (
     "Workers have no terminal: their standard input is empty. Pass the answer as an argument of the script (`tfdistkit "
@@ -24,10 +24,17 @@ def explain_empty_input(error: BaseException) -> None:
     """
     if env.text(env.TASK_DIR) is None or not _reads_nothing():
         return
-    if isinstance(error, EOFError) and error.args == (_END_OF_INPUT,):
+    if isinstance(error, EOFError) and (error.args == (_END_OF_INPUT,) or _is_of_getpass(error)):
         error.args = (f"{_END_OF_INPUT}\n{_ASKED}",)
     elif not error.args and type(error) is getattr(sys.modules.get("bdb"), "BdbQuit", None):
         error.args = (_DEBUGGED,)
+
+
+def _is_of_getpass(error: EOFError) -> bool:
+    tb = error.__traceback__
+    while tb is not None and tb.tb_next is not None:
+        tb = tb.tb_next
+    return not error.args and tb is not None and tb.tb_frame.f_globals.get("__name__") == "getpass"
 
 
 def _reads_nothing() -> bool:
