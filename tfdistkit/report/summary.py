@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tfdistkit.report.failures import Failure
+from tfdistkit.report.known_causes import cause_of
 from tfdistkit.report.names import ProcessName, listed
 from tfdistkit.report.startup_lines import StartupLines
 
@@ -51,7 +52,8 @@ def describe_failure(failure: Failure) -> str:
     if told:
         lines.append(title)
         lines += [f"    {line}" for line in told]
-    return "\n".join(lines)
+    cause = cause_of(failure)
+    return "\n".join([*lines, cause] if cause else lines)
 
 
 def describe_run(
