@@ -6,18 +6,19 @@ VENV ?= .venv
 TESTS ?=
 
 BIN := $(VENV)/bin
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# Errors are shown; warnings about the settings of pip on this machine are nothing that a person here can use.
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check
 
 .PHONY: help demo test lint clean
 
 help:
-	@echo "make demo   train a digit classifier on 2 worker processes, and compare it with 1"
+	@echo "make demo   train on 2 worker processes and on 1: the same results, and what is gained"
 	@echo "make test   run the tests"
 	@echo "make lint   style, types and import contracts"
 	@echo "make clean  remove what these made"
 
 demo: $(VENV)/.demo
-	$(BIN)/python examples/demo.py
+	@$(BIN)/python examples/demo.py
 
 test: $(VENV)/.test
 	$(BIN)/python $(if $(TESTS),-m pytest $(TESTS),.ci/run-tests $(BIN)/python)
@@ -36,7 +37,7 @@ $(VENV)/.made: .ci/make-venv
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.made setup.cfg pyproject.toml
-	@echo "Installing tfdistkit and TensorFlow into $(VENV) ..."
+	@echo "Installing tfdistkit and TensorFlow into $(VENV): about 1.5 GB, a minute or a few ..."
 	@$(PIP_INSTALL) -e '.[cpu,examples]'
 	@touch $@
 

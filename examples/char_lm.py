@@ -10,7 +10,7 @@ import json
 import math
 import time
 
-from absl import app, flags, logging
+from absl import app, flags
 import keras
 import numpy as np
 from pydoc_data import topics
@@ -69,7 +69,7 @@ def main(_):
     rate = (len(sequences) - test) * FLAGS.epochs / (time.perf_counter() - start)
     test_loss = model.evaluate(dataset(sequences[:test]), verbose=0)
     if tfdistkit.is_chief():
-        logging.info("test: %.3f bits per character, %.0f sequences per second", test_loss / math.log(2), rate)
+        print(f"test: {test_loss / math.log(2):.3f} bits per character, {rate:.0f} sequences per second")
         if FLAGS.history_file:
             with open(FLAGS.history_file, "w") as file:
                 json.dump({**history.history, "test_loss": test_loss, "examples_per_second": rate}, file)

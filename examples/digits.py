@@ -9,7 +9,7 @@ The batch size is the global one: two workers compute what one computes, on half
 import json
 import time
 
-from absl import app, flags, logging
+from absl import app, flags
 import keras
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
@@ -69,7 +69,7 @@ def main(_):
     _, accuracy = model.evaluate(x_test, y_test, batch_size=FLAGS.batch_size, verbose=0)
     rate = times.examples_per_second(len(x_train))
     if tfdistkit.is_chief():
-        logging.info("test accuracy %.4f, %.0f examples per second", accuracy, rate)
+        print(f"test accuracy {accuracy:.4f}, {rate:.0f} examples per second")
         if FLAGS.history_file:
             with open(FLAGS.history_file, "w") as file:
                 json.dump({**history.history, "test_accuracy": accuracy, "examples_per_second": rate}, file)

@@ -10,7 +10,7 @@ opposite. So the best that any model can do on new ratings is an accuracy of 0.9
 import json
 import time
 
-from absl import app, flags, logging
+from absl import app, flags
 import keras
 import numpy as np
 import tensorflow as tf
@@ -67,7 +67,7 @@ def main(_):
     rate = FLAGS.epochs * len(train[1]) / (time.perf_counter() - start)
     _, test_accuracy = model.evaluate(*test, batch_size=FLAGS.batch_size, verbose=0)
     if tfdistkit.is_chief():
-        logging.info("test accuracy %.4f (0.9 is the best possible), %.0f ratings per second", test_accuracy, rate)
+        print(f"test accuracy {test_accuracy:.4f} (0.9 is the best possible), {rate:.0f} ratings per second")
         if FLAGS.history_file:
             with open(FLAGS.history_file, "w") as file:
                 json.dump({**history.history, "test_accuracy": test_accuracy, "ratings_per_second": rate}, file)

@@ -77,7 +77,7 @@ def test_what_a_package_index_shows_leads_somewhere(built: Path) -> None:
         metadata = email.message_from_bytes(archive.read(f"tfdistkit-{tfdistkit.__version__}.dist-info/METADATA"))
     assert metadata["Author"] and metadata["Description-Content-Type"] == "text/markdown"
     shown = metadata.get_payload()
-    assert "## In your script" in shown and "Quickstart" in shown
+    assert "## See it work" in shown and "Quickstart" in shown
     links = re.findall(r"\]\(([^)]*)\)", shown)
     assert not [link for link in links if not link.startswith("https://")]
 
