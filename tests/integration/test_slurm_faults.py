@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+import textwrap
 import time
 from pathlib import Path
 
 import pytest
 from equal_training import ENVIRONMENT
-from slurm_cluster import SlurmCluster
+from slurm_cluster import SlurmCluster, wait_until
 from slurm_jobs import started
+
+from tfdistkit.report import read_events
 
 # TensorFlow sees a silent rank after 10 s, and SLURM a dead node after SlurmdTimeout, 10 s here, or somewhat more.
 DEADLINE_S = 100
@@ -66,3 +70,41 @@ def test_a_rank_that_is_stopped_and_a_node_that_is_gone(slurm: SlurmCluster, tmp
     assert "Stopped because of it: rank 1." in training.told or "Later, rank 1 raised" in training.told
     assert "SLURM says NODE_FAIL (NodeDown), with exit code 1." in sleeping.told
     assert "Node failure on n10" in sleeping.told
+
+
+PRINTS = """
+    import os, pathlib, sys, time
+    for _ in range(3000):
+        print("x" * 1000)
+    sys.stdout.flush()
+    pathlib.Path("up").touch()
+    while not pathlib.Path("fail").exists():
+        time.sleep(0.05)
+    os._exit(9)
+"""
+
+
+def test_a_job_whose_output_nobody_reads(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """It fails, and the launcher says so with its exit code; what is read afterwards says how much is missing."""
+    (tmp_path / "train.py").write_text(textwrap.dedent(PRINTS))
+    os.mkfifo(tmp_path / "output")
+    reader = os.open(tmp_path / "output", os.O_RDONLY | os.O_NONBLOCK)
+    words = [sys.executable, "-m", "tfdistkit", "run", "--backend", "slurm", "--sbatch-arg=--nodelist=n1"]
+    words += ["--sbatch-arg=--job-name=stuck", "-np", "1", "--log-dir", "logs", "train.py"]
+    process = slurm.start(*words, cwd=tmp_path, log=tmp_path / "output")
+    try:
+        wait_until((tmp_path / "up").exists, "all that the job prints")
+        (tmp_path / "fail").touch()
+        wait_until(lambda: read_events(tmp_path / "logs")[-1]["event"] == "job_ended", "the end of the job")
+        os.set_blocking(reader, True)
+        told = b""
+        while data := os.read(reader, 1 << 16):
+            told += data
+        assert process.wait(timeout=DEADLINE_S) == 9
+        assert b" bytes of the workers' last output are not shown" in told[-5000:]
+        assert (tmp_path / "logs/log").stat().st_size > 3_000_000
+    finally:
+        slurm.run("scancel", "--signal=KILL", "--full", "--name=stuck")
+        process.kill()
+        process.wait(timeout=60)
+        os.close(reader)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tfdistkit.errors import OptionError, explain
@@ -36,6 +36,8 @@ _CANCEL_S = 120.0
 _LAST_LINES_S = 0.5
 # How long who reads may take for a part of what is left then, and how large a part is.
 _LAST_PATIENCE_S = 5.0
+# After a failure: the exit code is wanted.
+_SHORT_PATIENCE_S = 1.0
 _READ_BYTES = 1 << 18
 
 _TIMED_OUT_EXIT_CODE = 124
@@ -91,6 +93,7 @@ def follow_batch_job(
         follower = _Follower(number, job, console, events, signals)
         state = _remembered(follower.to_the_end(), job)
         result = _result(state, job, signals, time.monotonic() - started)
+        result = replace(result, unshown_bytes=follower.unshown_bytes)
         events.add("job_ended", state=state.name, outcome=result.outcome.value, exit_code=result.exit_code)
     return result, state
 
@@ -117,9 +120,17 @@ class _Follower:
                 self._answer_signals()
                 time.sleep(_LOOK_S)
         time.sleep(_LAST_LINES_S)
-        self._show_log(_LAST_PATIENCE_S)
+        self._show_log(_LAST_PATIENCE_S if self._told.is_good else _SHORT_PATIENCE_S)
         self._console.end(0, "stdout")
         return self._told
+
+    @property
+    def unshown_bytes(self) -> int:
+        """How much of the log nobody has read in time."""
+        try:
+            return self._job.log_path.stat().st_size - self._shown_bytes
+        except OSError:
+            return 0
 
     def _ask(self) -> None:
         state = slurm.look_at_job(self._number)
