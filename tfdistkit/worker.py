@@ -19,7 +19,6 @@ import faulthandler
 import importlib.machinery
 import importlib.util
 import io
-import linecache
 import os
 import pkgutil
 import signal
@@ -149,13 +148,9 @@ def _text_as_main() -> tuple[CodeType, dict[str, Any]]:
     main["__loader__"] = (
         importlib.machinery.SourceFileLoader("__main__", path) if is_file else importlib.machinery.BuiltinImporter
     )
+    # Under the name of what can be read again: tracebacks and AutoGraph need its lines.
     with io.open_code(stored) as file:
-        text = file.read()
-    code = compile(text, path, "exec", dont_inherit=True)
-    # Nobody can read it a second time, and tracebacks and AutoGraph need its lines.
-    lines = importlib.util.decode_source(text).splitlines(keepends=True)
-    linecache.cache[path] = (len(text), None, lines, path)
-    return code, main
+        return compile(file.read(), stored, "exec", dont_inherit=True), main
 
 
 def _module_as_main() -> tuple[CodeType, dict[str, Any]]:

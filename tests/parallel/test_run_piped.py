@@ -71,12 +71,14 @@ def test_all_ranks_run_what_python_would_run(tmp_path: Path, way: str) -> None:
 
 
 def test_a_failure_shows_lines_that_nobody_can_read_again(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("import os\ndef f():\n    raise ValueError(os.environ['TFDISTKIT_RANK'])\nf()\n")
+    text = "import inspect, os\ndef f():\n    raise ValueError(os.environ['TFDISTKIT_RANK'])\n"
+    # AutoGraph looks for the source of a function, too.
+    (tmp_path / "train.py").write_text(f"{text}assert inspect.getsource(f).startswith('def f'), f\nf()\n")
     ended = shell(f"{RUN} 2 --log-dir logs - < train.py", tmp_path)
     assert ended.returncode == 1
     assert "    raise ValueError(os.environ['TFDISTKIT_RANK'])" in ended.stderr
-    assert 'File "<stdin>", line 3' in ended.stderr
     kept = tmp_path / "logs" / "script.py"
+    assert f'File "{kept}", line 3, in f' in ended.stderr
     assert kept.read_text() == (tmp_path / "train.py").read_text()
     assert kept.stat().st_mode & 0o777 == 0o600
 
