@@ -18,7 +18,7 @@ import tensorflow as tf
 import tfdistkit
 
 FLAGS = flags.FLAGS
-flags.DEFINE_integer("epochs", 3, "How often to see the training data.", lower_bound=1)
+flags.DEFINE_integer("epochs", 3, "How many epochs.", lower_bound=1)
 flags.DEFINE_integer("simulations", 3072, "Simulations of an epoch, over all workers.", lower_bound=1)
 flags.DEFINE_integer("batch_size", 512, "Simulations of a step, over all workers.", lower_bound=1)
 flags.DEFINE_integer("seed", 0, "Seed of weights and simulations. The same on every worker.")
@@ -55,13 +55,13 @@ def simulate(number):
 
 
 def dataset():
-    """This worker's part of the simulations; `batch_size` stays the global one."""
+    """This worker's part of the simulations, without end; `batch_size` stays the global one."""
 
     def load(number):
         seen, rates = tf.numpy_function(simulate, [number], (tf.float32, tf.float32))
         return tf.ensure_shape(seen, (2 * SHOWN_STEPS,)), tf.ensure_shape(rates, (4,))
 
-    part = tfdistkit.data.shard(tf.data.Dataset.range(FLAGS.simulations))
+    part = tfdistkit.data.shard(tf.data.Dataset.counter())
     # `num_parallel_calls` would not make it faster: Python's threads take turns.
     return part.map(load).batch(FLAGS.batch_size).prefetch(2)
 
@@ -75,7 +75,8 @@ def main(_):
         model = keras.Sequential([keras.Input((2 * SHOWN_STEPS,)), *layers])
         model.compile(keras.optimizers.Adam(2e-3), "mse")
     times = EpochTimes()
-    history = model.fit(dataset(), epochs=FLAGS.epochs, callbacks=[times])
+    steps = max(1, FLAGS.simulations // FLAGS.batch_size)
+    history = model.fit(dataset(), epochs=FLAGS.epochs, steps_per_epoch=steps, callbacks=[times])
     if tfdistkit.is_chief():
         print(f"{times.seconds():.1f} seconds per epoch")
         if FLAGS.history_file:
