@@ -19,6 +19,8 @@ GOOD = {
     "horovod": None,
     "script": "abc",
 }
+# Where another host gets the same from: no index has it.
+CLONE = f"in a clone of tfdistkit {__version__} on that host, /py -m pip install ."
 
 
 def looks(*changes: dict[str, Any]) -> list[HostLook]:
@@ -45,8 +47,11 @@ def test_what_is_the_same_is_fine() -> None:
         ({"python": "3.11.4"}, "Python is 3.11.4, and on the others it is 3.12. Name the same Python for all: --"),
         ({"tensorflow": "2.20.0"}, "TensorFlow is 2.20.0, and on the others it is 2.21.0. Install the same every"),
         ({"keras": None}, "Keras is not there, and on the others it is 3.15.1."),
-        ({"tfdistkit": None, "why": "No module"}, "tfdistkit cannot be imported there (No module). Install it: /py"),
-        ({"tfdistkit": "0.0.9"}, f"It has tfdistkit 0.0.9, and here it is {__version__}. Install the same: /py -m pip"),
+        (
+            {"tfdistkit": None, "why": "No module"},
+            f"tfdistkit cannot be imported there (No module). Install it: {CLONE}",
+        ),
+        ({"tfdistkit": "0.0.9"}, f"It has tfdistkit 0.0.9, and here it is {__version__}. Install the same: {CLONE}"),
         ({"script": "abd"}, "Its script is another one than here. Copy it to the same place on the host"),
         ({"script": None, "why_script": "Permission denied"}, "The script is not there (Permission denied). Copy it"),
         ({"script": None}, "The module is not there. Copy it"),
