@@ -182,10 +182,13 @@ def test_the_timer_tells_what_workers_wait_for(printed: list[str]) -> None:
             shares = [seen[share][epoch] for share in ("computing", "communication", "input", "callbacks")]
             assert min(shares) >= 0 and sum(shares) == pytest.approx(100), (kind, seen)
         assert seen["communication"][2] > 0 and seen["computing"][2] > 0
-    # Each of the batches takes 0.05 s to come, or to be looked at.
-    for kind, held_up, at_once in (("input", "input", 1), ("callbacks", "callbacks", 1), ("own", "input", 2)):
+    # Each of the batches takes 0.05 s to come, or to be looked at: its share is larger than where it does not. What
+    # the rest takes is the machine's business.
+    cases = {"input": ("input", "callbacks", 1), "callbacks": ("callbacks", "input", 1)}
+    cases["own"] = ("input", "callbacks", 2)
+    for kind, (held_up, elsewhere, at_once) in cases.items():
         seen = found[kind]
-        assert seen[held_up][2] == max(seen[share][2] for share in ("computing", "input", "callbacks")) > 20, seen
+        assert seen[held_up][2] > found[elsewhere][held_up][2], found
         assert 0 < seen["examples_per_second"][2] < at_once * 8 / 0.05, seen
 
 
