@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-# SLURM looks at time limits twice a minute: SIGUSR1 comes 70 to 100 s after the start, on a busy machine long after
+# SLURM looks at time limits twice a minute: SIGUSR1 comes 130 to 160 s after the start, on a busy machine long after
 # TensorFlow was loaded, and long after all is done when it has started again.
-OPTIONS = ("--nnodes", "2", "-np", "2", "--time", "3", "--backup-before", "80")
+OPTIONS = ("--nnodes", "2", "-np", "2", "--time", "4", "--backup-before", "80")
 
 # Slow until it is interrupted: it would take longer than SLURM lets it.
 TRAIN = """
@@ -21,7 +21,7 @@ TRAIN = """
     class Slow(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
             steps.append(int(self.model.optimizer.iterations))
-            time.sleep(0 if restarts else 0.6)
+            time.sleep(0 if restarts else 0.8)
 
     def train(*callbacks):
         keras.utils.set_random_seed(7)

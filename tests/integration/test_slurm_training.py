@@ -14,6 +14,8 @@ from slurm_jobs import Run
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 240
+# It runs twice, and SLURM lets it wait in between.
+INTERRUPTED_S = 420
 
 
 def srun(slurm: SlurmCluster, folder: Path, strategy: str, hosts: str, **variables: str) -> list[dict[str, Any]]:
@@ -55,10 +57,11 @@ def test_horovod_over_mpi(
 
 
 @pytest.mark.tensorflow
+@pytest.mark.timeout(480)
 def test_a_training_that_reaches_its_time_limit_goes_on_as_if_nothing_had_happened(
     slurm: SlurmCluster, interrupted_job: Run
 ) -> None:
-    assert interrupted_job.end(DEADLINE_S) == 0, interrupted_job.told
+    assert interrupted_job.end(INTERRUPTED_S) == 0, interrupted_job.told
     results = [line.partition("RESULT ")[2] for line in interrupted_job.told.splitlines() if "RESULT " in line]
     assert results == ["restarts 1, begins at step 1: False, the same weights: True"] * 2, interrupted_job.told
     assert slurm.job(interrupted_job.number)["Restarts"] == "1"
