@@ -185,7 +185,7 @@ class BackupAndResume(keras.callbacks.Callback):
         """Removes the backup."""
         run = self._running()
         if self.delete_checkpoint and not run.signal:
-            remove_backups(run.path)
+            remove_backups(run.path, with_folder=writes_files(self.model))
 
     @property
     def _every_s(self) -> float | None:

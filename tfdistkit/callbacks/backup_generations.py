@@ -83,13 +83,20 @@ def newest_backup(path: str, ranks: Ranks) -> Backup | None:
     return Backup(content, own[0].state != _DAMAGED)
 
 
-def remove_backups(path: str) -> None:
-    """Removes both generations, the older one first: who is killed in between goes on behind the newest."""
+def remove_backups(path: str, with_folder: bool) -> None:
+    """Removes both generations, the older one first: who is killed in between goes on behind the newest.
+
+    Args:
+        path: The newest.
+        with_folder: Whether their folder goes as well, if it is empty. Only the rank that writes may say so: others
+            come here while it still writes its last backup.
+    """
     for one in (previous_of(path), path):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             os.remove(one)
-    with contextlib.suppress(OSError):
-        os.rmdir(os.path.dirname(path))  # Only an empty folder goes.
+    if with_folder:
+        with contextlib.suppress(OSError):
+            os.rmdir(os.path.dirname(path))  # Only an empty folder goes.
 
 
 def _look_at(path: str) -> _Generation:
