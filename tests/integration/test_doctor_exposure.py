@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -23,8 +25,18 @@ LOOK = """
 CABLE = "ip link add v0 type veth peer name v1; ip link set v1 up; ip link set v0 up"
 
 
-WITHOUT = subprocess.run(["unshare", "--net", "ip", "link"], capture_output=True, timeout=DEADLINE_S, check=False)
-pytestmark = pytest.mark.skipif(WITHOUT.returncode != 0, reason=f"no network of its own: {WITHOUT.stderr!r}")
+def has_no_networks() -> bool:
+    command = ["unshare", "--net", "ip", "link"]
+    if shutil.which("unshare") is None:
+        return True
+    return subprocess.run(command, capture_output=True, timeout=DEADLINE_S, check=False).returncode != 0
+
+
+# Where hosts must be tested, these tests run, and fail without networks.
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TFDISTKIT_REQUIRE_HOSTS") != "1" and has_no_networks(),
+    reason="what others reach is not tested: no network of its own can be made here (unshare --net)",
+)
 
 
 def look_in_network(*commands: str) -> dict[str, Any]:

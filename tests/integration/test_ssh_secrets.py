@@ -42,7 +42,7 @@ def files_with(value: str, *folders: Path) -> list[Path]:
 
 @pytest.mark.parametrize("backend", ["local", "mpi"])
 def test_secrets_are_on_no_command_line_and_in_no_file(hosts: NetHosts, backend: str) -> None:
-    if backend == "mpi" and shutil.which("mpirun") is None:
+    if backend == "mpi" and shutil.which("mpirun") is None and os.environ.get("TFDISTKIT_REQUIRE_HOROVOD") != "1":
         pytest.skip("there is no mpirun")
     script = str(hosts.write("train.py", SCRIPT))
     words = [*WORDS, "--backend", backend, "-v", "--log-dir", "logs", script]

@@ -4,7 +4,7 @@ A package that the environment has already is used as it is. What is missing com
 may be anybody's: pip installs a file only when its checksum is one of these. The files are wheels for Linux, for all
 Pythons that are supported, on x86_64 and aarch64; none of these packages requires another.
 
-To take a newer release, change its version, and take the checksums from https://pypi.org/pypi/NAME/VERSION/json.
+To take a newer release, change its version, and take the SHA-256 checksums of its wheels (`pip download`, `pip hash`).
 """
 
 from __future__ import annotations
