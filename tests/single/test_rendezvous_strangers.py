@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import asdict
+from typing import Any, BinaryIO
 
 import psutil
 import pytest
@@ -85,6 +87,20 @@ def hello(job: Job, **changes: object) -> bytes:
     return meeting_wire.encode("hello", **{**fields, **changes})
 
 
+@contextlib.contextmanager
+def in_place_of_rank_0(job: Job, secret: bytes) -> Iterator[tuple[dict[str, Any], Session, socket.socket, BinaryIO]]:
+    """Listens at rank 0's port, and answers the knock of rank 1 with a challenge."""
+    with closing(socket.create_server(("127.0.0.1", job.port))) as server:
+        job.start(1, SHORT_S)
+        server.settimeout(LONG_S)
+        connection, _ = server.accept()
+        with closing(connection), connection.makefile("rb") as file:
+            knock = meeting_wire.decode(file.readline())
+            session = Session(secret, knock["nonce"], "n", HOST)
+            connection.sendall(session.sign(meeting_wire.encode("challenge", nonce="n")))
+            yield knock, session, connection, file
+
+
 @pytest.mark.parametrize("name", UNBOUNDED)
 def test_numbers_and_texts_are_bounded(name: str) -> None:
     job = Job(2)
@@ -151,15 +167,8 @@ def test_of_another_version_nobody_ends_a_job_with_a_secret(secret: bytes) -> No
 
 def test_whoever_holds_rank_0s_port_learns_nothing(secret: bytes) -> None:
     job = Job(2)
-    with closing(socket.create_server(("127.0.0.1", job.port))) as server:
-        job.start(1, SHORT_S)
-        server.settimeout(LONG_S)
-        connection, _ = server.accept()
-        with closing(connection), connection.makefile("rb") as file:
-            knock = meeting_wire.decode(file.readline())
-            session = Session(b"another", knock["nonce"], "n", HOST)
-            connection.sendall(session.sign(meeting_wire.encode("challenge", nonce="n")))
-            assert file.read() == b""
+    with in_place_of_rank_0(job, b"another") as (knock, _, _, file):
+        assert file.read() == b""
         (message,) = job.errors(RendezvousError)
     assert set(knock) == {"magic", "kind", "nonce", "protocol"}
     assert "TFDISTKIT_SECRET" in message or "says nothing" in message
@@ -192,17 +201,10 @@ def test_what_peers_say_does_not_reach_the_terminal_as_commands(monkeypatch: pyt
 
 def test_rank_0s_error_does_not_reach_the_terminal_as_a_command() -> None:
     job = Job(2)
-    with closing(socket.create_server(("127.0.0.1", job.port))) as server:
-        job.start(1, SHORT_S)
-        server.settimeout(LONG_S)
-        connection, _ = server.accept()
-        with closing(connection), connection.makefile("rb") as file:
-            knock = meeting_wire.decode(file.readline())
-            session = Session(b"", knock["nonce"], "n", HOST)
-            connection.sendall(session.sign(meeting_wire.encode("challenge", nonce="n")))
-            file.readline()
-            connection.sendall(session.sign(meeting_wire.encode("error", type="?", message="no\x1b[2J\nnext line")))
-            (message,) = job.errors(RendezvousError)
+    with in_place_of_rank_0(job, b"") as (_, session, connection, file):
+        file.readline()
+        connection.sendall(session.sign(meeting_wire.encode("error", type="?", message="no\x1b[2J\nnext line")))
+        (message,) = job.errors(RendezvousError)
     assert message == "no\\x1b[2J\nnext line"
 
 
