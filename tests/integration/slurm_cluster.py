@@ -199,12 +199,21 @@ class SlurmCluster:
         self.daemons[name] = _daemon(self.nodes[name], command, self.variables(), self.folder / "log" / f"{name}.out")
 
     def wait_for_nodes(self) -> None:
-        """Waits until all nodes are up and without work."""
-        wait_until(lambda: self._idle() == len(NODES), f"all nodes idle: {self.folder / 'log'}")
+        """Waits until all nodes are up and without work; half-way, does what an administrator would."""
+        with contextlib.suppress(AssertionError):
+            return self._wait_for_nodes()
+        self.run("scontrol", "update", f"nodename={','.join(NODES)}", "state=resume")
+        try:
+            self._wait_for_nodes()
+        except AssertionError as error:
+            said = (self.folder / "log" / "slurmctld").read_text()[-3000:]
+            raise AssertionError(f"{error}: {self._states()}\n{self.run('squeue').stdout}\n{said}") from error
 
-    def _idle(self) -> int:
-        told = self.run("sinfo", "-h", "-N", "-o", "%T")
-        return told.stdout.split().count("idle")
+    def _wait_for_nodes(self) -> None:
+        wait_until(lambda: self._states().split().count("idle") == len(NODES), "all nodes idle")
+
+    def _states(self) -> str:
+        return self.run("sinfo", "-h", "-N", "-o", "%N %T %E").stdout
 
 
 @contextlib.contextmanager
