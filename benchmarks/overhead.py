@@ -12,7 +12,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pairs
 
 import tfdistkit
@@ -49,6 +51,8 @@ def fit_under(strategy: object, steps: int) -> Callable[[], float]:
 
 def compare_data(rounds: int, steps: int) -> None:
     """Runs in each of two workers: `fit` that compares the data of the ranks, and `fit` that does not."""
+    from tfdistkit.strategies import row_exchange
+
     strategy = tfdistkit.strategy("multiworker")
     fit = fit_under(strategy, steps)
 
@@ -58,8 +62,21 @@ def compare_data(rounds: int, steps: int) -> None:
 
     variants = {"check_data=False": lambda: with_option(False), "check_data=True": lambda: with_option(True)}
     results = pairs.in_turn(variants, rounds)
+
+    def exchange(by: Callable[[Any, np.ndarray], np.ndarray]) -> Callable[[], float]:
+        def run() -> float:
+            start = time.perf_counter()
+            for number in range(100):
+                by(strategy, np.arange(8) + number)
+            return (time.perf_counter() - start) * 10  # milliseconds for each
+
+        return run
+
+    exchanges = {"a collective": exchange(row_exchange.by_collective), "a comparison": exchange(row_exchange.table)}
+    results_of_exchanges = pairs.in_turn(exchanges, rounds)
     if tfdistkit.is_chief():
         pairs.show(results, "check_data=False", "s/step")
+        pairs.show(results_of_exchanges, "a collective", "ms")
 
 
 def main() -> None:

@@ -15,11 +15,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfdistkit.errors import UnsupportedError, explain
-from tfdistkit.strategies import keras_seams
 from tfdistkit.strategies.batch_marks import mark_of_array
 from tfdistkit.strategies.data_differences import difference
 from tfdistkit.strategies.dataset_graph import DatasetGraph, read_graph
 from tfdistkit.strategies.dataset_seeds import WrittenDataset
+from tfdistkit.strategies.row_exchange import table
 
 Facts = dict[str, Any]
 
@@ -85,30 +85,6 @@ def compared(strategy: Any, facts: Any, tell: bool = False) -> list[Any] | None:
     longest = int(numbers[:, 1].max())
     padded = np.frombuffer(text.ljust(longest + (-longest % 8), b" "), np.int64)
     return [json.loads(row.tobytes()) for row in table(strategy, padded)]
-
-
-def table(strategy: Any, row: np.ndarray) -> np.ndarray:
-    """Returns the rows of all processes, in the order of the ranks: one small collective.
-
-    Args:
-        strategy: The strategy.
-        row: This process's numbers, as many as on every other.
-    """
-    replicas, devices = strategy.num_replicas_in_sync, len(strategy.extended.worker_devices)
-    own = np.zeros((replicas, len(row)), np.int64)
-    own[keras_seams.first_replica_id(strategy)] = row
-    if devices == 1:
-        return np.asarray(strategy.reduce(tf.distribute.ReduceOp.SUM, tf.constant(own), axis=None))
-    zeros = np.zeros_like(own)
-
-    @tf.autograph.experimental.do_not_convert
-    def in_replica() -> Any:
-        context = tf.distribute.get_replica_context()
-        is_first = keras_seams.replica_id(context) == keras_seams.first_replica_id(strategy)
-        return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.constant(own if is_first else zeros))
-
-    summed = strategy.experimental_local_results(strategy.run(in_replica))[0]
-    return np.asarray(summed)[::devices]
 
 
 def _spec(dataset: Any) -> Any:

@@ -14,12 +14,13 @@ from tfdistkit.errors import UnsupportedError
 from tfdistkit.strategies import keras_seams
 from tfdistkit.strategies.batch_marks import WIDTH, mark_of_samples, samples
 from tfdistkit.strategies.batch_parts import BatchPart
-from tfdistkit.strategies.data_comparison import agree_on_data, remade, table
+from tfdistkit.strategies.data_comparison import agree_on_data, remade
 from tfdistkit.strategies.data_differences import other_batches, other_elements
 from tfdistkit.strategies.dataset_graph import DatasetGraph
 from tfdistkit.strategies.dataset_tuning import without_tuning
 from tfdistkit.strategies.first_elements import FirstElements, first_elements
 from tfdistkit.strategies.positions import Position
+from tfdistkit.strategies.row_exchange import table
 
 _CALLS = ("fit", "evaluate", "predict")
 

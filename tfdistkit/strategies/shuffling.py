@@ -12,7 +12,8 @@ import tensorflow as tf
 
 from tfdistkit.errors import OptionError, explain
 from tfdistkit.strategies import keras_seams
-from tfdistkit.strategies.data_comparison import agree_on_data, is_compared, table
+from tfdistkit.strategies.data_comparison import agree_on_data, is_compared
+from tfdistkit.strategies.row_exchange import table
 from tfdistkit.strategies.first_elements import noted
 
 
