@@ -142,10 +142,14 @@ def test_another_user_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with ThreadPoolExecutor(1) as pool:
         monkeypatch.setattr(local_exchange._Connection, "user", lambda _: own + 1)
         first = pool.submit(listener.accept, 2)
-        second = connect(listener.token, 1)
+        try:
+            second = connect(listener.token, 1)
+        except OSError:
+            pass  # It was refused while it said who it is.
+        else:
+            assert second.gather(b"x") is None
         with pytest.raises(OSError):
             first.result(DEADLINE_S)
-    assert second.gather(b"x") is None
 
 
 def test_a_rank_that_does_not_come_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
