@@ -24,7 +24,8 @@ test: $(VENV)/.test
 	$(BIN)/python $(if $(TESTS),-m pytest $(TESTS),.ci/run-tests $(BIN)/python)
 
 lint: $(VENV)/.test
-	$(BIN)/python -m flake8 tfdistkit tests examples benchmarks
+	$(BIN)/ruff check tfdistkit tests examples benchmarks
+	$(BIN)/ruff format --check tfdistkit tests examples benchmarks
 	$(BIN)/python -m mypy
 	$(BIN)/lint-imports --no-cache
 

@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "integration"))
-from net_hosts import NetHosts, net_hosts, why_no_hosts  # noqa: E402
+from net_hosts import NetHosts, net_hosts, why_no_hosts
 
 _SCRIPT = """
 import json, sys, time

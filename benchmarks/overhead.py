@@ -51,7 +51,7 @@ def fit_under(strategy: object, steps: int) -> Callable[[], float]:
 
 def compare_data(rounds: int, steps: int) -> None:
     """Runs in each of two workers: `fit` that compares the data of the ranks, and `fit` that does not."""
-    from tfdistkit.strategies import row_exchange
+    from tfdistkit.strategies.consistency import row_exchange
 
     strategy = tfdistkit.strategy("multiworker")
     fit = fit_under(strategy, steps)

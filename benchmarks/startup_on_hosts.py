@@ -26,7 +26,7 @@ import pairs
 from tfdistkit.cluster import free_ports
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "integration"))
-from net_hosts import net_hosts, why_no_hosts  # noqa: E402
+from net_hosts import net_hosts, why_no_hosts
 
 _SCRIPT = """
 import os, time

@@ -9,12 +9,12 @@ Shows a tf.data pipeline that every worker reads its own part of: shard first, t
 import json
 import math
 import time
+from pydoc_data import topics
 
-from absl import app, flags
 import keras
 import numpy as np
-from pydoc_data import topics
 import tensorflow as tf
+from absl import app, flags
 
 import tfdistkit
 

@@ -9,11 +9,11 @@ The batch size is the global one: two workers compute what one computes, on half
 import json
 import time
 
-from absl import app, flags
 import keras
+import tensorflow as tf
+from absl import app, flags
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
-import tensorflow as tf
 
 import tfdistkit
 

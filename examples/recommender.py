@@ -10,10 +10,10 @@ opposite. So the best that any model can do on new ratings is an accuracy of 0.9
 import json
 import time
 
-from absl import app, flags
 import keras
 import numpy as np
 import tensorflow as tf
+from absl import app, flags
 
 import tfdistkit
 

@@ -10,10 +10,10 @@ import json
 import random
 import time
 
-from absl import app, flags
 import keras
 import numpy as np
 import tensorflow as tf
+from absl import app, flags
 
 import tfdistkit
 
@@ -46,9 +46,9 @@ def simulate(number):
     births, eaten, deaths, fed = rates = [chance.uniform(0.5, 1.5) for _ in range(4)]
     prey, predators, seen = 1.0, 0.5, []
     for step in range(STEPS):
-        meetings = prey * predators
-        prey += STEP * (births * prey - eaten * meetings)
-        predators += STEP * (fed * meetings - deaths * predators)
+        rendezvous = prey * predators
+        prey += STEP * (births * prey - eaten * rendezvous)
+        predators += STEP * (fed * rendezvous - deaths * predators)
         if step % (STEPS // SHOWN_STEPS) == 0:
             seen += prey, predators
     return np.array(seen[: 2 * SHOWN_STEPS], "float32"), np.array(rates, "float32")

@@ -27,9 +27,9 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time `__getattr_
     from tfdistkit import callbacks, cluster, collectives, data, errors, layers, strategies
     from tfdistkit.cluster.detection import is_chief, local_rank, rank, world_size
     from tfdistkit.strategies.factory import register_strategy
-    from tfdistkit.strategies.metric_updates import additive_metric
+    from tfdistkit.strategies.metrics.metric_updates import additive_metric
     from tfdistkit.strategies.overloads import strategy
-    from tfdistkit.strategies.own_steps import global_gradients
+    from tfdistkit.strategies.sync.custom_steps import global_gradients
     from tfdistkit.supervise.function import launch
 
 __version__ = "0.1.0"
@@ -38,8 +38,8 @@ __version__ = "0.1.0"
 _PUBLIC: dict[str, tuple[str, str | None]] = {
     "strategy": ("tfdistkit.strategies.overloads", "strategy"),
     "register_strategy": ("tfdistkit.strategies.factory", "register_strategy"),
-    "global_gradients": ("tfdistkit.strategies.own_steps", "global_gradients"),
-    "additive_metric": ("tfdistkit.strategies.metric_updates", "additive_metric"),
+    "global_gradients": ("tfdistkit.strategies.sync.custom_steps", "global_gradients"),
+    "additive_metric": ("tfdistkit.strategies.metrics.metric_updates", "additive_metric"),
     "launch": ("tfdistkit.supervise.function", "launch"),
     "rank": ("tfdistkit.cluster.detection", "rank"),
     "world_size": ("tfdistkit.cluster.detection", "world_size"),

@@ -12,12 +12,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-from fuzz import hunting  # noqa: E402
-from fuzz.generating import draw_programs  # noqa: E402
-from fuzz.programs import Program  # noqa: E402
+from fuzz import hunting
+from fuzz.generating import draw_programs
+from fuzz.programs import Program
 
-STRATEGIES = ("mirrored", "central_storage", "multiworker", "one_device", "horovod", "parameter_server",
-              "parameter_server:one")
+STRATEGIES = (
+    "mirrored",
+    "central_storage",
+    "multiworker",
+    "one_device",
+    "horovod",
+    "parameter_server",
+    "parameter_server:one",
+)
 
 
 def _arguments() -> argparse.Namespace:
@@ -26,8 +33,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--first", type=int, default=0, metavar="N", help="the number of the first program")
     parser.add_argument("--strategy", action="append", choices=STRATEGIES, help="default: mirrored; may be repeated")
     parser.add_argument("--case", action="append", metavar="FILE", help="run case files, or programs as JSON")
-    parser.add_argument("--shrink", type=int, default=3, metavar="N",
-                        help="how many kinds of failures are shrunk and kept as cases")
+    parser.add_argument(
+        "--shrink", type=int, default=3, metavar="N", help="how many kinds of failures are shrunk and kept as cases"
+    )
     parser.add_argument("--keep", type=Path, default=hunting.CASES, metavar="DIR", help="where cases are kept")
     parser.add_argument("--fault", default="", help="a fault that is planted (fuzz/planted.py)")
     parser.add_argument("--horovod", default="", metavar="DIR", help="an entry for PYTHONPATH with Horovod in it")

@@ -49,8 +49,9 @@ def _monitored(monitor: str) -> dict[str, Any]:
     return {
         "rate": keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5),
         "stop": keras.callbacks.EarlyStopping(monitor=monitor, mode="min", min_delta=0.05, restore_best_weights=True),
-        "plateau": keras.callbacks.ReduceLROnPlateau(monitor=monitor, mode="min", factor=0.3, patience=1,
-                                                     min_delta=0.05, cooldown=0),
+        "plateau": keras.callbacks.ReduceLROnPlateau(
+            monitor=monitor, mode="min", factor=0.3, patience=1, min_delta=0.05, cooldown=0
+        ),
         "nan": keras.callbacks.TerminateOnNaN(),
         "rate_by_batch": RateByBatch(),
         "batch_logs": LogsOfBatches(),

@@ -46,8 +46,16 @@ def _data(draw: Any, kinds: tuple[str, ...]) -> dict[str, Any]:
         validation = "dataset"
     if validation == "arrays" and inputs in _IN_DATASETS_ONLY:
         validation = "dataset"
-    return {"inputs": inputs, "batch": batch, "rows": rows, "feed": feed, "steps_per_epoch": steps,
-            "validation": validation, "epochs": draw(st.integers(1, 3)), "seed": draw(st.integers(1, 99))}
+    return {
+        "inputs": inputs,
+        "batch": batch,
+        "rows": rows,
+        "feed": feed,
+        "steps_per_epoch": steps,
+        "validation": validation,
+        "epochs": draw(st.integers(1, 3)),
+        "seed": draw(st.integers(1, 99)),
+    }
 
 
 @st.composite
@@ -70,8 +78,13 @@ def _model(draw: Any, inputs: str, own_loss: bool) -> dict[str, Any]:
         layers = [name for name in layers if name not in _WITH_FUNCTIONS]
     elif style == "subclassed" and set(layers) & set(_WITH_FUNCTIONS):
         style = "functional"
-    return {"inputs": inputs, "targets": targets, "style": style, "encoder": draw(_one_of(*encoders)),
-            "body": tuple(layers)}
+    return {
+        "inputs": inputs,
+        "targets": targets,
+        "style": style,
+        "encoder": draw(_one_of(*encoders)),
+        "body": tuple(layers),
+    }
 
 
 @st.composite
@@ -198,8 +211,9 @@ def draw_program(number: int) -> Program:
     found: list[Program] = []
 
     @seed(number)
-    @settings(max_examples=2, database=None, deadline=None, phases=[Phase.generate],
-              suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=2, database=None, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+    )
     @given(programs())
     def collect(program: Program) -> None:
         found.append(program)

@@ -144,8 +144,9 @@ class Report:
 
     def __str__(self) -> str:
         lines = [f"{engine}: {self.of(engine)}" for engine in dict.fromkeys(name for name, _ in self.counts)]
-        lines += [f"  {number} x {engine} {kind}: {what}"
-                  for (engine, kind, what), number in self.reasons.most_common()]
+        lines += [
+            f"  {number} x {engine} {kind}: {what}" for (engine, kind, what), number in self.reasons.most_common()
+        ]
         return "\n".join([*lines, f"{self.seconds:.0f} s"])
 
 
@@ -160,8 +161,14 @@ class Hunt:
         say: What gets a line about each program.
     """
 
-    def __init__(self, engines: list[str], fault: str = "", horovod: str = "", stop_at_failure: bool = False,
-                 say: Callable[[str], Any] = lambda line: None):
+    def __init__(
+        self,
+        engines: list[str],
+        fault: str = "",
+        horovod: str = "",
+        stop_at_failure: bool = False,
+        say: Callable[[str], Any] = lambda line: None,
+    ):
         self.reference = Reference()
         self.pools = {engine: Pool(engine, fault, horovod) for engine in engines}
         self._stop_at_failure, self._say = stop_at_failure, say

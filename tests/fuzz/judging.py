@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from parity.comparing import of_numbers, of_tensors
 
 from fuzz.pool import Outcome
-from parity.comparing import of_numbers, of_tensors
 
 TOLERANCE = 1e-6
 # Momenta are sums of gradients that cancel out near an optimum; they are rounded like the gradients.
@@ -105,8 +105,9 @@ def judge(expected: Outcome, ranks: list[Outcome]) -> Verdict:
         ranks: What each rank gave.
     """
     if expected.error:
-        return Verdict(INVALID, f"{expected.error['type']}: {_first_words(expected.error['message'])}",
-                       {"plain": expected.error})
+        return Verdict(
+            INVALID, f"{expected.error['type']}: {_first_words(expected.error['message'])}", {"plain": expected.error}
+        )
     error = _error_verdict(ranks)
     if error is not None:
         return error

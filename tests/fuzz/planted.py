@@ -21,22 +21,28 @@ if __name__ == "__main__":
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-import tensorflow as tf  # noqa: E402
+import tensorflow as tf
 
 # An example more for each fault than the issue allows would be a fault of the fuzzer.
 EXAMPLES = 500
 
+# The modules in which most faults were.
+_GRADIENTS = "strategies.sync.gradient_scaling"
+_LOSSES = "strategies.sync.loss_scaling"
+_METRICS = "strategies.metrics.metric_updates"
+_LOGS = "strategies.metrics.metric_sync"
+
 
 def _replace(module: str, name: str, make: Callable[[Any], Any]) -> None:
     """Puts `make(original)` in the place of a name, and of the hooks that were taken from it."""
-    owner = importlib.import_module(f"tfdistkit.strategies.{module}")
+    owner = importlib.import_module(f"tfdistkit.{module}")
     *path, last = name.split(".")
     for part in path:
         owner = getattr(owner, part)
     original = getattr(owner, last)
     new = make(original)
     setattr(owner, last, new)
-    hooks = sys.modules.get("tfdistkit.strategies.keras_hooks")
+    hooks = sys.modules.get("tfdistkit.strategies.keras_patches")
     for key, hook in (hooks._HOOKS if hooks else {}).items():
         if hook is original:
             hooks._HOOKS[key] = new  # type: ignore[union-attr]
@@ -48,18 +54,22 @@ def _unweighted_gradients() -> None:
     def unweighted(original: Any) -> Any:
         return lambda step, gradients: [tf.math.scalar_mul(1.0 / step.replicas, g) for g in gradients]
 
-    _replace("gradient_hooks", "_parts_of_global_gradients", unweighted)
-    _replace("gradient_hooks", "is_stock_train_step", lambda original: lambda *args: False)
+    _replace(_GRADIENTS, "_parts_of_global_gradients", unweighted)
+    _replace(_GRADIENTS, "is_stock_train_step", lambda original: lambda *args: False)
 
 
 def _summed_own_losses() -> None:
     """Gradients of losses of the user's own are summed: N times what they should be."""
-    _replace("gradient_hooks", "_parts_of_global_gradients", lambda original: lambda step, gradients: gradients)
+    _replace(
+        _GRADIENTS,
+        "_parts_of_global_gradients",
+        lambda original: lambda step, gradients: gradients,
+    )
 
 
 def _averaged_losses_of_rows() -> None:
     """Losses of rows (`reduction=None`), whose gradient is a sum, are weighed like means."""
-    _replace("gradient_hooks", "_is_of_rows", lambda original: lambda step, loss: False)
+    _replace(_GRADIENTS, "_is_of_rows", lambda original: lambda step, loss: False)
 
 
 def _clip_before_sum() -> None:
@@ -76,12 +86,16 @@ def _clip_before_sum() -> None:
 
         return apply
 
-    _replace("gradient_hooks", "apply", clipping)
+    _replace(_GRADIENTS, "apply", clipping)
 
 
 def _local_masks() -> None:
     """Losses with masks are divided by what a replica's own rows hold."""
-    _replace("exact_losses", "apply_mask", lambda original: lambda own, *args, **options: own(*args, **options))
+    _replace(
+        _LOSSES,
+        "apply_mask",
+        lambda original: lambda own, *args, **options: own(*args, **options),
+    )
 
 
 def _local_weights() -> None:
@@ -95,24 +109,28 @@ def _local_weights() -> None:
 
         return reduce_values
 
-    _replace("exact_losses", "reduce_values", local)
+    _replace(_LOSSES, "reduce_values", local)
 
 
 def _unweighted_trackers() -> None:
     """A mean that is fed a replica's number counts it as often as that of a replica with more rows."""
-    _replace("metric_updates", "_weighted", lambda original: lambda step, metric, update, args, kwargs: (args, kwargs))
+    _replace(
+        _METRICS,
+        "_weighted",
+        lambda original: lambda step, metric, update, args, kwargs: (args, kwargs),
+    )
 
 
 def _unweighted_metric_functions() -> None:
     """Functions as metrics see the rows of one replica, and their means count alike."""
-    _replace("metric_updates", "_adds_up", lambda original: lambda function: True)
+    _replace(_METRICS, "_adds_up", lambda original: lambda function: True)
     _unweighted_trackers()
 
 
 def _summed_extremes() -> None:
     """The state of every metric is summed, that of a maximum too."""
-    _replace("metric_updates", "adds_up_by_class", lambda original: lambda own: True)
-    _replace("metric_hooks", "adds_up_by_class", lambda original: lambda own: True)
+    _replace(_METRICS, "adds_up_by_class", lambda original: lambda own: True)
+    _replace("strategies.metrics.metric_patches", "adds_up_by_class", lambda original: lambda own: True)
 
 
 def _wrong_rows() -> None:
@@ -125,27 +143,31 @@ def _wrong_rows() -> None:
 
         return rows_of
 
-    _replace("batch_parts", "rows_of", early)
+    _replace("strategies.sync.batch_sharding", "rows_of", early)
 
 
 def _forgotten_layer_state() -> None:
     """What layers keep stays as each replica has written it."""
-    _replace("keras_seams", "LayerState.write_local", lambda original: lambda variable, value: None)
+    _replace("strategies.variables", "LayerState.write_local", lambda original: lambda variable, value: None)
 
 
 def _zero_logs() -> None:
     """Logs of a step without a tracker are 0."""
-    _replace("agreement", "_weighted", lambda original: lambda step, values: [tf.zeros_like(v) for v in values])
+    _replace(
+        _LOGS,
+        "_weighted",
+        lambda original: lambda step, values: [tf.zeros_like(v) for v in values],
+    )
 
 
 def _lost_position() -> None:
     """A training that is resumed begins its epoch with the first batches, in the order of the first epoch."""
-    _replace("data_position", "_draw", lambda original: lambda data, number: None)
+    _replace("keras_adapter.data_position", "_draw", lambda original: lambda data, number: None)
 
     def first_order(original: Any) -> Any:
         return lambda data, resumed: original(data, dataclasses.replace(resumed, iterator=0))
 
-    _replace("data_position", "FitData._go_to", first_order)
+    _replace("keras_adapter.data_position", "FitData._go_to", first_order)
 
 
 FAULTS: dict[str, Callable[[], None]] = {
@@ -190,8 +212,10 @@ def find(name: str, engine: str, hunt: Any, say: Callable[[str], None], first: i
                 unclear += 1
                 continue
             minutes = (time.monotonic() - start) / 60
-            say(f"{name}: found by program {number + 1} after {minutes:.1f} min ({unclear} failed without it as well): "
-                f"{verdict.what}\n  {program}")
+            say(
+                f"{name}: found by program {number + 1} after {minutes:.1f} min ({unclear} failed without it as well): "
+                f"{verdict.what}\n  {program}"
+            )
             return True
     finally:
         faulty.close()

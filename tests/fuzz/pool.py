@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-
-from fuzz.programs import Program
 from parity import engines
 
+from fuzz.programs import Program
 from tfdistkit.cluster import free_ports
 
 # A program takes a second or two on a free core, minutes on a busy machine: processes that stand still are told from

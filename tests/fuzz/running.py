@@ -37,7 +37,7 @@ class Session:
             loops.LOOPS[self.program.step](self)
             return
         self.begin()
-        for self._act, name in enumerate(self.program.acts):
+        for self._act, name in enumerate(self.program.acts):  # noqa: B020
             if self.trains or name in NO_TRAINING:
                 ACTS[name](self)
         self.keep_weights("weights", self.model.weights)
@@ -95,8 +95,15 @@ class Session:
 
 
 _OF_KERAS_STEP = ("loss", "metrics", "weighted_metrics", "loss_weights")
-_MONITORED = {"bare": "loss", "bare_logs": "loss", "own_compute_loss": "loss", "own_test_step": "loss",
-              "vae": "total_loss", "wgan": "critic_loss", "distiller": "distillation"}
+_MONITORED = {
+    "bare": "loss",
+    "bare_logs": "loss",
+    "own_compute_loss": "loss",
+    "own_test_step": "loss",
+    "vae": "total_loss",
+    "wgan": "critic_loss",
+    "distiller": "distillation",
+}
 
 
 def _fit(session: Session) -> None:

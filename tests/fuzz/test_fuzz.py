@@ -78,8 +78,18 @@ def test_shrinks_to_what_the_failure_needs() -> None:
     def fails(program: Program) -> bool:
         return program.rows > 3 and "l2" in program.body and program.optimizer != "sgd"
 
-    program = Program(inputs="tokens", encoder="lstm", body=("dense", "l2", "dense"), optimizer="adam", rows=13,
-                      metrics=("mae",), epochs=3, acts=("fit", "evaluate"), callbacks=("stop",), eager=True)
+    program = Program(
+        inputs="tokens",
+        encoder="lstm",
+        body=("dense", "l2", "dense"),
+        optimizer="adam",
+        rows=13,
+        metrics=("mae",),
+        epochs=3,
+        acts=("fit", "evaluate"),
+        callbacks=("stop",),
+        eager=True,
+    )
     assert shrink(program, fails) == Program(body=("l2",), optimizer="adam")
 
 

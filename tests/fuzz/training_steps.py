@@ -180,8 +180,9 @@ class ScaledStep:
 class OwnComputeLoss:
     """`compute_loss` with a mean of its own."""
 
-    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None,
-                     training: bool = True) -> Any:
+    def compute_loss(
+        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
+    ) -> Any:
         loss = mean_of_squares(y, y_pred)
         return loss + sum(self.losses) if self.losses else loss
 
@@ -189,8 +190,9 @@ class OwnComputeLoss:
 class MoreComputeLoss:
     """`compute_loss` that adds a term to Keras's."""
 
-    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None,
-                     training: bool = True) -> Any:
+    def compute_loss(
+        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
+    ) -> Any:
         loss = super().compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
         return loss + 0.1 * ops.mean(ops.abs(y_pred))
 

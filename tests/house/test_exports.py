@@ -35,8 +35,15 @@ def exports(tree: ast.Module) -> list[str]:
 
 EXPORTING = [file for file in MODULES if exports(TREES[file])]
 # What users call; the other packages are for the launcher itself.
-USED_BY_SCRIPTS = ("tfdistkit", "tfdistkit.callbacks", "tfdistkit.cluster", "tfdistkit.collectives", "tfdistkit.data",
-                   "tfdistkit.layers", "tfdistkit.strategies")
+USED_BY_SCRIPTS = (
+    "tfdistkit",
+    "tfdistkit.callbacks",
+    "tfdistkit.cluster",
+    "tfdistkit.collectives",
+    "tfdistkit.data",
+    "tfdistkit.layers",
+    "tfdistkit.strategies",
+)
 PUBLIC = {name for file in EXPORTING if module_name(file) in USED_BY_SCRIPTS for name in exports(TREES[file])}
 
 
@@ -116,7 +123,9 @@ def test_public_functions_stay_functions_after_submodules_are_imported() -> None
 
 
 def test_no_public_function_is_called_like_a_module() -> None:
-    modules = {file.stem if file.stem != "__init__" else file.parent.name for file in MODULES}
+    """Where both are in one package, importing the module would put it in the place of the function."""
+    rooms = [file for file in MODULES if len(file.relative_to(PACKAGE).parts) < 3 or file.stem == "__init__"]
+    modules = {file.stem if file.stem != "__init__" else file.parent.name for file in rooms}
     functions = {node.name for _, node in definitions() if isinstance(node, ast.FunctionDef) and node.name in PUBLIC}
     assert not modules & functions
 

@@ -15,7 +15,7 @@ LIGHT = {
     "dir": "import tfdistkit; dir(tfdistkit); tfdistkit.__all__; tfdistkit.__version__",
     "completion": "import rlcompleter, tfdistkit; rlcompleter.Completer({'it': tfdistkit}).complete('it.', 0)",
     "rank": "import tfdistkit; tfdistkit.rank(), tfdistkit.world_size(), tfdistkit.local_rank(), tfdistkit.is_chief()",
-    "cluster": "import tfdistkit; tfdistkit.cluster.meet, tfdistkit.errors.OptionError",
+    "cluster": "import tfdistkit; tfdistkit.cluster.exchange_facts, tfdistkit.errors.OptionError",
     "env": "from tfdistkit.cli.main import main; main(['env', '--json'])",
     "data": "from tfdistkit.cli.main import main; main(['data', 'write', '--help'])",
     "help": "from tfdistkit.cli.main import main; main(['--help'])",

@@ -12,7 +12,8 @@ from typing import get_args
 
 import pytest
 
-from tfdistkit.strategies import factory, horovod_switches, overloads
+from tfdistkit.strategies import factory, overloads
+from tfdistkit.strategies.horovod import options as horovod_switches
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).parent / "typed_scripts"

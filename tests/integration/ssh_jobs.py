@@ -73,6 +73,7 @@ class SshJob:
 
     def wait_for(self, *texts: str, deadline_s: float = DEADLINE_S) -> None:
         """Waits until the job has shown texts, each of them."""
+
         def has_come() -> bool:
             return all(text in self.stdout for text in texts) or self.process.poll() is not None
 

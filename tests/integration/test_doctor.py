@@ -67,14 +67,18 @@ def test_hosts_and_the_links_between_them(hosts: NetHosts) -> None:
 
 def test_hosts_that_are_not_ready(hosts: NetHosts) -> None:
     """Without the rest, which loads TensorFlow."""
-    script = hosts.write("look.py", f"""
+    script = hosts.write(
+        "look.py",
+        f"""
         import json, os, sys
         from tfdistkit.doctor.findings import as_json
         from tfdistkit.doctor.network import look_at_hosts
         from tfdistkit.launcher.hosts import HostsSpec, parse_hosts
         spec = HostsSpec(parse_hosts("h1,nowhere.invalid"), sys.executable, os.getcwd())
         print(json.dumps(as_json(look_at_hosts(spec, {{"PYTHONPATH": {PATHS!r}}}))))
-    """, LOGIN)
+    """,
+        LOGIN,
+    )
     found = {one["name"]: one for one in json.loads(hosts.login(sys.executable, str(script)).stdout)}
     assert found["all"]["level"] == found["nowhere.invalid"]["level"] == "problem" and "h1" not in found
     assert "Could not resolve hostname" in found["nowhere.invalid"]["told"]

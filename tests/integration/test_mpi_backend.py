@@ -58,9 +58,13 @@ def test_mpis_world(on_hosts: NetHosts) -> None:
 
 def test_roles_have_a_place_in_mpis_world(on_hosts: NetHosts) -> None:
     """MPI counts host by host, while the servers of the first host come after the workers of the second."""
-    script = on_hosts.write("script.py", TELL + """
+    script = on_hosts.write(
+        "script.py",
+        TELL
+        + """
     print(json.dumps(["TASK", json.loads(os.environ["TF_CONFIG"])["task"], os.environ.get("HOROVOD_RANK")]))
-    """)
+    """,
+    )
     words = ["--backend", "mpi", "-H", "h1:1,h2:1", "--ps", "2", "--mpi-args=--mca btl tcp,self --mca pml ob1"]
     ended = run_on_hosts(on_hosts, *words, str(script), HOROVOD_RANK="0")
     assert ended.code == 0, ended.stderr
@@ -70,7 +74,8 @@ def test_roles_have_a_place_in_mpis_world(on_hosts: NetHosts) -> None:
         told.setdefault(name, []).append(json.loads(text))
     total = sum(10 + rank for rank in range(5))
     for name, host, rank in [("chief", "h1", 0), ("worker 0", "h1", 1), ("ps 0", "h1", 2)] + [
-        ("worker 1", "h2", 3), ("ps 1", "h2", 4)
+        ("worker 1", "h2", 3),
+        ("ps 1", "h2", 4),
     ]:
         role, _, index = name.partition(" ")
         world, task = told[name]
@@ -121,9 +126,13 @@ def test_the_training_of_one_process(on_hosts: NetHosts, alone: dict[str, Any], 
 @pytest.mark.tensorflow
 def test_training_with_parameter_servers(on_hosts: NetHosts) -> None:
     """Nobody says which strategy: the roles do, and MPI's variables do not speak against them."""
-    script = on_hosts.write("script.py", TRAIN + """
+    script = on_hosts.write(
+        "script.py",
+        TRAIN
+        + """
     os.write(1, ("STEPS " + str(int(model.optimizer.iterations)) + chr(10)).encode())
-    """)
+    """,
+    )
     passed = [word for name, value in ENVIRONMENT.items() for word in ("-x", f"{name}={value}")]
     words = ["--backend", "mpi", "-H", "h1:1,h2:1", "--ps", "1", *passed, str(script), "auto"]
     ended = run_on_hosts(on_hosts, *words, deadline_s=240)

@@ -20,12 +20,12 @@ DEADLINE_S = 240
 # The processes exchange their addresses, meet there, and MPI works afterwards.
 TELL = """
     import ctypes, json, os, sys, time
-    from tfdistkit.cluster import check_own_address, detect_cluster, meet, split_address
-    from tfdistkit.cluster.mpi_addresses import exchange_addresses
+    from tfdistkit.cluster import check_own_address, detect_cluster, exchange_facts, split_address
+    from tfdistkit.cluster.environments.mpi_addresses import exchange_addresses
     found = detect_cluster()
     spec = exchange_addresses(found, 60)
     check_own_address(spec)
-    met = [one["pid"] for one in meet(spec, {"pid": os.getpid()}, 60).facts]
+    met = [one["pid"] for one in exchange_facts(spec, {"pid": os.getpid()}, 60).facts]
     mpi = ctypes.CDLL("libmpi.so.40", ctypes.RTLD_GLOBAL)
     told = {
         "rank": spec.rank,
@@ -43,7 +43,7 @@ TELL = """
 LATE = """
     import os, time
     from tfdistkit.cluster import detect_cluster
-    from tfdistkit.cluster.mpi_addresses import exchange_addresses
+    from tfdistkit.cluster.environments.mpi_addresses import exchange_addresses
     if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
         time.sleep(600)
     exchange_addresses(detect_cluster(), 0.5)

@@ -13,7 +13,7 @@ from slurm_cluster import SlurmCluster, wait_until
 from slurm_jobs import Run, started
 
 # What users may call things, and no shell or sbatch may take for its own.
-NASTY = "it's a \"test\" #1 $HOME `id` \\ %j ; rm -rf *"
+NASTY = 'it\'s a "test" #1 $HOME `id` \\ %j ; rm -rf *'
 
 # Waits, until all ranks are there, before it goes on.
 TOGETHER = """
@@ -30,7 +30,9 @@ TOGETHER = """
 
 
 # Ends when it is told to, one rank by an exit code, one by the signal, as with BackupAndResume; and then it is done.
-BACK_UP = TOGETHER + """
+BACK_UP = (
+    TOGETHER
+    + """
     if os.path.exists("backup"):
         print("goes on", os.environ["SLURM_RESTART_COUNT"])
         sys.exit()
@@ -47,12 +49,11 @@ BACK_UP = TOGETHER + """
     meet()
     time.sleep(600)
 """
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def backup_job(
-    slurm: SlurmCluster, interrupted_job: Run, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Run]:
+def backup_job(slurm: SlurmCluster, interrupted_job: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """A job that SLURM itself sends SIGUSR1, 20 to 50 s after its start: it runs while the other tests do."""
     options = ["--nnodes", "2", "-np", "2", "--time", "2", "--backup-before", "70"]
     with started(slurm, tmp_path_factory.mktemp("backup"), BACK_UP, *options, nodes="n3,n10") as run:
@@ -67,13 +68,16 @@ def run_folders(folder: Path) -> list[Path]:
 def test_a_job_from_submission_to_end(slurm: SlurmCluster, tmp_path: Path) -> None:
     folder = tmp_path / NASTY.replace("/", "")
     folder.mkdir()
-    script = TOGETHER + """
+    script = (
+        TOGETHER
+        + """
     meet()
     told = [os.uname().nodename, spec.rank, spec.world_size, spec.local_rank, sys.argv[1:], os.environ["NASTY"],
             os.getcwd(), "TF_CONFIG" in os.environ, os.environ["SLURM_JOB_NAME"]]
     os.write(1, (repr(told) + chr(10)).encode())
     os.write(2, b"WARNING: All log messages before absl::InitializeLog() is called are written to STDERR" + bytes([10]))
     """
+    )
     # What this shell holds of other clusters must not count.
     shell = {"TF_CONFIG": "nonsense", "HOROVOD_RANK": "7", "TFDISTKIT_RANK": "5"}
     options = ["--nnodes", "2", "--nproc-per-node", "2", "--env", f"NASTY={NASTY}", "--time", "5"]
@@ -102,12 +106,15 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_first_failure_is_told(slurm: SlurmCluster, tmp_path: Path, fault: str) -> None:
     line, code, words = FAULTS[fault]
-    script = TOGETHER + f"""
+    script = (
+        TOGETHER
+        + f"""
     meet()
     if spec.rank == 1:
         {line}
     time.sleep(600)
     """
+    )
     with started(slurm, tmp_path, script, "--nnodes", "2", "-np", "2", "--log-dir", "logs") as run:
         assert run.end() == code, run.told
         assert words in run.told
@@ -131,10 +138,13 @@ def test_a_signal_cancels_the_job(slurm: SlurmCluster, tmp_path: Path, number: i
 
 
 def test_a_rank_that_ignores_the_end_is_killed(slurm: SlurmCluster, tmp_path: Path) -> None:
-    script = TOGETHER + """
+    script = (
+        TOGETHER
+        + """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     meet(); print('all there'); os.kill(os.getpid(), signal.SIGSTOP) if spec.rank else time.sleep(600)
     """
+    )
     with started(slurm, tmp_path, script, "--nnodes", "2", "-np", "2") as run:
         run.wait_for("0: all there")
         slurm.ask("scancel", run.number)  # somebody else does
@@ -144,7 +154,9 @@ def test_a_rank_that_ignores_the_end_is_killed(slurm: SlurmCluster, tmp_path: Pa
 
 
 def test_a_job_starts_again_after_a_failure(slurm: SlurmCluster, tmp_path: Path) -> None:
-    script = TOGETHER + """
+    script = (
+        TOGETHER
+        + """
     meet()
     if spec.rank == 1 and os.environ["TFDISTKIT_ATTEMPT"] != "2":
         sys.exit(9)
@@ -152,6 +164,7 @@ def test_a_job_starts_again_after_a_failure(slurm: SlurmCluster, tmp_path: Path)
         time.sleep(600)
     print("attempt", os.environ["TFDISTKIT_ATTEMPT"])
     """
+    )
     with started(slurm, tmp_path, script, "-np", "2", "--max-restarts", "2", "--log-dir", "logs") as run:
         assert run.end() == 0, run.told
     assert re.findall(r"^(\d: .*)$", run.told, re.MULTILINE).count("1: attempt 2") == 1

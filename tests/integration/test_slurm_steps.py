@@ -15,7 +15,7 @@ from slurm_cluster import SlurmCluster
 # What the task is, as the machine tells it, and what the reader says; then all meet at the addresses that it says.
 TELL = """
     import json, os, socket, sys
-    from tfdistkit.cluster import detect_cluster, meet, split_address
+    from tfdistkit.cluster import detect_cluster, exchange_facts, split_address
     spec = detect_cluster()
     told = {
         "host": os.uname().nodename,
@@ -30,7 +30,7 @@ TELL = """
         with socket.create_server(("", split_address(spec.address)[1])):
             pass  # its own port is free
     if spec.world_size > 1 and not spec.has_servers:
-        told["met"] = [one["pid"] for one in meet(spec, {"pid": os.getpid()}, 60).facts]
+        told["met"] = [one["pid"] for one in exchange_facts(spec, {"pid": os.getpid()}, 60).facts]
     told["pid"] = os.getpid()
     os.write(1, (json.dumps(told) + chr(10)).encode())
 """

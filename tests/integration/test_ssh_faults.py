@@ -161,7 +161,9 @@ def test_both_sides_of_a_cut_link_end_and_a_suspended_launcher_does_not(two: Net
 
 def test_a_worker_that_floods_is_held_up_and_nobody_else(two: NetHosts) -> None:
     """Nobody reads the output: the host still answers, and a failure is seen."""
-    two.write("train.py", """
+    two.write(
+        "train.py",
+        """
         import os, pathlib, sys, time
         if os.environ["TFDISTKIT_RANK"] == "1":
             while not pathlib.Path("full").exists():
@@ -170,7 +172,8 @@ def test_a_worker_that_floods_is_held_up_and_nobody_else(two: NetHosts) -> None:
         for _ in range(3_000):
             print("x" * 10_000)
         raise AssertionError("30 MB went into a pipe that nobody reads")
-    """)
+    """,
+    )
     reading, writing = os.pipe()
     try:
         with ssh_job(two, "-H", "h1,h2", "--log-dir", "logs", "train.py", stdout=writing) as running:

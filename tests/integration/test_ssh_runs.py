@@ -68,7 +68,10 @@ def test_four_workers_on_two_hosts(hosts: NetHosts) -> None:
     assert [ranks[rank]["TFDISTKIT_LOCAL_RANK"] for rank in range(4)] == ["0", "1", "0", "1"]
     for rank, one in ranks.items():
         assert (one["argv"], one["SECRET"], one["FROM_SHELL"], one["TFDISTKIT_RANK"]) == (
-            ODD, SECRET, "1 & 2", str(rank)
+            ODD,
+            SECRET,
+            "1 & 2",
+            str(rank),
         )
         assert one["cwd"] == one["PWD"] == str(hosts.work)
         cluster = from_tf_config(one["TF_CONFIG"])
@@ -85,7 +88,10 @@ def test_four_workers_on_two_hosts(hosts: NetHosts) -> None:
 
 def test_a_failure_on_another_host_is_told_as_if_it_were_here(hosts: NetHosts) -> None:
     """This machine is in the list: it needs no ssh. The interface is asked for, where it is not called eth0."""
-    script = str(hosts.write("train.py", """
+    script = str(
+        hosts.write(
+            "train.py",
+            """
         import os, time
         print("up", flush=True)
         def deep():
@@ -93,7 +99,9 @@ def test_a_failure_on_another_host_is_told_as_if_it_were_here(hosts: NetHosts) -
         if os.environ["TFDISTKIT_RANK"] == "1":
             deep()
         time.sleep(600)
-    """))
+    """,
+        )
+    )
     ended = run_on_hosts(hosts, "-H", "h0:1,h2:1,h1:7", "-np", "2", "--log-dir", "logs", script)
     assert ended.code == 1
     record = json.loads((hosts.disk(LOGIN) / "logs" / "rank.1" / "error.json").read_text())
@@ -106,7 +114,10 @@ def test_a_failure_on_another_host_is_told_as_if_it_were_here(hosts: NetHosts) -
 
 def test_ranks_of_horovod_meet_on_the_first_host(hosts: NetHosts) -> None:
     """As far as the launcher is concerned: a Horovod that is there in name only."""
-    script = str(hosts.write("train.py", """
+    script = str(
+        hosts.write(
+            "train.py",
+            """
         import json, os, urllib.request
         told = {name[8:]: value for name, value in os.environ.items() if name.startswith("HOROVOD_")}
         url = f"http://{told['GLOO_RENDEZVOUS_ADDR']}:{told['GLOO_RENDEZVOUS_PORT']}/local/{told['RANK']}"
@@ -116,7 +127,9 @@ def test_ranks_of_horovod_meet_on_the_first_host(hosts: NetHosts) -> None:
         told["store"] = address.partition(":")[0]
         print(json.dumps({**told, "stored": urllib.request.urlopen(url, timeout=30).read().decode(),
                           "TF_CONFIG": os.environ.get("TF_CONFIG")}), flush=True)
-    """))
+    """,
+        )
+    )
     for number in hosts.numbers:
         package = hosts.disk(number) / "horovod-0.28.1.dist-info"
         package.mkdir()
@@ -137,14 +150,17 @@ def test_ranks_of_horovod_meet_on_the_first_host(hosts: NetHosts) -> None:
 
 def test_roles_restarts_and_modules(hosts: NetHosts) -> None:
     """The coordinator is on the first host, the servers are spread; a second attempt connects again."""
-    hosts.write("part.py", """
+    hosts.write(
+        "part.py",
+        """
         import json, os, time
         cluster = json.loads(os.environ["TF_CONFIG"])
         print(json.dumps({"on": os.uname().nodename, **cluster["task"]}), flush=True)
         if os.environ["TFDISTKIT_ATTEMPT"] == "0" and cluster["task"]["type"] == "chief":
             raise SystemExit(7)
         time.sleep(0 if cluster["task"]["type"] == "chief" else 600)
-    """)
+    """,
+    )
     ended = run_on_hosts(hosts, "-H", "h1,h2", "--ps", "2", "--max-restarts", "1", "-m", "part")
     assert ended.code == 0, ended.stderr
     assert "chief ended with exit code 7" in ended.stderr and ended.stderr.count("reached") == 4
@@ -256,8 +272,8 @@ def test_a_firewall_between_the_hosts(hosts: NetHosts) -> None:
 def test_a_dry_run_checks_and_starts_nothing(hosts: NetHosts) -> None:
     """On hosts whose shells greet everybody, as some do."""
     script = str(hosts.write("train.py", SCRIPT))
-    greeting = "[ \"$1\" != -I ] || { echo Welcome; echo Mind the gap >&2; }"
-    python = hosts.write("python", f"#!/bin/sh\n{greeting}\nexec {sys.executable} \"$@\"\n")
+    greeting = '[ "$1" != -I ] || { echo Welcome; echo Mind the gap >&2; }'
+    python = hosts.write("python", f'#!/bin/sh\n{greeting}\nexec {sys.executable} "$@"\n')
     for number in hosts.numbers:
         (hosts.disk(number) / "python").chmod(0o755)
     ended = run_on_hosts(hosts, "-H", "h1,h2", "--python", str(python), "--dry-run", script)
@@ -267,12 +283,17 @@ def test_a_dry_run_checks_and_starts_nothing(hosts: NetHosts) -> None:
 
 
 def test_a_full_disk_for_the_logs_hangs_nobody(hosts: NetHosts) -> None:
-    script = str(hosts.write("train.py", """
+    script = str(
+        hosts.write(
+            "train.py",
+            """
         import os, sys
         for _ in range(100):
             print("x" * 10_000)
         sys.exit(int(os.environ["TFDISTKIT_RANK"]) * 5)
-    """))
+    """,
+        )
+    )
     full = hosts.disk(LOGIN) / "logs"
     full.mkdir(exist_ok=True)
     hosts.login("mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(hosts.work / "logs"))

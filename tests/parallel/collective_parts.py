@@ -154,7 +154,9 @@ _FAILS = """
 """
 
 # The first calls of each kind in a process are compared. An error leaves everything as it was.
-FIRST_CALLS = _FAILS + """
+FIRST_CALLS = (
+    _FAILS
+    + """
     fails(ValueError, lambda: c.all_reduce(tf.ones([2, 3 + rank])), "rank 0: all_reduce sum: float32 [2, 3]",
           "rank 1: all_reduce sum: float32 [2, 4]")
     fails(ValueError, lambda: c.all_reduce(1.0 if rank else 1), "int32 []", "float32 []")
@@ -169,9 +171,12 @@ FIRST_CALLS = _FAILS + """
         fails(ValueError, lambda: c.barrier(), "barrier")
     print("all seen")
 """
+)
 
 # In a graph too, while it runs: it was traced when all was well.
-IN_GRAPHS = _FAILS + """
+IN_GRAPHS = (
+    _FAILS
+    + """
     c.check(True)
 
     @tf.function(input_signature=[tf.TensorSpec([None, None])])
@@ -198,6 +203,7 @@ IN_GRAPHS = _FAILS + """
     assert gathered(tf.ones([4, 2])).shape == (8, 2)
     print("all seen")
 """
+)
 
 # Calls that nobody compares are compared by the transport, which tells less.
 OF_THE_TRANSPORT = """

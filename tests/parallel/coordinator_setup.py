@@ -84,11 +84,14 @@ COUNTING = """
 
 ROWS, STEPS = 90, 12
 
-SETUP = """
+SETUP = (
+    """
     import tfdistkit
     strategy = tfdistkit.strategy(engine, timeout_s=200, heartbeat_timeout_s=60)
     N, BATCH = 90, 8
-""" + COUNTING
+"""
+    + COUNTING
+)
 
 
 def told(printed: list[str]) -> dict:

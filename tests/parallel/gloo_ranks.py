@@ -16,15 +16,15 @@ from pathlib import Path
 
 from job_process import wait_until, write_script
 
-from tfdistkit.cluster.horovod import store_variables
-from tfdistkit.launcher.guardian import marked_processes
+from tfdistkit.cluster.environments.horovod import store_variables
+from tfdistkit.launcher.local.watchdog import marked_processes
 
 # Generous: the machine may be busy, and TensorFlow alone takes many seconds to load.
 DEADLINE_S = 120.0
 
 _STORE = """
 import sys
-from tfdistkit.cluster.gloo_store import GlooStore
+from tfdistkit.cluster.rendezvous.gloo_store import GlooStore
 store = GlooStore(2, host=sys.argv[1])
 print(store.address[1], store.secret, flush=True)
 sys.stdin.read()

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tfdistkit.launcher.guardian import marked_processes
+from tfdistkit.launcher.local.watchdog import marked_processes
 
 # Generous: the machine may be busy. Every test ends long before.
 DEADLINE_S = 60.0

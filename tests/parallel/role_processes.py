@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tfdistkit.cluster.ports import free_ports
-from tfdistkit.launcher.guardian import marked_processes
+from tfdistkit.launcher.local.watchdog import marked_processes
 
 # Generous: the machine may be busy, and TensorFlow alone takes many seconds to load.
 DEADLINE_S = 150.0

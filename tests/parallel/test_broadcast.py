@@ -29,7 +29,9 @@ START = """
         return (both == both[0]).all()
 """
 
-RESTORE = START + """
+RESTORE = (
+    START
+    + """
     def make():
         with strategy.scope():
             layers = [keras.Input((4,)), keras.layers.Dense(3), keras.layers.BatchNormalization(),
@@ -72,8 +74,11 @@ RESTORE = START + """
         assert on_both(state(restored))
     print("equal")
 """
+)
 
-KINDS = START + """
+KINDS = (
+    START
+    + """
     dtypes = ["bool", "int32", "int64", "float16", "float32", "float64"]
     others = ["int8", "uint8", "int16", "uint16", "uint32", "uint64", "bfloat16"]  # TensorFlow cannot mirror all.
     def bits(dtype, seed):
@@ -111,8 +116,11 @@ KINDS = START + """
         assert on_both(state(model))
     print("bit for bit")
 """
+)
 
-LATE = START + """
+LATE = (
+    START
+    + """
     class TwoOptimizers(keras.Model):
         "Like a GAN: optimizers of its own, which its first step builds."
         def __init__(self):
@@ -143,8 +151,11 @@ LATE = START + """
     assert abs(float(keras.ops.convert_to_numpy(model.other_optimizer.learning_rate)) - 0.02) < 1e-7
     print("equal after the first batch")
 """
+)
 
-REFUSED = START + """
+REFUSED = (
+    START
+    + """
     def fails(callback, model):
         callback.set_model(model)
         try:
@@ -164,8 +175,11 @@ REFUSED = START + """
     assert "UnsupportedError" in message and "rank 1: 5 variables of 48 bytes" in message, message
     print("refused on rank", rank)
 """
+)
 
-AVERAGE = START + """
+AVERAGE = (
+    START
+    + """
     class Measure(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs):
             self.loss = logs["loss"]
@@ -186,6 +200,7 @@ AVERAGE = START + """
     model.fit(x, y, batch_size=8, epochs=2, verbose=0, callbacks=[MetricAverage()])
     print("averaged")
 """
+)
 
 
 on_two_ranks = pytest.mark.parametrize("engine", ENGINES)

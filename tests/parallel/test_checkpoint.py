@@ -15,8 +15,8 @@ import time
 import keras
 import numpy as np
 import pytest
-from rank_jobs import ENGINES, Provide, start_ranks
 from job_process import write_script
+from rank_jobs import ENGINES, Provide, start_ranks
 
 # The first test waits for a job with all cases, and perhaps for Horovod to be built.
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(1800)]

@@ -188,7 +188,7 @@ found["seed of from_files"] = refused(lambda: data.from_files(named("a", "b"), s
 found["own rows"] = refused(lambda: data.from_arrays(x[rank::2], policy="off"))
 
 
-from tfdistkit.strategies import dataset_seeds
+from tfdistkit.keras_adapter import dataset_seeds
 largest, dataset_seeds._LARGEST_BYTES = dataset_seeds._LARGEST_BYTES, 10
 found["too large"] = lost(arrays().shuffle(9, seed=rank).batch(16))
 dataset_seeds._LARGEST_BYTES = largest

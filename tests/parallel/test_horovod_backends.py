@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from job_process import Job, job, needs_mpirun, run_job, wait_until, write_script
 
-from tfdistkit.launcher.guardian import process_state
+from tfdistkit.launcher.local.watchdog import process_state
 
 ROOT = Path(__file__).parents[2]
 BACKENDS = ["horovod", pytest.param("mpi", marks=needs_mpirun)]

@@ -56,7 +56,10 @@ STEP = """
         model.fit(x, y, batch_size=len(x), shuffle=False, verbose=0)
         return [(before - after).tolist() for before, after in zip((table, matrix), model.get_weights())]
 """
-EACH = DATA + STEP + """
+EACH = (
+    DATA
+    + STEP
+    + """
     gathers, all_gather = [], hvd.allgather
     def spy(*args, **kwargs):
         gathers.append(1)
@@ -69,6 +72,7 @@ EACH = DATA + STEP + """
         print(json.dumps([f"{op} {compression} {as_dense}", len(gathers), *found]))
     hvd.allgather = all_gather
 """
+)
 BOTH = [
     ("average", "none", False),
     ("average", "none", True),
@@ -282,10 +286,14 @@ def test_a_timeline_that_cannot_be_written(printed: list[str]) -> None:
     assert "TooLateError" in printed[1]  # Rank 0 writes it, and perhaps on another machine.
 
 
-TRAIN_IN_SETS = DATA + STEP + """
+TRAIN_IN_SETS = (
+    DATA
+    + STEP
+    + """
     print(json.dumps([of_set.num_replicas_in_sync, *gradients(of_set, seed=int(rank == 1))]))
     print(json.dumps([strategy.num_replicas_in_sync, *gradients(strategy, seed=2)]))
 """
+)
 in_sets = pytest.mark.parametrize(("engine", "world_size"), [("horovod", 3)])
 DYNAMIC = {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}
 

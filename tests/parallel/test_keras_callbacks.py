@@ -42,7 +42,9 @@ TRAIN = """
         return history
 """
 
-KERAS = TRAIN + """
+KERAS = (
+    TRAIN
+    + """
     early = keras.callbacks.EarlyStopping("val_loss", patience=1, min_delta=10.0, restore_best_weights=True)
     assert len(fit(make(), early).epoch) == 2 and early.stopped_epoch == 1 and early.best_weights is not None
 
@@ -71,8 +73,11 @@ KERAS = TRAIN + """
     fit(averaging, *stopping, swap, keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9))
     print("well")
 """
+)
 
-OURS = TRAIN + """
+OURS = (
+    TRAIN
+    + """
     def all_of_ours(place):
         return {
             "backup": lambda: ours.BackupAndResume(folder / place, save_freq=2),
@@ -95,8 +100,11 @@ OURS = TRAIN + """
             assert {key: found[key] for key in expected} == expected, name
     print("well")
 """
+)
 
-ANY_ORDER = OURS.replace('print("well")', "") + """
+ANY_ORDER = (
+    OURS.replace('print("well")', "")
+    + """
     # All at once, in any order; with several steps in an execution, and with a train_step of the user's own.
     import random
     chosen, losses = random.Random(3), {}
@@ -119,8 +127,11 @@ ANY_ORDER = OURS.replace('print("well")', "") + """
     np.testing.assert_allclose(losses["three"][0], losses["plain"][0], rtol=1e-5)
     print("well")
 """
+)
 
-FAULTS = TRAIN + """
+FAULTS = (
+    TRAIN
+    + """
     class Meddle(keras.callbacks.Callback):
         "Sets one number of one weight on one rank."
         def on_train_batch_end(self, batch, logs=None):
@@ -181,6 +192,7 @@ FAULTS = TRAIN + """
         raise SystemExit("not refused")
     print("well")
 """
+)
 
 
 def ends_well(printed: list[str]) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from job_process import heed_signals, wait_until, write_script
 
-from tfdistkit.launcher.guardian import marked_processes
+from tfdistkit.launcher.local.watchdog import marked_processes
 
 # More than a pipe takes, which nobody reads; what came of it goes to a file.
 TALKS = """

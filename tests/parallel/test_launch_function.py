@@ -16,7 +16,7 @@ from job_process import wait_until
 
 import tfdistkit
 from tfdistkit.errors import OptionError, WorkerFailedError
-from tfdistkit.launcher.guardian import marked_processes
+from tfdistkit.launcher.local.watchdog import marked_processes
 from tfdistkit.report import Failure
 
 MARK = "TEST_LAUNCH_MARK"

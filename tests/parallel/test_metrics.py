@@ -63,9 +63,9 @@ def test_a_loop_of_ones_own_gives_what_one_process_gives(printed: list[str]) -> 
 
 
 ROWS = """
-    from tfdistkit.strategies import step as steps
-    from tfdistkit.strategies.gathered_rows import gather_rows
-    from tfdistkit.strategies.metric_updates import around_update
+    from tfdistkit.strategies.sync import step as steps
+    from tfdistkit.strategies.metrics.gathered_rows import gather_rows
+    from tfdistkit.strategies.metrics.metric_updates import around_update
     kinds = ["float16", "bfloat16", "float32", "float64", "int8", "uint16", "int64", "uint64", "bool", "complex64"]
     numbers = tf.constant([[-0.0, 1.5], [3.25, 4.0], [0.0, 7.0]])
     def gathered(x, y):

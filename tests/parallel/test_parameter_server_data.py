@@ -64,21 +64,22 @@ def test_executions_of_5_5_and_2_steps(printed: list[str], kind: str) -> None:
     assert seen["used"] == [3] * ROWS
 
 
-@pytest.mark.part(
-    SOURCES + "    tell(**train(plain(5), data.batch(BATCH).repeat(), steps_per_epoch=12))", setup=SETUP
-)
+@pytest.mark.part(SOURCES + "    tell(**train(plain(5), data.batch(BATCH).repeat(), steps_per_epoch=12))", setup=SETUP)
 def test_executions_of_endless_data_are_whole_ones_as_keras_has_them(printed: list[str]) -> None:
     seen = told(printed)
     assert seen["steps"] == 3 * 15 and sum(seen["used"]) == sum(seen["seen"])
 
 
-OF_WORKERS = SOURCES + """
+OF_WORKERS = (
+    SOURCES
+    + """
     seen = train(plain(), strategy.distribute_datasets_from_function(of_worker), steps_per_epoch=4)
     def repeated(context):
         return of_worker(context).repeat()
     again = train(plain(), strategy.distribute_datasets_from_function(repeated), steps_per_epoch=12)
     tell(pipelines=sorted(pipelines), over_all=seen, repeated=again)
 """
+)
 
 
 @pytest.mark.part(OF_WORKERS, setup=SETUP)
@@ -93,7 +94,9 @@ def test_each_worker_has_a_pipeline_of_its_own_and_steps_are_counted(printed: li
     assert all(5 * STEPS <= rows <= 8 * STEPS for rows in again["seen"])
 
 
-VALIDATION = SOURCES + """
+VALIDATION = (
+    SOURCES
+    + """
     def validate(data, **options):
         return {name: told[-1] for name, told in train(plain(), x, y, epochs=2, validation_data=data, **options).items()
                 if name.startswith("val")}
@@ -103,6 +106,7 @@ VALIDATION = SOURCES + """
          steps=validate(data.batch(BATCH), validation_steps=3), split=validate(None, validation_split=0.2),
          of_workers=validate(strategy.distribute_datasets_from_function(thirty)))
 """
+)
 
 
 @pytest.mark.part(VALIDATION, setup=SETUP)

@@ -45,7 +45,7 @@ def test_evaluate_is_that_of_one_process_every_time(printed: list[str]) -> None:
 
 
 HEARD = """
-    from tfdistkit.strategies.sent_steps import SentStep, step_ended
+    from tfdistkit.strategies.parameter_server.inflight import SentStep, step_ended
     step = tf.function(lambda number: number + 1)
     found = []
     for number in range(3):

@@ -33,12 +33,15 @@ ROWS, STEPS = 1200, 150
 IN_FLIGHT = 8
 
 # The coordinator runs one stage after the other; workers tell of each step that they take.
-STAGES = f"""
+STAGES = (
+    f"""
     import pathlib, sys, time
     import tfdistkit
     strategy = tfdistkit.strategy("parameter_server", timeout_s=120, heartbeat_timeout_s={HEARTBEAT_S})
     N, BATCH = {ROWS}, 8
-""" + COUNTING + """
+"""
+    + COUNTING
+    + """
     class Telling(keras.layers.Layer):
         def call(self, x, training=False):
             if training:
@@ -79,6 +82,7 @@ STAGES = f"""
             found["error"] = [type(error).__name__, str(error)]
         print(f"{stage} came to {json.dumps(found)}", flush=True)
 """
+)
 
 
 def result(chief: Role, stage: str) -> dict[str, Any]:
@@ -193,12 +197,15 @@ def test_what_is_stopped_is_named_and_a_server_that_dies(tmp_path: Path) -> None
         assert running.left() == []
 
 
-LAUNCHED = f"""
+LAUNCHED = (
+    f"""
     import json, os, pathlib, signal, time
     import tfdistkit
     strategy = tfdistkit.strategy("parameter_server", heartbeat_timeout_s=60)
     N, BATCH = {ROWS}, 8
-""" + COUNTING + """
+"""
+    + COUNTING
+    + """
     folder = pathlib.Path(os.environ["TFDISTKIT_RUN_DIR"])
     def events(kind):
         lines = (folder / "events.jsonl").read_text().splitlines()
@@ -216,6 +223,7 @@ LAUNCHED = f"""
     seen = train(model, x, y, batch_size=BATCH, epochs=1000, callbacks=[Fate()])
     print(json.dumps([seen["seen"], seen["once"], min(seen["used"]), max(seen["used"])]))
 """
+)
 
 
 def test_the_launcher_kills_a_stopped_worker_and_its_steps_go_to_the_other(tmp_path: Path) -> None:

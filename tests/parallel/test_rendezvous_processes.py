@@ -1,4 +1,4 @@
-"""The meeting before training between real processes: killed, stopped and started again ones included."""
+"""The rendezvous before training between real processes: killed, stopped and started again ones included."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ spec = cluster.detect_cluster()
 cluster.check_own_address(spec)
 print("here", file=sys.stderr, flush=True)
 try:
-    meeting = cluster.meet(spec, {"rank": spec.rank, "tensorflow": "2.21.0"}, float(sys.argv[1]))
+    rendezvous = cluster.exchange_facts(spec, {"rank": spec.rank, "tensorflow": "2.21.0"}, float(sys.argv[1]))
 except Exception as error:
     print(json.dumps({"error": type(error).__name__, "message": str(error)}), flush=True)
 else:
     for held in ports.bind("", cluster.split_address(spec.address)[1]):
         held.listen()
-    print(json.dumps({"facts": meeting.facts}), flush=True)
+    print(json.dumps({"facts": rendezvous.facts}), flush=True)
 """
 
 
@@ -144,7 +144,7 @@ def test_rank_0_killed_and_started_again(processes: list[Job]) -> None:
     killed = job.start(0)
     time.sleep(0.5)
     second = job.start(1)
-    os.kill(second.pid, signal.SIGSTOP)  # so that the meeting is not over before rank 0 ends
+    os.kill(second.pid, signal.SIGSTOP)  # so that the rendezvous is not over before rank 0 ends
     killed.kill()
     killed.wait(LONG_S)
     again = job.start(0)

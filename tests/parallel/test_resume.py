@@ -51,7 +51,9 @@ SETUP = f"""
         ]
 """
 
-RANKS = SETUP + """
+RANKS = (
+    SETUP
+    + """
     make = functools.partial(in_scope, strategy)
     expected = run(make, in_arrays, callbacks, None)
     # In the middle of an epoch, at its end, and in an execution of several steps; ranks without a disk in common.
@@ -136,6 +138,7 @@ RANKS = SETUP + """
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
     print("same")
 """
+)
 
 
 @pytest.mark.part(RANKS)
@@ -147,8 +150,8 @@ def test_two_ranks_go_on_where_they_were(printed: list[str]) -> None:
 @pytest.mark.part(RANKS)
 @pytest.mark.parametrize("engine", ON_TWO_RANKS)
 def test_one_process_goes_on_with_a_backup_of_two(printed: list[str]) -> None:
-    from interrupted_runs import arrays, run
     import keras
+    from interrupted_runs import arrays, run
 
     def linear() -> keras.Model:
         keras.utils.set_random_seed(3)
@@ -176,7 +179,9 @@ LOCAL_STRATEGIES = """
     strategies["one_device"] = tfdistkit.strategy("one_device")
 """
 
-LOCAL = SETUP + """
+LOCAL = (
+    SETUP
+    + """
     for name, strategy in strategies.items():
         make = functools.partial(in_scope, strategy)
         expected = run(make, shuffled, callbacks, None)
@@ -186,6 +191,7 @@ LOCAL = SETUP + """
         assert_same(found, expected)
         print(name, "same")
 """
+)
 
 
 @pytest.mark.part(LOCAL, setup=LOCAL_STRATEGIES)

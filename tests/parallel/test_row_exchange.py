@@ -15,8 +15,8 @@ EXCHANGES = """
     import json, time
     import numpy as np
     from unittest import mock
-    from tfdistkit.strategies import row_exchange
-    from tfdistkit.strategies.row_exchange import by_collective, table
+    from tfdistkit.strategies.consistency import row_exchange
+    from tfdistkit.strategies.consistency.row_exchange import by_collective, table
 
     used = []
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from job_process import heed_signals, wait_until, write_script
 
-from tfdistkit.launcher.guardian import marked_processes
+from tfdistkit.launcher.local.watchdog import marked_processes
 from tfdistkit.report.events import read_events
 
 # What the launcher may take besides the 5 seconds in which it asks workers to end.

@@ -29,8 +29,10 @@ SCRIPT = """
 def test_a_host_that_is_this_machine_needs_no_ssh(tmp_path: Path) -> None:
     script = write_script(tmp_path, SCRIPT)
     ended = run_job("-H", "localhost:2", "--log-dir", "logs", script, "a  b", cwd=tmp_path, PATH="/nowhere")
-    assert ended.code == 1 and "rank 1 raised ValueError" in ended.stderr and "Stopped because of it: rank 0." in (
-        ended.stderr
+    assert (
+        ended.code == 1
+        and "rank 1 raised ValueError" in ended.stderr
+        and "Stopped because of it: rank 0." in (ended.stderr)
     )
     assert re.search(r"^localhost +here +3\.\d+", ended.stderr, re.MULTILINE)
     for rank in (0, 1):

@@ -15,7 +15,7 @@ from gloo_ranks import why_no_namespaces
 from job_process import DEADLINE_S, job, run_job, wait_until, write_script
 
 from tfdistkit.errors import UnsupportedError
-from tfdistkit.launcher import isolation
+from tfdistkit.launcher.local import isolation
 
 # Where hosts must be tested, these tests run, and fail without namespaces.
 NO_NAMESPACES = "" if os.environ.get("TFDISTKIT_REQUIRE_HOSTS") == "1" else why_no_namespaces()
@@ -64,11 +64,14 @@ def test_who_reaches_a_worker(tmp_path: Path, words: list[str]) -> None:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -9)])
 def test_signals_end_it_as_any_job(tmp_path: Path, number: int, code: int) -> None:
-    script = write_script(tmp_path, """
+    script = write_script(
+        tmp_path,
+        """
         import os, pathlib, time
         pathlib.Path("up" + os.environ["TFDISTKIT_RANK"]).touch()
         time.sleep(600)
-    """)
+    """,
+    )
     with job("-np", "2", "--isolate", script, cwd=tmp_path) as running:
         running.wait_for_files(tmp_path / "up0", tmp_path / "up1")
         running.process.send_signal(number)
@@ -77,14 +80,17 @@ def test_signals_end_it_as_any_job(tmp_path: Path, number: int, code: int) -> No
 
 
 def test_there_is_nothing_but_loopback(tmp_path: Path) -> None:
-    script = write_script(tmp_path, """
+    script = write_script(
+        tmp_path,
+        """
         import json, os, socket
         try:
             socket.create_connection(("192.0.2.1", 80), timeout=30)
         except OSError as error:
             told = error.strerror
         print(json.dumps([os.readlink("/proc/self/ns/net"), [name for _, name in socket.if_nameindex()], told]))
-    """)
+    """,
+    )
     ended = run_job("-np", "2", "--isolate", script, cwd=tmp_path)
     assert ended.code == 0, ended.stderr
     assert "starting 2 workers on this machine, in a network of its own: " in ended.stderr
@@ -94,7 +100,9 @@ def test_there_is_nothing_but_loopback(tmp_path: Path) -> None:
 
 
 def test_the_store_of_horovods_ranks_is_in_there(tmp_path: Path) -> None:
-    script = write_script(tmp_path, """
+    script = write_script(
+        tmp_path,
+        """
         import os, urllib.request
         place = [os.environ["HOROVOD_GLOO_RENDEZVOUS_" + name] for name in ("ADDR", "PORT")]
         rank = os.environ["HOROVOD_RANK"]
@@ -102,7 +110,8 @@ def test_the_store_of_horovods_ranks_is_in_there(tmp_path: Path) -> None:
         put = urllib.request.Request(url + rank, data=rank.encode(), method="PUT")
         urllib.request.urlopen(put, timeout=30)
         print([urllib.request.urlopen(url + other, timeout=30).read() for other in "01"])
-    """)
+    """,
+    )
     ended = run_job("-np", "2", "--isolate", "--backend", "horovod", script, cwd=tmp_path)
     assert ended.code == 0, ended.stderr
     assert sorted(line[4:] for line in ended.stdout.splitlines()) == ["[b'0', b'1']"] * 2
@@ -111,11 +120,14 @@ def test_the_store_of_horovods_ranks_is_in_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize("less", [[], ["setpriv", "--bounding-set", "-sys_admin", "--inh-caps", "-sys_admin"]])
 def test_this_machines_own_name_stands_for_an_address_in_there(tmp_path: Path, less: list[str]) -> None:
     """Outside it is mostly that of a network card. Gloo binds to it, whatever interface it is told."""
-    script = write_script(tmp_path, """
+    script = write_script(
+        tmp_path,
+        """
         import socket
         with socket.create_server((socket.gethostname(), 0)) as server:
             print(server.getsockname()[0], socket.create_connection(server.getsockname(), timeout=30).getpeername()[0])
-    """)
+    """,
+    )
     (tmp_path / "hosts").write_text(f"127.0.0.1 localhost\n192.0.2.77 {socket.gethostname()}\n")
     named = ["unshare", "--mount", "sh", "-c", 'mount --bind hosts /etc/hosts && exec "$@"', "sh", *less]
     command = [*named, sys.executable, "-m", "tfdistkit", "run", "-np", "2", "--isolate", script]
@@ -126,11 +138,14 @@ def test_this_machines_own_name_stands_for_an_address_in_there(tmp_path: Path, l
 
 def test_without_the_rights_of_root(tmp_path: Path) -> None:
     """As for any other user: a user namespace, and the workers' files are the user's."""
-    script = write_script(tmp_path, """
+    script = write_script(
+        tmp_path,
+        """
         import os, pathlib, socket
         pathlib.Path("made" + os.environ["TFDISTKIT_RANK"]).touch()
         print(os.geteuid(), pathlib.Path("/proc/self/uid_map").read_text().split(), len(socket.if_nameindex()))
-    """)
+    """,
+    )
     less = ["setpriv", "--bounding-set", "-sys_admin", "--inh-caps", "-sys_admin"]
     command = [*less, sys.executable, "-m", "tfdistkit", "run", "-np", "2", "--isolate", script]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE_S, check=False)

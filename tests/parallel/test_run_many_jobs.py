@@ -11,7 +11,7 @@ from pathlib import Path
 
 from job_process import DEADLINE_S, wait_until, write_script
 
-from tfdistkit.launcher.guardian import marked_processes
+from tfdistkit.launcher.local.watchdog import marked_processes
 
 JOBS, RANKS = 10, 4
 
@@ -19,7 +19,7 @@ JOBS, RANKS = 10, 4
 STARTS = f"""
     import json, pathlib, subprocess, sys
     from tfdistkit.errors import UnsupportedError
-    from tfdistkit.launcher.isolation import isolate
+    from tfdistkit.launcher.local.isolation import isolate
     try:
         isolate()
         pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").write_text("10100 65535")

@@ -139,11 +139,11 @@ def test_kill_of_the_launcher_ends_everything(tmp_path: Path, manners: str) -> N
         assert_nothing_left(running, tmp_path)
 
 
-def test_kill_of_launcher_and_guardian_still_ends_the_workers(tmp_path: Path) -> None:
+def test_kill_of_launcher_and_watchdog_still_ends_the_workers(tmp_path: Path) -> None:
     with family(tmp_path, "stubborn") as running:
         workers = [int((tmp_path / f"worker.{rank}").read_text()) for rank in (0, 1)]
-        (guardian,) = (pid for pid in running.left() if b"guardian.py" in Path(f"/proc/{pid}/cmdline").read_bytes())
-        os.kill(guardian, signal.SIGKILL)
+        (watchdog,) = (pid for pid in running.left() if b"watchdog.py" in Path(f"/proc/{pid}/cmdline").read_bytes())
+        os.kill(watchdog, signal.SIGKILL)
         running.process.kill()
         wait_until(lambda: not set(workers) & set(running.left()), "the end of the workers", deadline_s=5)
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tfdistkit.data.sources import open_source
-from tfdistkit.data.writing import write_shards
+from tfdistkit.data.writing.sources import open_source
+from tfdistkit.data.writing.writer import write_shards
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(3200)]
 

@@ -54,7 +54,9 @@ TRAIN = """
         return found
 """
 
-WHERE = TRAIN + """
+WHERE = (
+    TRAIN
+    + """
     for one in (0, 1):
         # 8 batches an epoch. As the last of the list, and around what stops.
         assert train(Stop("on_train_batch_end", 2, one), StopTogether()) == [0, 2, 3]
@@ -82,8 +84,11 @@ WHERE = TRAIN + """
         print("all epochs")
     print("together")
 """
+)
 
-KERAS = TRAIN + """
+KERAS = (
+    TRAIN
+    + """
     class OwnNumbers(keras.callbacks.Callback):
         "Numbers that differ by rank, for the callbacks after it."
         def on_train_batch_end(self, batch, logs=None):
@@ -99,8 +104,11 @@ KERAS = TRAIN + """
     assert (early.stopped_epoch == 2) == (rank == 0)
     print("together")
 """
+)
 
-ORDER = TRAIN + """
+ORDER = (
+    TRAIN
+    + """
     with strategy.scope():
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
@@ -132,6 +140,7 @@ ORDER = TRAIN + """
     model.fit(x, y, callbacks=[StopTogether(Stop("on_train_batch_end", 0, 1)), Steps()])
     print("refused")
 """
+)
 
 
 on_two_ranks = pytest.mark.parametrize("engine", ENGINES)

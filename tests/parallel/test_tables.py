@@ -74,11 +74,16 @@ TRAIN = f"""
                 "placed": [getattr(v.value, "device", "") for v in table.weights]}}
 """
 
-BOTH = TRAIN + """
+BOTH = (
+    TRAIN
+    + """
     print(json.dumps({"stock": train(strategy, False), "sharded": train(strategy, True)}))
 """
+)
 
-ONE_PROCESS = TRAIN + """
+ONE_PROCESS = (
+    TRAIN
+    + """
     import tfdistkit
     mirrored, one_device = tfdistkit.strategy("mirrored", devices=2), tfdistkit.strategy("one_device")
     results = {}
@@ -95,11 +100,15 @@ ONE_PROCESS = TRAIN + """
             results[f"{name} adam"] = train(strategy, False, keras.optimizers.Adam)
     print(json.dumps(results))
 """
+)
 
-SERVERS = """
+SERVERS = (
+    """
     import pathlib, tfdistkit
     strategy = tfdistkit.strategy("parameter_server", timeout_s=200, heartbeat_timeout_s=60)
-""" + TRAIN + """
+"""
+    + TRAIN
+    + """
     from tfdistkit.layers import partition
     partition._WORTH_SPLITTING_BYTES = 0  # So that this small table gets a part for each server.
     results = {"stock": train(strategy, False), "sharded": train(strategy, True, shards=None)}
@@ -117,6 +126,7 @@ SERVERS = """
     results["restored"] = [bool((one == expected).all()) for one in loaded]
     pathlib.Path("result.json").write_text(json.dumps(results))
 """
+)
 
 ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3", "TF_NUM_INTRAOP_THREADS": "1"}
 
@@ -126,8 +136,13 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What one process comes to: without a strategy, under one_device, and under mirrored with two devices."""
     script = tmp_path_factory.mktemp("alone") / "script.py"
     script.write_text(textwrap.dedent(ONE_PROCESS))
-    ended = subprocess.run([sys.executable, str(script)], env={**os.environ, **ENVIRONMENT}, capture_output=True,
-                           text=True, timeout=DEADLINE_S)
+    ended = subprocess.run(
+        [sys.executable, str(script)],
+        env={**os.environ, **ENVIRONMENT},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
     assert ended.returncode == 0, ended.stderr
     return json.loads(ended.stdout.splitlines()[-1])
 

@@ -103,8 +103,11 @@ _OPTIMIZERS = (
     trained("dense_adamw", optimizer=by("optimizers.AdamW", 0.01, weight_decay=0.1)),
     Case("loss_scale", optimizer=by("optimizers.LossScaleOptimizer", adam(), dynamic_growth_steps=5)),
     trained("loss_scale_clip", optimizer=by("optimizers.LossScaleOptimizer", sgd(0.5, global_clipnorm=0.1))),
-    trained("loss_scale_nan", model=by("mlp", by("FaultyGradient")),
-            optimizer=by("optimizers.LossScaleOptimizer", sgd(0.01), initial_scale=1024.0, dynamic_growth_steps=3)),
+    trained(
+        "loss_scale_nan",
+        model=by("mlp", by("FaultyGradient")),
+        optimizer=by("optimizers.LossScaleOptimizer", sgd(0.01), initial_scale=1024.0, dynamic_growth_steps=3),
+    ),
     trained("clipnorm", optimizer=sgd(0.5, clipnorm=0.05)),
     trained("global_clipnorm", optimizer=sgd(0.5, global_clipnorm=0.1)),
     trained("clipvalue", optimizer=sgd(0.5, clipvalue=0.02)),
@@ -112,8 +115,10 @@ _OPTIMIZERS = (
     trained("ema_overwrite", optimizer=adam(use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=3)),
     trained("accumulation", optimizer=adam(gradient_accumulation_steps=2)),
     trained("accumulation_clip", optimizer=sgd(0.5, gradient_accumulation_steps=2, global_clipnorm=0.1)),
-    trained("learning_rate_schedule",
-            optimizer=by("optimizers.Adam", by("optimizers.schedules.ExponentialDecay", 0.01, 3, 0.5))),
+    trained(
+        "learning_rate_schedule",
+        optimizer=by("optimizers.Adam", by("optimizers.schedules.ExponentialDecay", 0.01, 3, 0.5)),
+    ),
 )
 
 _LAYERS = (
@@ -122,19 +127,35 @@ _LAYERS = (
     Case("layer_norm", model=by("mlp", by("layers.LayerNormalization")), optimizer=sgd(0.05)),
     Case("batch_norm", model=by("mlp", by("batch_normalization", momentum=0.9)), optimizer=sgd(0.05), rows=115),
     Case("batch_norm_97", model=by("mlp", by("batch_normalization", momentum=0.9)), optimizer=sgd(0.05), rows=97),
-    Case("sync_batch_norm", rows=103, optimizer=sgd(0.05), tolerance=5e-6, reason=CANCELLED,
-         model=by("mlp", by("layers.BatchNormalization", momentum=0.9, synchronized=True))),
-    trained("sync_batch_norm_97", rows=97, optimizer=sgd(0.05),
-            model=by("mlp", by("layers.BatchNormalization", momentum=0.9, synchronized=True))),
+    Case(
+        "sync_batch_norm",
+        rows=103,
+        optimizer=sgd(0.05),
+        tolerance=5e-6,
+        reason=CANCELLED,
+        model=by("mlp", by("layers.BatchNormalization", momentum=0.9, synchronized=True)),
+    ),
+    trained(
+        "sync_batch_norm_97",
+        rows=97,
+        optimizer=sgd(0.05),
+        model=by("mlp", by("layers.BatchNormalization", momentum=0.9, synchronized=True)),
+    ),
     yes_or_no("embedding", model=by("embedding"), data="tokens"),
-    yes_or_no("embedding_clip", run="fit_only", model=by("embedding"), data="tokens",
-              optimizer=sgd(0.5, global_clipnorm=0.01)),
+    yes_or_no(
+        "embedding_clip", run="fit_only", model=by("embedding"), data="tokens", optimizer=sgd(0.5, global_clipnorm=0.01)
+    ),
     yes_or_no("lstm", model=by("lstm"), data="tokens"),
     yes_or_no("lstm_97", model=by("lstm"), data="tokens", rows=97),
     Case("masks", model=by("masked_lstm"), data="padded", optimizer=sgd(0.05)),
     Case("masks_103", model=by("masked_lstm"), data="padded", rows=103, weights="sample"),
-    trained("masks_sum", model=by("masked_lstm"), data="padded", optimizer=sgd(0.001),
-            loss=by("losses.MeanSquaredError", reduction="sum")),
+    trained(
+        "masks_sum",
+        model=by("masked_lstm"),
+        data="padded",
+        optimizer=sgd(0.001),
+        loss=by("losses.MeanSquaredError", reduction="sum"),
+    ),
     trained("add_loss", model=by("mlp", by("ActivityLoss")), rows=103, optimizer=sgd(0.05)),
     Case("dropout", model=by("mlp", by("layers.Dropout", 0.3)), exact=False),
     yes_or_no("all_layers", model=by("everything"), data="tokens", exact=False),
@@ -144,25 +165,50 @@ _LOSSES = (
     yes_or_no("accuracy_auc"),
     yes_or_no("sample_weight", weights="sample", rows=103, compile={"weighted_metrics": ["accuracy"]}),
     yes_or_no("class_weight", run="fit_only", weights="class", rows=103),
-    yes_or_no("weighted_mean", run="fit_only", weights="sample", rows=103,
-              loss=by("losses.BinaryCrossentropy", reduction="mean_with_sample_weight")),
+    yes_or_no(
+        "weighted_mean",
+        run="fit_only",
+        weights="sample",
+        rows=103,
+        loss=by("losses.BinaryCrossentropy", reduction="mean_with_sample_weight"),
+    ),
     Case("sum_reduction", loss=by("losses.MeanSquaredError", reduction="sum"), rows=103, optimizer=sgd(0.001)),
     Case("no_reduction", loss=by("losses.MeanSquaredError", reduction=None), rows=103, optimizer=sgd(0.001)),
     trained("scalar_loss", loss=by("scalar_loss"), rows=103, optimizer=sgd(0.05)),
     trained("boolean_mask_loss", loss=by("masked_loss"), rows=103, optimizer=sgd(0.05)),
-    Case("two_outputs", model=by("two_outputs"), data="named", rows=103, optimizer=sgd(0.05),
-         loss={"one": "mse", "two": "mae"}, metrics={"one": ["mae"], "two": ["mse"]},
-         compile={"loss_weights": {"one": 1.0, "two": 0.3}}),
+    Case(
+        "two_outputs",
+        model=by("two_outputs"),
+        data="named",
+        rows=103,
+        optimizer=sgd(0.05),
+        loss={"one": "mse", "two": "mae"},
+        metrics={"one": ["mae"], "two": ["mse"]},
+        compile={"loss_weights": {"one": 1.0, "two": 0.3}},
+    ),
     Case("nested_inputs", model=by("NestedInputs"), data="nested"),
     Case("strings", model=by("words_and_counts"), data="strings", rows=103),
     Case("sentences", model=by("sentences"), data="sentences"),
-    Case("integers", model=by("integers"), data="classes", loss="sparse_categorical_crossentropy",
-         metrics=("accuracy",), feed="arrays"),
+    Case(
+        "integers",
+        model=by("integers"),
+        data="classes",
+        loss="sparse_categorical_crossentropy",
+        metrics=("accuracy",),
+        feed="arrays",
+    ),
 )
 
-_OWN_METRICS = (by("TruePositives"), by("Extremes"), by("Extremes", "others", "mean"), by("MeanOfBatches"),
-                by("CenteredError", name="centered"), by("RootOfMean", name="root"), by("losses.MeanSquaredError"),
-                *(by("function", name) for name in ("row_error", "correlation", "mean_error", "of_columns")))
+_OWN_METRICS = (
+    by("TruePositives"),
+    by("Extremes"),
+    by("Extremes", "others", "mean"),
+    by("MeanOfBatches"),
+    by("CenteredError", name="centered"),
+    by("RootOfMean", name="root"),
+    by("losses.MeanSquaredError"),
+    *(by("function", name) for name in ("row_error", "correlation", "mean_error", "of_columns")),
+)
 
 
 def metrics(name: str, **changes: Any) -> Case:
@@ -175,10 +221,21 @@ _METRICS = (
     metrics("own_metrics", weights="sample", compile={"weighted_metrics": [by("TruePositives", "weighted"), "mae"]}),
     metrics("own_metrics_65", rows=65, compile={"steps_per_execution": 3}),
     metrics("own_metrics_eager", rows=37, compile={"run_eagerly": True}),
-    metrics("confusion", model=by("integers"), data="classes", loss="sparse_categorical_crossentropy", rows=37,
-            metrics=("accuracy", by("metrics.MeanIoU", 4, sparse_y_pred=False))),
-    metrics("metrics_of_outputs", model=by("two_outputs"), data="named", loss={"one": "mse", "two": "mae"},
-            metrics={"one": [by("TruePositives"), "mae"], "two": [by("TruePositives"), by("function", "correlation")]}),
+    metrics(
+        "confusion",
+        model=by("integers"),
+        data="classes",
+        loss="sparse_categorical_crossentropy",
+        rows=37,
+        metrics=("accuracy", by("metrics.MeanIoU", 4, sparse_y_pred=False)),
+    ),
+    metrics(
+        "metrics_of_outputs",
+        model=by("two_outputs"),
+        data="named",
+        loss={"one": "mse", "two": "mae"},
+        metrics={"one": [by("TruePositives"), "mae"], "two": [by("TruePositives"), by("function", "correlation")]},
+    ),
     metrics("trackers", model=by("Trackers"), metrics=None, compile={"steps_per_execution": 2}),
     metrics("trackers_65_eager", model=by("Trackers"), metrics=None, rows=65, compile={"run_eagerly": True}),
     metrics("own_logs", model=by("OwnLogs"), metrics=None, rows=65),
@@ -193,21 +250,42 @@ _BATCHES = (
     trained("rows_103_sgd", rows=103, optimizer=sgd(0.05, momentum=0.9)),
     trained("rows_97_accumulation", rows=97, optimizer=adam(gradient_accumulation_steps=2)),
     Case("conv_1", model=by("convolution"), data="images", optimizer=sgd(0.05), rows=65),
-    Case("conv_1_eager", model=by("convolution"), data="images", optimizer=sgd(0.05), rows=65, run="fit_only",
-         compile={"run_eagerly": True}),
-    trained("sync_batch_norm_1", rows=65, optimizer=sgd(0.05),
-            model=by("mlp", by("layers.BatchNormalization", momentum=0.9, synchronized=True), use_bias=False)),
-    trained("unreduced_loss_1", loss=by("losses.MeanSquaredError", reduction="mean_with_sample_weight"), rows=65,
-            optimizer=sgd(0.05)),
+    Case(
+        "conv_1_eager",
+        model=by("convolution"),
+        data="images",
+        optimizer=sgd(0.05),
+        rows=65,
+        run="fit_only",
+        compile={"run_eagerly": True},
+    ),
+    trained(
+        "sync_batch_norm_1",
+        rows=65,
+        optimizer=sgd(0.05),
+        model=by("mlp", by("layers.BatchNormalization", momentum=0.9, synchronized=True), use_bias=False),
+    ),
+    trained(
+        "unreduced_loss_1",
+        loss=by("losses.MeanSquaredError", reduction="mean_with_sample_weight"),
+        rows=65,
+        optimizer=sgd(0.05),
+    ),
     Case("scalar_loss_1", loss=by("scalar_loss"), rows=65, optimizer=sgd(0.05)),
     yes_or_no("on_batch_1", run="on_batch", rows=65),
     Case("execution_4", compile={"steps_per_execution": 4}, rows=128),
     yes_or_no("execution_3", compile={"steps_per_execution": 3}, rows=103),
-    trained("execution_3_accumulation", compile={"steps_per_execution": 3},
-            optimizer=adam(gradient_accumulation_steps=2)),
+    trained(
+        "execution_3_accumulation", compile={"steps_per_execution": 3}, optimizer=adam(gradient_accumulation_steps=2)
+    ),
     yes_or_no("eager", compile={"run_eagerly": True}, rows=103),
-    trained("eager_batch_norm", compile={"run_eagerly": True}, optimizer=sgd(0.05), rows=115,
-            model=by("mlp", by("batch_normalization", momentum=0.9))),
+    trained(
+        "eager_batch_norm",
+        compile={"run_eagerly": True},
+        optimizer=sgd(0.05),
+        rows=115,
+        model=by("mlp", by("batch_normalization", momentum=0.9)),
+    ),
 )
 
 _FEEDS = (
@@ -226,38 +304,54 @@ _FEEDS = (
 
 _LOOPS = (
     yes_or_no("on_batch", run="on_batch", rows=103),
-    Case("own_train_step", model=by("OwnTrainStep"), optimizer=sgd(0.05), rows=103, run="fit_only",
-         metrics=None),
-    *(trained(name, model=model, optimizer=sgd(0.05), rows=rows, metrics=None, **options)
-      for name, model, options in (
-          ("own_mean", by("OwnMean", "l2"), {}),
-          ("own_mean_eager", by("OwnMean", "l2"), {"compile": {"run_eagerly": True}}),
-          ("own_mean_execution_3", by("OwnMean"), {"compile": {"steps_per_execution": 3}}),
-          ("gradient_penalty", by("GradientPenalty"), {}),
-          ("average_loss", by("AverageLoss"), {}),
-          ("own_compute_loss", by("OwnComputeLoss", "l2"), {}),
-          ("own_accumulation", by("OwnAccumulation"), {}),
-          ("sharpness_aware", by("SharpnessAware"), {}),
-      ) for rows in (103,)),
+    Case("own_train_step", model=by("OwnTrainStep"), optimizer=sgd(0.05), rows=103, run="fit_only", metrics=None),
+    *(
+        trained(name, model=model, optimizer=sgd(0.05), rows=rows, metrics=None, **options)
+        for name, model, options in (
+            ("own_mean", by("OwnMean", "l2"), {}),
+            ("own_mean_eager", by("OwnMean", "l2"), {"compile": {"run_eagerly": True}}),
+            ("own_mean_execution_3", by("OwnMean"), {"compile": {"steps_per_execution": 3}}),
+            ("gradient_penalty", by("GradientPenalty"), {}),
+            ("average_loss", by("AverageLoss"), {}),
+            ("own_compute_loss", by("OwnComputeLoss", "l2"), {}),
+            ("own_accumulation", by("OwnAccumulation"), {}),
+            ("sharpness_aware", by("SharpnessAware"), {}),
+        )
+        for rows in (103,)
+    ),
     trained("average_loss_of_32", model=by("AverageLoss", 32), optimizer=sgd(0.05), rows=103, metrics=None),
     trained("clipping_optimizer", optimizer=by("ClippingSGD", 0.5), rows=103),
-    Case("gan", model=by("Gan"), optimizer=sgd(0.05), run="fit_only",
-         loss=by("losses.BinaryCrossentropy", from_logits=True)),
+    Case(
+        "gan",
+        model=by("Gan"),
+        optimizer=sgd(0.05),
+        run="fit_only",
+        loss=by("losses.BinaryCrossentropy", from_logits=True),
+    ),
     Case("loop_average_loss", run="loop_average_loss", optimizer=sgd(0.05), rows=103),
     Case("loop_keras_loss", run="loop_keras_loss", optimizer=sgd(0.05), rows=103),
     Case("save_and_resume", run="save_and_resume", rows=115, model=by("mlp", by("batch_normalization", momentum=0.9))),
 )
 
 _PRECISION = (
-    Case("mixed_bfloat16", policy="mixed_bfloat16", optimizer=sgd(0.05), tolerance=2e-2,
-         reason="bfloat16 keeps 8 bits of a number (a step of 4e-3): gradients are rounded before they are summed, "
-         "and sums of halves round otherwise than the sum of the whole."),
-    Case("mixed_float16", policy="mixed_float16", optimizer=sgd(0.05), tolerance=2e-3,
-         reason="float16 keeps 11 bits of a number (a step of 5e-4): gradients are rounded before they are summed, "
-         "and sums of halves round otherwise than the sum of the whole."),
+    Case(
+        "mixed_bfloat16",
+        policy="mixed_bfloat16",
+        optimizer=sgd(0.05),
+        tolerance=2e-2,
+        reason="bfloat16 keeps 8 bits of a number (a step of 4e-3): gradients are rounded before they are summed, "
+        "and sums of halves round otherwise than the sum of the whole.",
+    ),
+    Case(
+        "mixed_float16",
+        policy="mixed_float16",
+        optimizer=sgd(0.05),
+        tolerance=2e-3,
+        reason="float16 keeps 11 bits of a number (a step of 5e-4): gradients are rounded before they are summed, "
+        "and sums of halves round otherwise than the sum of the whole.",
+    ),
 )
 
 CASES = {
-    case.name: case
-    for case in (*_OPTIMIZERS, *_LAYERS, *_LOSSES, *_METRICS, *_BATCHES, *_FEEDS, *_LOOPS, *_PRECISION)
+    case.name: case for case in (*_OPTIMIZERS, *_LAYERS, *_LOSSES, *_METRICS, *_BATCHES, *_FEEDS, *_LOOPS, *_PRECISION)
 }

@@ -15,7 +15,6 @@ else:
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
-
 from data import make_data  # noqa: E402  (beside this file)
 
 assert not tf.distribute.has_strategy()

@@ -260,8 +260,10 @@ class OwnAccumulation(OwnMean):
         self.hidden.build(shape)
         self.out.build((None, 16))
         self.seen = self.add_weight(shape=(), dtype="int32", trainable=False, name="seen")
-        self.sums = [self.add_weight(shape=v.shape, trainable=False, initializer="zeros", name=f"sum_{i}")
-                     for i, v in enumerate(self.trainable_variables)]
+        self.sums = [
+            self.add_weight(shape=v.shape, trainable=False, initializer="zeros", name=f"sum_{i}")
+            for i, v in enumerate(self.trainable_variables)
+        ]
 
     def train_step(self, data: Any) -> dict[str, Any]:
         with tf.GradientTape() as tape:

@@ -27,7 +27,7 @@ import tfdistkit
 from parity.data import make_data
 from parity.making import make_strategy, own_rank
 from tfdistkit.errors import UnsupportedError
-from tfdistkit.strategies import collective_deadline
+from tfdistkit.strategies.sync import collective_timeout
 
 # Longer than all parts take on a busy machine.
 _DEADLINE_S = 900
@@ -343,7 +343,7 @@ def loops(strategy: Any) -> None:
 
 def branches(strategy: Any) -> None:
     """A sum in a branch: right where all replicas take it, and an error where some go past it."""
-    collective_deadline._BRANCH_TIMEOUT_S = 3.0
+    collective_timeout._BRANCH_TIMEOUT_S = 3.0
     replicas = strategy.num_replicas_in_sync
 
     def step(condition: Any, x: Any) -> Any:
@@ -365,8 +365,16 @@ def branches(strategy: Any) -> None:
 
 
 PARTS = (
-    functions_in_steps, functions_in_loops, loops,
-    methods, called_before, freed, copies, same_object, sparse_input, other_strategies,
+    functions_in_steps,
+    functions_in_loops,
+    loops,
+    methods,
+    called_before,
+    freed,
+    copies,
+    same_object,
+    sparse_input,
+    other_strategies,
 )
 
 

@@ -63,13 +63,15 @@ class Batches(OfThisProcess):
 def compiled(**options: Any) -> keras.Model:
     """A model with everything that has state."""
     layers = keras.layers
-    model = keras.Sequential([
-        keras.Input((4,)),
-        layers.Dense(8, activation="tanh"),
-        layers.BatchNormalization(),
-        layers.Dropout(0.3, seed=5),
-        layers.Dense(1, activation="sigmoid"),
-    ])
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            layers.Dense(8, activation="tanh"),
+            layers.BatchNormalization(),
+            layers.Dropout(0.3, seed=5),
+            layers.Dense(1, activation="sigmoid"),
+        ]
+    )
     optimizer = options.pop("optimizer", None) or keras.optimizers.Adam(0.05)
     model.compile(optimizer, "binary_crossentropy", metrics=["accuracy", keras.metrics.AUC()], **options)
     return model

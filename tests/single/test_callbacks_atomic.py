@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from tfdistkit.callbacks import atomic
+from tfdistkit.callbacks.checkpoints import atomic
 
 pytestmark = pytest.mark.tensorflow  # the package imports Keras
 

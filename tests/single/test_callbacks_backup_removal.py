@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tfdistkit.callbacks.atomic import whole_file
-from tfdistkit.callbacks.backup_generations import remove_backups
+from tfdistkit.callbacks.backup.generations import remove_backups
+from tfdistkit.callbacks.checkpoints.atomic import whole_file
 
 
 def test_a_rank_that_is_faster_does_not_take_the_folder_from_the_writer(tmp_path: Path) -> None:

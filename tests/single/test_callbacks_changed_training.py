@@ -13,9 +13,9 @@ import pytest
 import tensorflow as tf
 from interrupted_runs import Data, arrays, assert_same, in_arrays, light, no_callbacks, refused, run
 
-from tfdistkit.callbacks.described import differences
-from tfdistkit.callbacks.described_training import setup_of_data, setup_of_model
-from tfdistkit.callbacks.plain_data import decode, encode
+from tfdistkit.callbacks.backup.description import differences
+from tfdistkit.callbacks.backup.plain_data import decode, encode
+from tfdistkit.callbacks.backup.training_description import setup_of_data, setup_of_model
 
 pytestmark = pytest.mark.tensorflow
 
@@ -191,8 +191,9 @@ def test_what_is_the_same_is_not_refused(tmp_path: pathlib.Path) -> None:
         model = Own(object())
         schedule = optimizers.schedules.CosineDecay(0.001, 100)
         auc = keras.metrics.AUC()
-        model.compile(optimizers.SGD(schedule), lambda y, p: keras.ops.mean((y - p) ** 2), metrics=[auc],
-                      run_eagerly=True)
+        model.compile(
+            optimizers.SGD(schedule), lambda y, p: keras.ops.mean((y - p) ** 2), metrics=[auc], run_eagerly=True
+        )
         return model
 
     expected = run(make, in_arrays, no_callbacks, None)

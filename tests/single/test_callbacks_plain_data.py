@@ -23,8 +23,8 @@ VALUES: list[Any] = [
 
 @pytest.mark.parametrize("value", VALUES, ids=repr)
 def test_plain_data_comes_back_as_it_was(value: Any, tmp_path: pathlib.Path) -> None:
-    from tfdistkit.callbacks.backup_file import PARTS, read_backup, write_backup
-    from tfdistkit.callbacks.plain_data import decode, encode, fingerprint
+    from tfdistkit.callbacks.backup.backup_file import PARTS, read_backup, write_backup
+    from tfdistkit.callbacks.backup.plain_data import decode, encode, fingerprint
 
     arrays: list[np.ndarray] = []
     coded = json.loads(json.dumps(encode(value, arrays)))
@@ -38,7 +38,7 @@ def test_plain_data_comes_back_as_it_was(value: Any, tmp_path: pathlib.Path) -> 
 def test_functions_of_keras_are_plain_data() -> None:
     import keras
 
-    from tfdistkit.callbacks.plain_data import decode, encode
+    from tfdistkit.callbacks.backup.plain_data import decode, encode
 
     assert decode(encode([keras.ops.less], []), []) == [keras.ops.less]
 
@@ -46,8 +46,8 @@ def test_functions_of_keras_are_plain_data() -> None:
 def test_nan_and_bfloat16_come_back_bit_for_bit(tmp_path: pathlib.Path) -> None:
     import tensorflow as tf
 
-    from tfdistkit.callbacks.backup_file import PARTS, read_backup, write_backup
-    from tfdistkit.callbacks.plain_data import fingerprint
+    from tfdistkit.callbacks.backup.backup_file import PARTS, read_backup, write_backup
+    from tfdistkit.callbacks.backup.plain_data import fingerprint
 
     values: dict[str, Any] = {**dict.fromkeys(PARTS), "nan": math.nan}
     values["arrays"] = [np.array([np.nan, -0.0]), tf.constant([1.5, 2.0], tf.bfloat16).numpy()]
@@ -59,16 +59,24 @@ def test_nan_and_bfloat16_come_back_bit_for_bit(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, [len], {"a": b"bytes"}, np.array([object()])], ids=repr)
 def test_what_is_no_plain_data_is_left_out(value: Any) -> None:
-    from tfdistkit.callbacks.plain_data import is_plain
+    from tfdistkit.callbacks.backup.plain_data import is_plain
 
     assert not is_plain(value)
 
 
 @pytest.mark.parametrize(
     ("given", "amount", "unit"),
-    [(5, 5, "steps"), ("epoch", 1, "epochs"), ("500 steps", 500, "steps"), ("1 step", 1, "steps"),
-     ("2 epochs", 2, "epochs"), ("90 seconds", 90, "seconds"), ("0.5 seconds", 0.5, "seconds"),
-     ("10 minutes", 600, "seconds"), ("2hours", 7200, "seconds")],
+    [
+        (5, 5, "steps"),
+        ("epoch", 1, "epochs"),
+        ("500 steps", 500, "steps"),
+        ("1 step", 1, "steps"),
+        ("2 epochs", 2, "epochs"),
+        ("90 seconds", 90, "seconds"),
+        ("0.5 seconds", 0.5, "seconds"),
+        ("10 minutes", 600, "seconds"),
+        ("2hours", 7200, "seconds"),
+    ],
 )
 def test_frequencies(given: Any, amount: float, unit: str) -> None:
     from tfdistkit.callbacks.frequency import frequency_of

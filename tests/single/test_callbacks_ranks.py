@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tfdistkit.callbacks import BroadcastVariables, MetricAverage, StopTogether
-from tfdistkit.callbacks.ranks import Ranks, tell_once
+from tfdistkit.callbacks.process_group import Ranks, tell_once
 from tfdistkit.errors import OptionError
 
 pytestmark = pytest.mark.tensorflow

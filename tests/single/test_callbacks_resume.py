@@ -279,8 +279,13 @@ def test_a_training_that_broke_off_twice(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize(
     ("save_freq", "break_at", "first"),
-    [("epoch", 10, (1, 0)), ("2 epochs", 16, (2, 0)), ("2 epochs", 10, (0, 0)), (4, 11, (1, 2)),
-     ("0.001 seconds", 9, (1, 2))],
+    [
+        ("epoch", 10, (1, 0)),
+        ("2 epochs", 16, (2, 0)),
+        ("2 epochs", 10, (0, 0)),
+        (4, 11, (1, 2)),
+        ("0.001 seconds", 9, (1, 2)),
+    ],
 )
 def test_frequencies(tmp_path: pathlib.Path, save_freq: Any, break_at: int, first: tuple[int, int]) -> None:
     assert run(light, in_arrays, no_callbacks, tmp_path, break_at, save_freq=save_freq) is None

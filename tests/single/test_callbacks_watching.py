@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 from tfdistkit.callbacks import ChiefCheckpoint, ConsistencyCheck, StepTimer, load_checkpoint
-from tfdistkit.callbacks.ranks import tell_once
+from tfdistkit.callbacks.process_group import tell_once
 from tfdistkit.errors import CheckpointError, OptionError
 
 pytestmark = pytest.mark.tensorflow
@@ -111,8 +111,12 @@ def test_only_own_files_are_removed(tmp_path: pathlib.Path, ending: str) -> None
     for name in ("2024-01-01", "1e3", "2024", "001", "+7"):
         (tmp_path / f"{name}.{ending}").write_text("not ours")
     weights_only = ending == "weights.h5"
-    small().fit(*arrays(), verbose=0, epochs=1, callbacks=[
-        keras.callbacks.ModelCheckpoint(tmp_path / f"9{{epoch}}.{ending}", save_weights_only=weights_only)])
+    small().fit(
+        *arrays(),
+        verbose=0,
+        epochs=1,
+        callbacks=[keras.callbacks.ModelCheckpoint(tmp_path / f"9{{epoch}}.{ending}", save_weights_only=weights_only)],
+    )
 
     def save(epochs: int) -> None:
         saving = ChiefCheckpoint(tmp_path / f"{{epoch}}.{ending}", save_weights_only=weights_only, keep=1)

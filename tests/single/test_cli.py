@@ -10,7 +10,7 @@ import pytest
 
 import tfdistkit
 from tfdistkit.cli.main import main
-from tfdistkit.cli.run_options import parse
+from tfdistkit.cli.run.options import parse
 
 
 @pytest.fixture
@@ -90,9 +90,7 @@ def test_a_mistake_in_the_words_of_run(
         (["-np", "2", "--log-dir", "train.py/logs", "train.py"], "The folder for the logs cannot be used"),
     ],
 )
-def test_a_wish_that_cannot_be(
-    script: str, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wish_that_cannot_be(script: str, words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", *words]) == 2
     assert message in capsys.readouterr().err
 
@@ -134,7 +132,7 @@ def test_nothing_heavy_is_loaded(words: list[str]) -> None:
         "import sys, tfdistkit.cli.main as cli\n"
         f"try: cli.main({words!r})\n"
         "except SystemExit: pass\n"
-        "import tfdistkit.cli.run\n"
+        "import tfdistkit.cli.run.command\n"
         "heavy = {'tensorflow', 'keras', 'numpy', 'horovod', 'cloudpickle', 'psutil', 'asyncio'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )

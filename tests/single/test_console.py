@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tfdistkit.launcher import console as console_module
-from tfdistkit.launcher.console import Console, LineBuffer
-from tfdistkit.launcher.sinks import DescriptorSink, Sink, TextSink
+from tfdistkit.launcher.output import console as console_module
+from tfdistkit.launcher.output.console import Console, LineBuffer
+from tfdistkit.launcher.output.sinks import DescriptorSink, Sink, TextSink
 from tfdistkit.report import startup_lines
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdistkit.strategies import coordinated_clock
-from tfdistkit.strategies.coordinated_clock import CoordinatedClock, Stopwatch
+from tfdistkit.strategies.parameter_server import profiling as coordinated_clock
+from tfdistkit.strategies.parameter_server.profiling import CoordinatedClock, Stopwatch
 
 pytestmark = pytest.mark.tensorflow
 

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfdistkit.data.pieces import TO_THE_END, Piece, can_deal_files, count_elements, longest_first, share_of_files
+from tfdistkit.data.loading.file_shards import (
+    TO_THE_END,
+    Piece,
+    can_deal_files,
+    count_elements,
+    longest_first,
+    share_of_files,
+)
 from tfdistkit.errors import OptionError
 
 pytestmark = pytest.mark.tensorflow  # The package `data` loads it.

@@ -11,10 +11,10 @@ import tensorflow as tf
 
 from tfdistkit.data import coverage, from_arrays, from_files, per_replica_batch_size, shard
 from tfdistkit.data.batch_rows import steps_of_own_data
-from tfdistkit.data.marks import PADDED, ROWS_OF_BATCHES, has_mark
-from tfdistkit.data.orders import epoch_seeds, shuffled
+from tfdistkit.data.dataset_metadata import PADDED, ROWS_OF_BATCHES, has_mark
+from tfdistkit.data.element_counts import count_own, summarize
 from tfdistkit.data.padding import is_padding, without_padding
-from tfdistkit.data.seen import count_own, summarize
+from tfdistkit.data.shuffle_order import epoch_seeds, shuffled
 from tfdistkit.errors import OptionError, UnsupportedError
 
 pytestmark = pytest.mark.tensorflow
@@ -56,7 +56,7 @@ def test_file_policy_reads_nothing_of_the_others(lines: list[str]) -> None:
 def test_file_policy_without_enough_files_is_told(lines: list[str]) -> None:
     with pytest.raises(OptionError, match="cannot be divided by file(.|\n)*from_files"):
         shard(tf.data.Dataset.range(8), "file", **TWO[0])
-    with pytest.raises(OptionError, match="fewer files than workers(.|\n)*policy=\"element\""):
+    with pytest.raises(OptionError, match='fewer files than workers(.|\n)*policy="element"'):
         from_files(lines, tf.data.TextLineDataset, policy="file", num_shards=5, index=0)
     for index in range(4):  # Of a pipeline only reading tells, but it tells every worker that would get something.
         with pytest.raises(tf.errors.InvalidArgumentError, match="not enough"):
@@ -156,8 +156,12 @@ def test_padding_without_its_weights_is_told() -> None:
 def test_orders_ignore_the_global_seed() -> None:
     def orders() -> list[Any]:
         numbers = tf.data.Dataset.range(20)
-        made = [epoch_seeds(3), shuffled(numbers, 8, 3), shard(numbers, "seed", seed=3, **TWO[1]),
-                from_arrays(np.arange(20), shuffle=True, seed=3)]
+        made = [
+            epoch_seeds(3),
+            shuffled(numbers, 8, 3),
+            shard(numbers, "seed", seed=3, **TWO[1]),
+            from_arrays(np.arange(20), shuffle=True, seed=3),
+        ]
         return [[values(dataset) for _ in range(2)] for dataset in made]
 
     found = []

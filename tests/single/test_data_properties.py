@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tfdistkit.data import from_arrays, from_files, per_replica_batch_size, shard
-from tfdistkit.data.sources import Source
-from tfdistkit.data.writing import write_shards
-from tfdistkit.data.written import serialize_row
+from tfdistkit.data.writing.dataset_index import serialize_row
+from tfdistkit.data.writing.sources import Source
+from tfdistkit.data.writing.writer import write_shards
 from tfdistkit.errors import OptionError
 
 pytestmark = pytest.mark.tensorflow

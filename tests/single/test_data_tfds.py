@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 
 from tfdistkit.data import from_files, from_tfds
-from tfdistkit.data.sources import open_source
-from tfdistkit.data.writing import write_shards
+from tfdistkit.data.writing.sources import open_source
+from tfdistkit.data.writing.writer import write_shards
 from tfdistkit.errors import OptionError, UnsupportedError
 
 pytestmark = pytest.mark.tensorflow

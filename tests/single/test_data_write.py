@@ -16,9 +16,9 @@ import pytest
 import tensorflow as tf
 
 from tfdistkit.data import from_files
-from tfdistkit.data.sources import Source, open_source
-from tfdistkit.data.writing import write_shards
-from tfdistkit.data.written import INDEX, load_index
+from tfdistkit.data.writing.dataset_index import INDEX, load_index
+from tfdistkit.data.writing.sources import Source, open_source
+from tfdistkit.data.writing.writer import write_shards
 from tfdistkit.errors import OptionError
 
 pytestmark = pytest.mark.tensorflow
@@ -85,8 +85,13 @@ def test_sources_that_are_wrong_are_told(tmp_path: Path) -> None:
     (tmp_path / "no.npy").write_text("nothing")
     np.save(tmp_path / "few.npy", np.ones(2))
     (tmp_path / "there").mkdir()
-    cases = [("uneven.npz", "equally many"), ("objects.npz", "cannot be read"), ("no.npy", "cannot be read"),
-             ("missing.npy", "is not there"), ("missing/*.tfrecord", "is not there")]
+    cases = [
+        ("uneven.npz", "equally many"),
+        ("objects.npz", "cannot be read"),
+        ("no.npy", "cannot be read"),
+        ("missing.npy", "is not there"),
+        ("missing/*.tfrecord", "is not there"),
+    ]
     for name, told in cases:
         with pytest.raises(OptionError, match=told):
             write(str(tmp_path / name), tmp_path / "out", 1)

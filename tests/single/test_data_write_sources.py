@@ -16,11 +16,11 @@ import pytest
 import tensorflow as tf
 
 from tfdistkit.data import from_files
-from tfdistkit.data.csv_files import CsvOptions
-from tfdistkit.data.sources import open_source
-from tfdistkit.data.unfinished import MARKER, leftovers, unfinished_folder
-from tfdistkit.data.writing import write_shards
-from tfdistkit.data.written import load_index
+from tfdistkit.data.writing.csv_files import CsvOptions
+from tfdistkit.data.writing.dataset_index import load_index
+from tfdistkit.data.writing.sources import open_source
+from tfdistkit.data.writing.unfinished import MARKER, leftovers, unfinished_folder
+from tfdistkit.data.writing.writer import write_shards
 from tfdistkit.errors import OptionError
 
 pytestmark = pytest.mark.tensorflow
@@ -86,7 +86,7 @@ def test_damaged_arrays_are_named(tmp_path: Path) -> None:
     [
         (lambda b: b[:-3], "record 9 .*truncated"),
         (lambda b: b[: -FRAMED + 5], "record 9 .*cut off after 5 of its bytes"),  # for TensorFlow the file just ends
-        (lambda b: b[: FRAMED * 2 + 14] + b"!" + b[FRAMED * 2 + 15:], "record 2 .*corrupted"),
+        (lambda b: b[: FRAMED * 2 + 14] + b"!" + b[FRAMED * 2 + 15 :], "record 2 .*corrupted"),
         (lambda b: b"a,b\n1,2\n", "record 0 .*cut off after 8"),
         (lambda b: b"\x1f\x8b\x08" + b, "record 0 (.|\n)*gunzip"),
     ],
@@ -121,7 +121,11 @@ def test_csv_comes_back_with_its_types(tmp_path: Path) -> None:
     assert said == [f"{tmp_path}/shop.csv: 'zip' is of strings: line 3 has '01234', 1 other cells are numbers"]
     index = load_index(str(tmp_path / "out"))
     assert [column[:2] for column in index.columns] == [
-        ("id", "int64"), ("price", "float64"), ("name", "string"), ("zip", "string")]
+        ("id", "int64"),
+        ("price", "float64"),
+        ("name", "string"),
+        ("zip", "string"),
+    ]
     features, labels = zip(*elements(tmp_path / "out"))
     np.testing.assert_array_equal(labels, [2.5, np.nan, 1000.0])
     assert [int(row["id"]) for row in features] == [1, -2, 3]
@@ -135,7 +139,9 @@ def test_csv_without_a_header(tmp_path: Path) -> None:
     (tmp_path / "plain.csv").write_text("1;2.5;a\n3;4;b\n")
     write(tmp_path / "plain.csv", tmp_path / "out", header=False, delimiter=";")
     assert elements(tmp_path / "out") == [
-        {"column0": 1, "column1": 2.5, "column2": b"a"}, {"column0": 3, "column1": 4.0, "column2": b"b"}]
+        {"column0": 1, "column1": 2.5, "column2": b"a"},
+        {"column0": 3, "column1": 4.0, "column2": b"b"},
+    ]
     (tmp_path / "words.tsv").write_text("text\tlabel\nbad, really\tneg\n")
     write(tmp_path / "words.tsv", tmp_path / "words", header=True)
     assert elements(tmp_path / "words") == [{"text": b"bad, really", "label": b"neg"}]
@@ -191,8 +197,13 @@ def test_patterns_join_what_is_of_one_kind(tmp_path: Path) -> None:
     assert elements(tmp_path / "out") == [b"0", b"1", b"2"]
     np.savez(tmp_path / "part2.npz", x=np.arange(3.0))
     (tmp_path / "empty").mkdir()
-    cases = [("part?.npz", "one kind.*int64.*float64"), ("[op]*", "one kind.*TFRecords"), ("empty", "holds no files"),
-             ("nothing*", "is not there"), ("e*", "holds no files")]
+    cases = [
+        ("part?.npz", "one kind.*int64.*float64"),
+        ("[op]*", "one kind.*TFRecords"),
+        ("empty", "holds no files"),
+        ("nothing*", "is not there"),
+        ("e*", "holds no files"),
+    ]
     for pattern, told in cases:
         with pytest.raises(OptionError, match=told):
             write(tmp_path / pattern, tmp_path / "new")
@@ -225,8 +236,11 @@ def test_a_killed_run_is_told_and_removed_by_the_next(tmp_path: Path) -> None:
         job.kill()
         job.wait()
     (left,) = leftovers(out)
-    for read in (lambda: from_files(left), lambda: from_files(f"{left}/*.tfrecord"),
-                 lambda: open_source(str(left), "train", None)):
+    for read in (
+        lambda: from_files(left),
+        lambda: from_files(f"{left}/*.tfrecord"),
+        lambda: open_source(str(left), "train", None),
+    ):
         with pytest.raises(OptionError, match="has not finished this folder"):
             read()
     with pytest.raises(OptionError, match="did not finish it"):
@@ -244,7 +258,8 @@ def test_folders_of_others_are_left_alone(tmp_path: Path) -> None:
     unmarked.mkdir()
     with unfinished_folder(tmp_path / "out.b") as other:
         assert [line.split(",")[0] for line in write(tmp_path / "few.npy", tmp_path / "out")] == [
-            f"cannot remove {unmarked}"]
+            f"cannot remove {unmarked}"
+        ]
         assert (other / MARKER).exists()
     assert (tmp_path / ".out.mine.partial").exists() and unmarked.exists()
 
@@ -253,7 +268,7 @@ def test_the_command_takes_the_options_of_csv(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from tfdistkit.cli import data
-    from tfdistkit.data import write_command
+    from tfdistkit.data.writing import command as write_command
 
     class Replaced(Exception):
         """In place of the process that writes."""

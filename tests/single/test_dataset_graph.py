@@ -15,9 +15,10 @@ THIS_FILE = Path(__file__).name
 
 @pytest.fixture
 def dataset_graph() -> Any:
-    from tfdistkit.strategies import dataset_graph, keras_hooks
+    from tfdistkit.keras_adapter import dataset_graph
+    from tfdistkit.strategies import keras_patches
 
-    keras_hooks.install()
+    keras_patches.install()
     return dataset_graph
 
 
@@ -148,7 +149,7 @@ def test_large_arrays_are_not_copied(dataset_graph: Any, tf: Any) -> None:
 def test_a_dataset_is_made_again_with_other_seeds(tf: Any) -> None:
     import numpy as np
 
-    from tfdistkit.strategies.dataset_seeds import WrittenDataset
+    from tfdistkit.keras_adapter.dataset_seeds import WrittenDataset
 
     def made(seed: int) -> Any:
         columns = {

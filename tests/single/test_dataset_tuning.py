@@ -45,7 +45,7 @@ def numbers(tf: Any, dataset: Any) -> list[float]:
 def is_turned_off(made: Callable[[Any], Any]) -> bool:
     import tensorflow as tf
 
-    from tfdistkit.strategies import dataset_tuning
+    from tfdistkit.keras_adapter import dataset_tuning
 
     dataset = made(tf)
     found = dataset_tuning.without_idle_tuning(dataset)
@@ -65,7 +65,7 @@ def test_where_something_can_be_tuned_it_stays(what: str) -> None:
 
 
 def test_what_tensorflow_does_not_read_stays() -> None:
-    from tfdistkit.strategies import dataset_tuning
+    from tfdistkit.keras_adapter import dataset_tuning
 
     generator = object()
     assert dataset_tuning.without_idle_tuning(generator) is generator
@@ -74,7 +74,7 @@ def test_what_tensorflow_does_not_read_stays() -> None:
 def test_what_the_user_says_stays() -> None:
     import tensorflow as tf
 
-    from tfdistkit.strategies import dataset_tuning
+    from tfdistkit.keras_adapter import dataset_tuning
 
     options = tf.data.Options()
     options.autotune.enabled = True

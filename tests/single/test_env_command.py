@@ -12,7 +12,7 @@ from slurm_steps import BATCH, put, step
 
 from tfdistkit import env
 from tfdistkit.cli.main import main
-from tfdistkit.cluster.slurm_ports import first_port
+from tfdistkit.cluster.environments.slurm_ports import first_port
 
 PORT = first_port(4711, 2, 1)
 ROLES = step(["n1", "n1", "n2"], "n[1-2]", "2,1", TFDISTKIT_PS="1")
@@ -146,9 +146,7 @@ def test_as_a_command() -> None:
     code = "import sys, tfdistkit.cli.main as m; c = m.main(['env']); print(sorted({'tensorflow', 'keras', 'numpy'} & "
     code += "set(sys.modules))); sys.exit(c)"
     variables = env.child_env({**step(["n1", "n2"], "n[1-2]", "1(x2)")[0], env.TF_CONFIG: TF_CONFIG})
-    result = subprocess.run(
-        [sys.executable, "-c", code], env=variables, capture_output=True, text=True, timeout=60
-    )
+    result = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, timeout=60)
     assert result.returncode == 2
     assert result.stdout.endswith("[]\n")
     assert "TFDISTKIT_CLUSTER=tf_config or TFDISTKIT_CLUSTER=slurm" in result.stderr

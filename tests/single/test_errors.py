@@ -10,9 +10,7 @@ import pytest
 
 from tfdistkit import errors
 
-TREE = [
-    one for _, one in inspect.getmembers(errors, inspect.isclass) if issubclass(one, errors.TfdistkitError)
-]
+TREE = [one for _, one in inspect.getmembers(errors, inspect.isclass) if issubclass(one, errors.TfdistkitError)]
 
 
 @pytest.mark.parametrize("kind", TREE)

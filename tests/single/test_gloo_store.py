@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tfdistkit.cluster import gloo_store
-from tfdistkit.cluster.gloo_store import GlooStore
-from tfdistkit.cluster.horovod import store_variables
+from tfdistkit.cluster.environments.horovod import store_variables
+from tfdistkit.cluster.rendezvous import gloo_store
+from tfdistkit.cluster.rendezvous.gloo_store import GlooStore
 
 DEADLINE_S = 20
 

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from tfdistkit.cluster import ClusterSpec, TaskSpec
-from tfdistkit.cluster.horovod import gloo_variables
+from tfdistkit.cluster.environments.horovod import gloo_variables
 from tfdistkit.cluster.routes import interface_of, own_ip_towards
 from tfdistkit.cluster.spec import local_place
 

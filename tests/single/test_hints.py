@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tfdistkit.cli.main import main
-from tfdistkit.cli.run_options import parse
+from tfdistkit.cli.run.options import parse
 
 
 @pytest.fixture(autouse=True)

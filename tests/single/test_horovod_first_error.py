@@ -43,7 +43,7 @@ def log_of(*parts: str) -> str:
             "/src/a.cc:3:10: error: 'x' was not declared in this scope",
             "/src/a.cc:3:10: error: 'x' was not declared in this scope",
         ),
-        ("/src/k.cu(35): error: identifier \"x\" is undefined", "/src/k.cu(35): error: identifier", "is undefined"),
+        ('/src/k.cu(35): error: identifier "x" is undefined', "/src/k.cu(35): error: identifier", "is undefined"),
         (
             "CMake Error at CMakeLists.txt:3 (find_package):\n  Could NOT find NCCL\n\nCall Stack:\n  more",
             "CMake Error at CMakeLists.txt:3 (find_package):",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tfdistkit.horovod_build.needs import find_mpi_compiler, look_at_machine, look_at_needs, missing_text
+from tfdistkit.horovod_build.prerequisites import find_mpi_compiler, look_at_machine, look_at_needs, missing_text
 from tfdistkit.horovod_build.recipe import BuildOptions
 from tfdistkit.horovod_build.target import Target
 
@@ -83,9 +83,7 @@ def test_another_compiler_of_the_machine_will_do(target: Target, tmp_path: Path)
     assert "a C++17 compiler" not in missing(target, tmp_path)
 
 
-def test_the_compiler_of_the_shell_is_the_one(
-    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_compiler_of_the_shell_is_the_one(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command(tmp_path / "bin", "c++")
     monkeypatch.setenv("CXX", "g++-99")
     assert "a C++17 compiler" in missing(target, tmp_path)

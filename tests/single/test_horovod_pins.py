@@ -57,9 +57,7 @@ def forge(index: Path, version: str) -> None:
 
 
 @pytest.mark.parametrize("version", [pinned.PINS["cloudpickle"].version, "99.0"])
-def test_forged_packages_are_not_installed(
-    version: str, cache: WheelCache, index: Path, tmp_path: Path
-) -> None:
+def test_forged_packages_are_not_installed(version: str, cache: WheelCache, index: Path, tmp_path: Path) -> None:
     """The same version with other contents, and one that is newer."""
     forge(index, version)
     with pytest.raises(BuildFailedError, match="The installation of cloudpickle==") as caught:

@@ -10,11 +10,11 @@ import pytest
 
 from tfdistkit import env
 from tfdistkit.cluster import from_tf_config
-from tfdistkit.cluster.hosts import HostSlots
+from tfdistkit.cluster.environments.host_list import HostSlots
 from tfdistkit.errors import OptionError
 from tfdistkit.launcher import JobSpec, plan_processes
 from tfdistkit.launcher.hosts import HostsSpec, is_this_machine, parse_hosts, read_hostfile, spread
-from tfdistkit.launcher.places import Place
+from tfdistkit.launcher.placement import Place
 from tfdistkit.launcher.planning import hosts_of_tasks
 
 
@@ -40,8 +40,29 @@ def test_hosts(text: str, expected: list[tuple[str, int]]) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "node1,", "node1:0", "node1:-1", "node1:x", "node1:", ":4", "-oProxyCommand=x", "a b", "a;b", "$(x)", "a'b",
-     "fd00::1", "[fd00::1", "@node", "-l@node", "node1:99999999", "nøde", "a/b", "a\nb", "node1:٣"],
+    [
+        "",
+        "node1,",
+        "node1:0",
+        "node1:-1",
+        "node1:x",
+        "node1:",
+        ":4",
+        "-oProxyCommand=x",
+        "a b",
+        "a;b",
+        "$(x)",
+        "a'b",
+        "fd00::1",
+        "[fd00::1",
+        "@node",
+        "-l@node",
+        "node1:99999999",
+        "nøde",
+        "a/b",
+        "a\nb",
+        "node1:٣",
+    ],
 )
 def test_what_is_no_host(text: str) -> None:
     with pytest.raises(OptionError, match=f"is no host. Received: {re.escape(repr(text))}. Expected: HOST or HOST:SL"):
@@ -85,8 +106,13 @@ def test_this_machine_by_its_names() -> None:
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"ssh_port": 0}, "no port"), ({"ssh_port": 70000}, "no port"), ({"start_timeout_s": 0.0}, "not a time"),
-     ({"start_timeout_s": float("nan")}, "not a time"), ({"ssh_identity_file": "/no/such/key"}, "is not there")],
+    [
+        ({"ssh_port": 0}, "no port"),
+        ({"ssh_port": 70000}, "no port"),
+        ({"start_timeout_s": 0.0}, "not a time"),
+        ({"start_timeout_s": float("nan")}, "not a time"),
+        ({"ssh_identity_file": "/no/such/key"}, "is not there"),
+    ],
 )
 def test_what_cannot_be_wanted_of_hosts(change: dict, message: str) -> None:
     with pytest.raises(OptionError, match=message):

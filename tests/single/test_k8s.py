@@ -14,10 +14,10 @@ import yaml
 
 from tfdistkit.cli.main import main
 from tfdistkit.cluster import ClusterSpec, detect_cluster
-from tfdistkit.launcher.yaml_text import to_yaml
+from tfdistkit.launcher.kubernetes.yaml_text import to_yaml
 
 SCHEMAS = json.loads((Path(__file__).parents[1] / "data" / "kubernetes_schemas.json").read_text())
-NASTY = "it's \"$(HOME)\" $HOME $$ # \\ é \U0001f600 \x07 two\nlines: - no"
+NASTY = 'it\'s "$(HOME)" $HOME $$ # \\ é \U0001f600 \x07 two\nlines: - no'
 
 
 def written(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any]]:
@@ -215,10 +215,13 @@ def test_all_pods_have_the_volumes_and_run_where_they_may(capsys: pytest.Capture
     for pod in found:
         sources = {one["name"]: one for one in pod["volumes"]}
         (container,) = pod["containers"]
-        by_path = {one["mountPath"]: (one.get("readOnly", False), sources[one["name"]]) for one in
-                   container["volumeMounts"]}
-        told = {path: (read_only, {k: v for k, v in one.items() if k != "name"}) for path, (read_only, one) in
-                by_path.items()}
+        by_path = {
+            one["mountPath"]: (one.get("readOnly", False), sources[one["name"]]) for one in container["volumeMounts"]
+        }
+        told = {
+            path: (read_only, {k: v for k, v in one.items() if k != "name"})
+            for path, (read_only, one) in by_path.items()
+        }
         assert told == {
             "/data": (True, {"persistentVolumeClaim": {"claimName": "data", "readOnly": True}}),
             "/dev/shm": (False, {"emptyDir": {"medium": "Memory", "sizeLimit": "8Gi"}}),

@@ -7,7 +7,7 @@ import resource
 import pytest
 
 from tfdistkit.errors import OptionError
-from tfdistkit.launcher import limits
+from tfdistkit.launcher.local import limits
 
 
 def test_far_too_many() -> None:

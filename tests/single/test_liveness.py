@@ -138,7 +138,7 @@ def test_a_watch_tells_for_how_long() -> None:
 @pytest.fixture
 def serving(monkeypatch: pytest.MonkeyPatch) -> object:
     """The module, with less patience."""
-    from tfdistkit.strategies import serving
+    from tfdistkit.strategies.parameter_server import server as serving
 
     for name, seconds in {"_GRACE_S": 2.0, "_GRACE_UNDER_LAUNCHER_S": 0.1, "_SILENT_GRACE_S": 3.0}.items():
         monkeypatch.setattr(serving, name, seconds)
@@ -203,9 +203,7 @@ def test_a_server_whose_coordinator_never_comes_says_so(serving: object) -> None
 
 
 @pytest.mark.tensorflow
-def test_a_server_that_is_told_to_end_outlives_the_coordinator(
-    serving: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_is_told_to_end_outlives_the_coordinator(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     killed: list[int] = []
     monkeypatch.setattr(serving.os, "kill", lambda pid, number: killed.append(number))
     monkeypatch.setattr(serving.signal, "signal", lambda number, handler: None)

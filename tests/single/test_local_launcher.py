@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tfdistkit.launcher import ProcessSpec, guardian
-from tfdistkit.launcher.local import Launcher, LocalProcess
+from tfdistkit.launcher import ProcessSpec
+from tfdistkit.launcher.local import watchdog
+from tfdistkit.launcher.local.backend import Launcher, LocalProcess
 from tfdistkit.report import ProcessName
 from tfdistkit.supervise.stopping import GRACE_S, stop_workers
 
@@ -25,7 +26,7 @@ def place() -> Iterator[Launcher]:
     launcher = Launcher(JOB_ID)
     yield launcher
     launcher.close()
-    assert guardian.marked_processes(f"TFDISTKIT_JOB_ID={JOB_ID}") == []
+    assert watchdog.marked_processes(f"TFDISTKIT_JOB_ID={JOB_ID}") == []
 
 
 def start(place: Launcher, shell: str) -> LocalProcess:
@@ -116,10 +117,10 @@ def test_in_a_hurry_there_is_no_deadline(place: Launcher) -> None:
 
 def test_close_finds_those_that_left_the_group(place: Launcher) -> None:
     process = start(place, "setsid sleep 600 & exec 1>&- 2>&-; sleep 600")
-    wait_for(lambda: len(guardian.marked_processes(f"TFDISTKIT_JOB_ID={JOB_ID}")) == 3)
+    wait_for(lambda: len(watchdog.marked_processes(f"TFDISTKIT_JOB_ID={JOB_ID}")) == 3)
     place.close()
     assert process.exit_code() == -signal.SIGKILL
-    assert guardian.marked_processes(f"TFDISTKIT_JOB_ID={JOB_ID}") == []
+    assert watchdog.marked_processes(f"TFDISTKIT_JOB_ID={JOB_ID}") == []
 
 
 def test_a_command_that_is_not_there(place: Launcher) -> None:
@@ -127,12 +128,12 @@ def test_a_command_that_is_not_there(place: Launcher) -> None:
         place.start(ProcessSpec(ProcessName(0), "here", ("/no/such/program",), {}, Path()))
 
 
-def test_the_guardian_forgets_groups_that_are_gone() -> None:
-    """A number can be given to a stranger; the guardian must not kill it."""
+def test_the_watchdog_forgets_groups_that_are_gone() -> None:
+    """A number can be given to a stranger; the watchdog must not kill it."""
     stranger = subprocess.Popen(["sleep", "600"], start_new_session=True)
     victim = subprocess.Popen(["sleep", "600"], start_new_session=True)
     try:
-        command = [sys.executable, "-I", "-S", guardian.__file__, str(os.getpid()), "TEST_NOBODY=has this"]
+        command = [sys.executable, "-I", "-S", watchdog.__file__, str(os.getpid()), "TEST_NOBODY=has this"]
         guard = subprocess.Popen(command, stdin=subprocess.PIPE)
         guard.communicate(f"+{stranger.pid}\n+{victim.pid}\n-{stranger.pid}\n".encode(), timeout=20)
         assert victim.wait(timeout=20) == -signal.SIGKILL

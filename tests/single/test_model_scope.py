@@ -191,8 +191,9 @@ CODE = """
 def run(name: str) -> dict[str, Any]:
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
     code = textwrap.dedent(CODE)
-    ended = subprocess.run([sys.executable, "-c", code, name], env=environment, capture_output=True, text=True,
-                           timeout=DEADLINE_S)
+    ended = subprocess.run(
+        [sys.executable, "-c", code, name], env=environment, capture_output=True, text=True, timeout=DEADLINE_S
+    )
     assert ended.returncode == 0, ended.stderr
     found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
     return found

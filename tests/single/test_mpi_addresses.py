@@ -6,7 +6,7 @@ import pytest
 
 from tfdistkit.cli.main import main
 from tfdistkit.cluster import detect_cluster
-from tfdistkit.cluster.mpi_addresses import can_exchange, exchange_addresses, own_host
+from tfdistkit.cluster.environments.mpi_addresses import can_exchange, exchange_addresses, own_host
 from tfdistkit.cluster.routes import addresses_of_interfaces
 from tfdistkit.errors import ClusterConfigError
 

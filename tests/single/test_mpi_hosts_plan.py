@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tfdistkit.cli.run_options import parse
+from tfdistkit.cli.run.options import parse
 from tfdistkit.cluster.routes import addresses_of_interfaces
 from tfdistkit.errors import OptionError
 from tfdistkit.launcher import JobSpec
 from tfdistkit.launcher.hosts import HostsSpec, parse_hosts
-from tfdistkit.launcher.mpi_hosts import agent_script, interface_options, mpi_ranks, rank_hosts
+from tfdistkit.launcher.mpi.hosts import agent_script, interface_options, mpi_ranks, rank_hosts
 
 
 def job(hosts: str, world_size: int, ps: int = 0) -> JobSpec:

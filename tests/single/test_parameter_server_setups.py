@@ -72,15 +72,23 @@ CASES: dict[str, tuple[str | None, dict[str, Any], str, list[str]]] = {
     "one address twice": (config(ps=CLUSTER["chief"]), {}, "ClusterConfigError", ["Two tasks have one address"]),
     "no port": (config(ps=["127.0.0.1"]), {}, "ClusterConfigError", ["`cluster.ps[0]`"]),
     "an address elsewhere": (
-        config(chief=["192.0.2.1:2222"]), {}, "ClusterConfigError", ["not on this machine", "192.0.2.1:2222"]
+        config(chief=["192.0.2.1:2222"]),
+        {},
+        "ClusterConfigError",
+        ["not on this machine", "192.0.2.1:2222"],
     ),
     "an evaluator": (
-        config({"type": "evaluator", "index": 0}, evaluator=["127.0.0.1:9"]), {}, "UnsupportedError",
+        config({"type": "evaluator", "index": 0}, evaluator=["127.0.0.1:9"]),
+        {},
+        "UnsupportedError",
         ["An evaluator takes no part in training", "'chief', 'worker' or 'ps'"],
     ),
     "synchronous": (config(), {"synchronous": True}, "OptionError", ['tfdistkit.strategy("multiworker")']),
     "a partitioner": (
-        config(), {"variable_partitioner": "by size"}, "UnsupportedError", ["tfdistkit.layers.ShardedEmbedding"]
+        config(),
+        {"variable_partitioner": "by size"},
+        "UnsupportedError",
+        ["tfdistkit.layers.ShardedEmbedding"],
     ),
     "no steps on the way": (config(), {"max_inflight_per_worker": 0}, "OptionError", ["1 or more"]),
     "half a step": (config(), {"max_inflight_per_worker": 1.5}, "OptionError", ["1 or more"]),
@@ -89,31 +97,49 @@ CASES: dict[str, tuple[str | None, dict[str, Any], str, list[str]]] = {
     "an unknown option": (config(), {"heartbeat_s": 3}, "OptionError", ["heartbeat_s", "heartbeat_timeout_s"]),
     # The listener of the fixture has this port, and answers nobody.
     "the chief's port is taken": (
-        config(chief=[f"127.0.0.1:{PORTS[4]}"]), {}, "ClusterConfigError", [f"Port {PORTS[4]} of this task is taken"]
+        config(chief=[f"127.0.0.1:{PORTS[4]}"]),
+        {},
+        "ClusterConfigError",
+        [f"Port {PORTS[4]} of this task is taken"],
     ),
     "a worker's port is taken": (
-        config({"type": "worker", "index": 0}, worker=[f"127.0.0.1:{PORTS[4]}"]), {}, "ClusterConfigError",
+        config({"type": "worker", "index": 0}, worker=[f"127.0.0.1:{PORTS[4]}"]),
+        {},
+        "ClusterConfigError",
         [f"Port {PORTS[4]} of this task is taken"],
     ),
     "a server's port is taken": (
-        config({"type": "ps", "index": 0}, ps=[f"127.0.0.1:{PORTS[4]}"]), {}, "ClusterConfigError",
+        config({"type": "ps", "index": 0}, ps=[f"127.0.0.1:{PORTS[4]}"]),
+        {},
+        "ClusterConfigError",
         [f"Port {PORTS[4]} of this task is taken"],
     ),
     "nobody comes": (
-        config(), {"timeout_s": TIMEOUT_S}, "RendezvousError",
-        ["Not all tasks came within 2 seconds", f"worker 1 at 127.0.0.1:{PORTS[2]}: nothing listens there",
-         f"ps 0 at 127.0.0.1:{PORTS[3]}"],
+        config(),
+        {"timeout_s": TIMEOUT_S},
+        "RendezvousError",
+        [
+            "Not all tasks came within 2 seconds",
+            f"worker 1 at 127.0.0.1:{PORTS[2]}: nothing listens there",
+            f"ps 0 at 127.0.0.1:{PORTS[3]}",
+        ],
     ),
     "one is stopped": (
-        config(ps=[f"127.0.0.1:{PORTS[4]}"]), {"timeout_s": TIMEOUT_S}, "RendezvousError",
+        config(ps=[f"127.0.0.1:{PORTS[4]}"]),
+        {"timeout_s": TIMEOUT_S},
+        "RendezvousError",
         [f"ps 0 at 127.0.0.1:{PORTS[4]}: takes connections, but does not answer"],
     ),
     "a host without a name": (
-        config(ps=["no-such-host.invalid:2222"]), {"timeout_s": TIMEOUT_S}, "RendezvousError",
+        config(ps=["no-such-host.invalid:2222"]),
+        {"timeout_s": TIMEOUT_S},
+        "RendezvousError",
         ["ps 0 at no-such-host.invalid:2222"],
     ),
     "the coordinator never comes": (
-        config({"type": "worker", "index": 0}), {"timeout_s": TIMEOUT_S}, "RendezvousError",
+        config({"type": "worker", "index": 0}),
+        {"timeout_s": TIMEOUT_S},
+        "RendezvousError",
         ["The coordinator did not come within 2 seconds", f"the chief at 127.0.0.1:{PORTS[0]}", "worker 0 waited"],
     ),
     # The last: it starts TensorFlow.
@@ -128,7 +154,11 @@ def tried() -> Iterator[dict[str, tuple[str, str, float]]]:
         cases = json.dumps({name: [text, options] for name, (text, options, *_) in CASES.items()})
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
         ended = subprocess.run(
-            [sys.executable, "-c", TRY, cases], env=environment, capture_output=True, text=True, timeout=DEADLINE_S,
+            [sys.executable, "-c", TRY, cases],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
             cwd=Path(__file__).parents[2],
         )
     assert ended.returncode == 0, ended.stderr

@@ -13,7 +13,7 @@ from tfdistkit import env
 from tfdistkit.cluster import from_tf_config
 from tfdistkit.errors import OptionError
 from tfdistkit.launcher import JobSpec, ProcessSpec, plan_processes
-from tfdistkit.launcher.places import places_here
+from tfdistkit.launcher.placement import places_here
 from tfdistkit.launcher.planning import plan_again
 from tfdistkit.launcher.spec import make_folders
 from tfdistkit.report import ProcessName

@@ -15,17 +15,17 @@ class _Group:
 
 
 def test_ranks_in_other_epochs_or_calls_are_named() -> None:
-    from tfdistkit.strategies import positions
+    from tfdistkit.strategies.consistency import call_positions
 
     group, part = _Group(), _Group()
-    positions.Position(part, "predict")  # Another group of ranks: it does not count.
-    one, other = positions.Position(group, "predict"), positions.Position(group, "predict")
+    call_positions.Position(part, "predict")  # Another group of ranks: it does not count.
+    one, other = call_positions.Position(group, "predict"), call_positions.Position(group, "predict")
     one.require_equal(np.stack([one.row()] * 2))
     with pytest.raises(UnsupportedError, match="rank 0: `predict` number 1, at its begin; rank 1: `predict` number 2"):
         one.require_equal(np.stack([one.row(), other.row()]))
     with pytest.raises(UnsupportedError, match="rank 1: `predict` number 2, epoch 1 of it"):
         one.require_equal(np.stack([one.row(), other.next_epoch().row()]))
-    assert positions.here() == "`predict` number 2, epoch 1 of it"
-    again = positions.Position(group, "predict")  # All were told: those that go on begin alike.
+    assert call_positions.here() == "`predict` number 2, epoch 1 of it"
+    again = call_positions.Position(group, "predict")  # All were told: those that go on begin alike.
     with pytest.raises(UnsupportedError, match="rank 0: `predict` number 1, at its begin"):
         again.require_equal(np.stack([again.row(), other.row()]))

@@ -13,8 +13,8 @@ from tfdistkit.cluster import ClusterSpec
 from tfdistkit.errors import OptionError
 from tfdistkit.launcher import JobSpec, ProcessSpec, plan_processes
 from tfdistkit.launcher.backend import BACKENDS, WITH_ROLES
-from tfdistkit.launcher.mpi import mpirun_command
-from tfdistkit.launcher.places import places_here
+from tfdistkit.launcher.mpi.backend import mpirun_command
+from tfdistkit.launcher.placement import places_here
 from tfdistkit.launcher.rank_variables import rank_variables
 
 

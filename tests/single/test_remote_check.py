@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tfdistkit import __version__
-from tfdistkit.launcher.remote_looks import HostLook, compare, describe
-from tfdistkit.launcher.remote_problems import HostsNotReady, Problem, most_common
+from tfdistkit.launcher.ssh.preflight_report import HostLook, compare, describe
+from tfdistkit.launcher.ssh.problems import HostsNotReady, Problem, most_common
 
 GOOD = {
     "python": "3.12.4",
@@ -87,8 +87,21 @@ def test_the_table_has_a_line_for_each_host() -> None:
     hosts[0].address, hosts[0].interface, hosts[0].ports, hosts[0].reaches = "10.0.0.1", "eth0", [1, 2], True
     silent = HostLook("node2", connection=None)  # type: ignore[arg-type]
     rows = [line.split() for line in describe([*hosts, silent]).splitlines()]
-    assert rows[1] == ["node0", "0.3", "s", "3.12.4", __version__, "2.21.0", "3.15.1", "there", "eth0", "10.0.0.1", "2",
-                       "free", "reached"]
+    assert rows[1] == [
+        "node0",
+        "0.3",
+        "s",
+        "3.12.4",
+        __version__,
+        "2.21.0",
+        "3.15.1",
+        "there",
+        "eth0",
+        "10.0.0.1",
+        "2",
+        "free",
+        "reached",
+    ]
     assert rows[2][-4:] == ["no", "-", "-", "-"] and rows[3] == ["node2", "no", *["-"] * 8]
 
 

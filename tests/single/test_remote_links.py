@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tfdistkit.launcher import remote_links
-from tfdistkit.launcher.remote_links import LinkServer, measure_link
+from tfdistkit.launcher.ssh.agent import links
+from tfdistkit.launcher.ssh.agent.links import LinkServer, measure_link
 
 DEADLINE_S = 30
 
@@ -25,12 +25,12 @@ def test_both_ends_agree() -> None:
 
 
 def test_a_stranger_that_never_ends_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_links, "_LONGEST_S", 0.3)
+    monkeypatch.setattr(links, "_LONGEST_S", 0.3)
     server = LinkServer()
     address = ("127.0.0.1", server.open("127.0.0.1"))
     with ThreadPoolExecutor(1) as pool, socket.create_connection(address, DEADLINE_S) as stranger:
         served = pool.submit(server.serve)
-        stranger.sendall(bytes(remote_links._ROUNDS))
+        stranger.sendall(bytes(links._ROUNDS))
         with contextlib.suppress(OSError):
             while not served.done():
                 stranger.sendall(bytes(65_536))

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from tfdistkit.launcher.remote_wire import WINDOW_BYTES, Decoder, NotOurs, Outbox, encode, read_now
-from tfdistkit.launcher.remote_workers import Faucet
+from tfdistkit.launcher.ssh.agent.protocol import WINDOW_BYTES, Decoder, NotOurs, Outbox, encode, read_now
+from tfdistkit.launcher.ssh.workers import Faucet
 
 MESSAGES = [({"do": "ping"}, b""), ({"is": "output", "worker": 3}, bytes(range(256)) * 3), ({"text": "\n\0ø"}, b"\n")]
 STREAM = b"".join(encode(message, payload) for message, payload in MESSAGES)

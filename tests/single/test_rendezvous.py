@@ -1,4 +1,4 @@
-"""The meeting before training, each rank in a thread of this process: contradictions and deadlines."""
+"""The rendezvous before training, each rank in a thread of this process: contradictions and deadlines."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from collections.abc import Callable
 from contextlib import closing
 
 import pytest
-from meeting_threads import LONG_S, SHORT_S, VERSIONS, Impostor, Job, connected
+from rendezvous_threads import LONG_S, SHORT_S, VERSIONS, Impostor, Job, connected
 
-from tfdistkit.cluster import ClusterSpec, TaskSpec, meet, meeting_wire, ports
+from tfdistkit.cluster import ClusterSpec, TaskSpec, exchange_facts, ports
+from tfdistkit.cluster.rendezvous import protocol
 from tfdistkit.errors import ClusterConfigError, OptionError, RendezvousError
 
 
@@ -29,8 +30,8 @@ def test_everybody_hears_everybodys_facts(size: int) -> None:
         job.start(rank, seed=100 + rank)
     job.assert_met(size)
     for outcome in job.outcomes():
-        assert outcome.meeting is not None
-        assert [one["seed"] for one in outcome.meeting.facts] == [100 + rank for rank in range(size)]
+        assert outcome.rendezvous is not None
+        assert [one["seed"] for one in outcome.rendezvous.facts] == [100 + rank for rank in range(size)]
 
 
 @pytest.mark.parametrize("host", ["localhost", "[::1]", socket.gethostname()])
@@ -62,7 +63,7 @@ def test_a_name_may_start_to_resolve_late(monkeypatch: pytest.MonkeyPatch) -> No
         return look_up(host, *arguments, **options)  # type: ignore[arg-type]
 
     job = Job(2)
-    monkeypatch.setattr("tfdistkit.cluster.meeting_guest.socket.getaddrinfo", slow)
+    monkeypatch.setattr("tfdistkit.cluster.rendezvous.client.socket.getaddrinfo", slow)
     job.start(1)
     job.start(0)
     job.assert_met(2)
@@ -126,7 +127,9 @@ def test_rank_0_has_no_address() -> None:
 
 def test_a_resolver_that_hangs_does_not_outlast_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     hang = threading.Event()
-    monkeypatch.setattr("tfdistkit.cluster.meeting_guest.socket.getaddrinfo", lambda *_, **__: [][hang.wait(LONG_S) :])
+    monkeypatch.setattr(
+        "tfdistkit.cluster.rendezvous.client.socket.getaddrinfo", lambda *_, **__: [][hang.wait(LONG_S) :]
+    )
     job = Job(2)
     job.start(1, SHORT_S)
     try:
@@ -220,13 +223,13 @@ def test_different_versions() -> None:
 
 
 def test_another_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tfdistkit.cluster.meeting_host._LATE_COMERS_S", 0.1)
+    monkeypatch.setattr("tfdistkit.cluster.rendezvous.server._LATE_COMERS_S", 0.1)
     job = Job(2)
     job.start(0, LONG_S)
     with closing(connected(job.port)) as connection:
-        hello = meeting_wire.Hello(1, tuple(job.addresses), {"tfdistkit": "9.0"}, "h", 1, "t", LONG_S, protocol=1)
-        connection.sendall(meeting_wire.encode_hello(hello))  # as the first version began
-        answer = meeting_wire.decode(connection.makefile("rb").readline())
+        hello = protocol.Hello(1, tuple(job.addresses), {"tfdistkit": "9.0"}, "h", 1, "t", LONG_S, protocol=1)
+        connection.sendall(protocol.encode_hello(hello))  # as the first version began
+        answer = protocol.decode(connection.makefile("rb").readline())
     assert answer["kind"] == "error"
     assert "0.1.0 on rank 0, another one there" in answer["message"]
     assert [str(one.error) for one in job.outcomes()] == [answer["message"]]
@@ -235,9 +238,9 @@ def test_another_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_rank_that_was_restarted_is_welcome() -> None:
     job = Job(3)
     job.start(0)
-    hello = meeting_wire.Hello(1, tuple(job.addresses), {**VERSIONS, "rank": 1}, "h", 1, "first", LONG_S)
+    hello = protocol.Hello(1, tuple(job.addresses), {**VERSIONS, "rank": 1}, "h", 1, "first", LONG_S)
     with closing(Impostor(job.port)) as first:
-        first.say(meeting_wire.encode_hello(hello))
+        first.say(protocol.encode_hello(hello))
         assert first.hears()["kind"] == "welcome"
     job.start(1)
     job.start(2)
@@ -248,16 +251,16 @@ def test_a_rank_that_no_longer_answers_is_named() -> None:
     job = Job(3)
     job.start(0, SHORT_S)
     job.start(2, SHORT_S)
-    hello = meeting_wire.Hello(1, tuple(job.addresses), VERSIONS, "h", 1, "t", SHORT_S)
+    hello = protocol.Hello(1, tuple(job.addresses), VERSIONS, "h", 1, "t", SHORT_S)
     with closing(Impostor(job.port)) as asleep:
-        asleep.say(meeting_wire.encode_hello(hello))
+        asleep.say(protocol.encode_hello(hello))
         messages = job.errors(RendezvousError)
     assert len(set(messages)) == 1
     assert f"rank 1 ({job.addresses[1]}) came, but no longer answered" in messages[0]
 
 
 def test_a_long_wait_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr("tfdistkit.cluster.meeting_host._FIRST_NOTE_S", 0.1)
+    monkeypatch.setattr("tfdistkit.cluster.rendezvous.server._FIRST_NOTE_S", 0.1)
     job = Job(2)
     job.start(0)
     wait_until(lambda: f"Waiting for rank 1 ({job.addresses[1]})" in caplog.text)
@@ -268,19 +271,19 @@ def test_a_long_wait_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Log
 @pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), float("inf")])
 def test_the_deadline_is_a_positive_number(timeout_s: float) -> None:
     with pytest.raises(OptionError, match="timeout_s"):
-        meet(ClusterSpec(), {}, timeout_s)
+        exchange_facts(ClusterSpec(), {}, timeout_s)
 
 
 def test_facts_are_texts_and_numbers() -> None:
     with pytest.raises(OptionError, match="facts"):
-        meet(ClusterSpec(), {"a": 0.5}, 1)  # type: ignore[dict-item]
+        exchange_facts(ClusterSpec(), {"a": 0.5}, 1)  # type: ignore[dict-item]
 
 
 def test_all_addresses_must_be_known() -> None:
     with pytest.raises(ClusterConfigError, match="no address of rank 0"):
-        meet(ClusterSpec({"worker": ("", "h2:2")}, TaskSpec("worker", 1)), {}, 1)
+        exchange_facts(ClusterSpec({"worker": ("", "h2:2")}, TaskSpec("worker", 1)), {}, 1)
 
 
 def test_a_parameter_server_does_not_meet() -> None:
     with pytest.raises(ClusterConfigError, match="takes no part in training"):
-        meet(ClusterSpec({"worker": ("h1:1",), "ps": ("h2:2",)}, TaskSpec("ps")), {}, 1)
+        exchange_facts(ClusterSpec({"worker": ("h1:1",), "ps": ("h2:2",)}, TaskSpec("ps")), {}, 1)

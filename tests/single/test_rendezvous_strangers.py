@@ -1,4 +1,4 @@
-"""The meeting before training, when somebody else comes to the port."""
+"""The rendezvous before training, when somebody else comes to the port."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from typing import Any, BinaryIO
 
 import psutil
 import pytest
-from meeting_threads import LONG_S, SHORT_S, VERSIONS, Impostor, Job, connected
+from rendezvous_threads import LONG_S, SHORT_S, VERSIONS, Impostor, Job, connected
 
-from tfdistkit.cluster import meeting_wire, ports
-from tfdistkit.cluster.meeting_session import HOST, Session
+from tfdistkit.cluster import ports
+from tfdistkit.cluster.rendezvous import protocol
+from tfdistkit.cluster.rendezvous.secret import HOST, Session
 from tfdistkit.errors import ClusterConfigError, RendezvousError
 
 STRANGERS = {
     "a web browser": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
     "bytes": bytes(range(256)) + b"\n",
-    "an endless line": b"x" * (2 * meeting_wire.LONGEST_HELLO_BYTES),
+    "an endless line": b"x" * (2 * protocol.LONGEST_HELLO_BYTES),
     "deep nesting": b"[" * 200_000 + b"\n",
     "JSON of others": b'{"magic": "other"}\n',
-    "half a hello": json.dumps({"magic": meeting_wire.MAGIC, "kind": "hello", "rank": "1"}).encode() + b"\n",
+    "half a hello": json.dumps({"magic": protocol.MAGIC, "kind": "hello", "rank": "1"}).encode() + b"\n",
     "an empty line": b"\n",
 }
 
@@ -83,8 +84,8 @@ def set_secret(monkeypatch: pytest.MonkeyPatch) -> bytes:
 
 
 def hello(job: Job, **changes: object) -> bytes:
-    fields = asdict(meeting_wire.Hello(1, tuple(job.addresses), {**VERSIONS, "rank": 1}, "h", 1, "t", LONG_S))
-    return meeting_wire.encode("hello", **{**fields, **changes})
+    fields = asdict(protocol.Hello(1, tuple(job.addresses), {**VERSIONS, "rank": 1}, "h", 1, "t", LONG_S))
+    return protocol.encode("hello", **{**fields, **changes})
 
 
 @contextlib.contextmanager
@@ -95,9 +96,9 @@ def in_place_of_rank_0(job: Job, secret: bytes) -> Iterator[tuple[dict[str, Any]
         server.settimeout(LONG_S)
         connection, _ = server.accept()
         with closing(connection), connection.makefile("rb") as file:
-            knock = meeting_wire.decode(file.readline())
+            knock = protocol.decode(file.readline())
             session = Session(secret, knock["nonce"], "n", HOST)
-            connection.sendall(session.sign(meeting_wire.encode("challenge", nonce="n")))
+            connection.sendall(session.sign(protocol.encode("challenge", nonce="n")))
             yield knock, session, connection, file
 
 
@@ -142,7 +143,7 @@ def test_what_was_overheard_cannot_be_said_again(secret: bytes) -> None:
     with closing(Impostor(job.port, secret)) as rank_1, closing(connected(job.port)) as stranger:
         rank_1.say(said)
         assert rank_1.hears()["kind"] == "welcome"
-        knock = meeting_wire.encode("knock", nonce="of the stranger", protocol=meeting_wire.PROTOCOL)
+        knock = protocol.encode("knock", nonce="of the stranger", protocol=protocol.PROTOCOL)
         stranger.sendall(knock + rank_1.session.sign(said))
         with stranger.makefile("rb") as file:
             assert b"challenge" in file.readline()
@@ -175,7 +176,7 @@ def test_whoever_holds_rank_0s_port_learns_nothing(secret: bytes) -> None:
 
 
 def test_another_secret_is_named_on_both_sides(monkeypatch: pytest.MonkeyPatch, secret: bytes) -> None:
-    monkeypatch.setattr("tfdistkit.cluster.meeting_guest._WRONG_SECRET_S", 0.5)
+    monkeypatch.setattr("tfdistkit.cluster.rendezvous.client._WRONG_SECRET_S", 0.5)
     job = Job(2)
     job.start(0, SHORT_S)
     with closing(connected(job.port)):  # rank 0 has read its secret
@@ -188,7 +189,7 @@ def test_another_secret_is_named_on_both_sides(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_what_peers_say_does_not_reach_the_terminal_as_commands(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tfdistkit.cluster.meeting_host._LATE_COMERS_S", 0.1)
+    monkeypatch.setattr("tfdistkit.cluster.rendezvous.server._LATE_COMERS_S", 0.1)
     job = Job(2)
     job.start(0)
     with closing(Impostor(job.port)) as peer:
@@ -203,7 +204,7 @@ def test_rank_0s_error_does_not_reach_the_terminal_as_a_command() -> None:
     job = Job(2)
     with in_place_of_rank_0(job, b"") as (_, session, connection, file):
         file.readline()
-        connection.sendall(session.sign(meeting_wire.encode("error", type="?", message="no\x1b[2J\nnext line")))
+        connection.sendall(session.sign(protocol.encode("error", type="?", message="no\x1b[2J\nnext line")))
         (message,) = job.errors(RendezvousError)
     assert message == "no\\x1b[2J\nnext line"
 

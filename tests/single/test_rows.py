@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tfdistkit.data import same_for_all_rows
-from tfdistkit.data.marks import marks_of
+from tfdistkit.data.dataset_metadata import marks_of
 from tfdistkit.data.rows import Split, rows_error, rows_of
 from tfdistkit.errors import OptionError
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tfdistkit.cluster import ClusterSpec, detect_cluster
-from tfdistkit.cluster.hosts import HostSlots
-from tfdistkit.cluster.sge import read_pe_hostfile
+from tfdistkit.cluster.environments.host_list import HostSlots
+from tfdistkit.cluster.environments.sge import read_pe_hostfile
 from tfdistkit.errors import ClusterConfigError
 
 # host, slots, queue, processors: https://gridscheduler.sourceforge.net/htmlman/htmlman5/sge_pe.html, $pe_hostfile

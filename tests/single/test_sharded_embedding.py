@@ -103,7 +103,7 @@ def model_with(table: Any) -> Any:
 
 def state(model: Any) -> list[np.ndarray]:
     """Everything that is saved, the parts of the table put together."""
-    from tfdistkit.strategies.table_parts import joined
+    from tfdistkit.keras_adapter.table_parts import joined
 
     parts = model.layers[0].weights
     weights = [joined(parts), *(v.numpy() for v in model.layers[-1].weights)]

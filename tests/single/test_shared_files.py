@@ -19,15 +19,22 @@ def test_one_warning_names_what_to_use(caplog: pytest.LogCaptureFixture) -> None
     import keras
 
     from tfdistkit.callbacks import ChiefCheckpoint, ChiefOnly
-    from tfdistkit.strategies.shared_files import warn_of_shared_files
+    from tfdistkit.keras_adapter.shared_files import warn_of_shared_files
 
     class Own(keras.callbacks.CSVLogger):
         pass
 
-    writers = [Own("log.csv"), keras.callbacks.TensorBoard("logs"), keras.callbacks.ModelCheckpoint("m.keras"),
-               keras.callbacks.BackupAndRestore("backup")]
-    quiet = [keras.callbacks.EarlyStopping(), ChiefOnly(keras.callbacks.CSVLogger("log.csv")),
-             ChiefCheckpoint("model.keras")]
+    writers = [
+        Own("log.csv"),
+        keras.callbacks.TensorBoard("logs"),
+        keras.callbacks.ModelCheckpoint("m.keras"),
+        keras.callbacks.BackupAndRestore("backup"),
+    ]
+    quiet = [
+        keras.callbacks.EarlyStopping(),
+        ChiefOnly(keras.callbacks.CSVLogger("log.csv")),
+        ChiefCheckpoint("model.keras"),
+    ]
     with caplog.at_level(logging.WARNING):
         warn_of_shared_files(strategy(1), writers)
         warn_of_shared_files(strategy(is_chief=False), writers)
@@ -37,6 +44,14 @@ def test_one_warning_names_what_to_use(caplog: pytest.LogCaptureFixture) -> None
         warn_of_shared_files(strategy(), writers)
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 4
-    for line, name in zip(told, ("ChiefOnly(keras.callbacks.CSVLogger", "ChiefOnly(keras.callbacks.TensorBoard",
-                                 "ChiefCheckpoint", "BackupAndResume"), strict=True):
+    for line, name in zip(
+        told,
+        (
+            "ChiefOnly(keras.callbacks.CSVLogger",
+            "ChiefOnly(keras.callbacks.TensorBoard",
+            "ChiefCheckpoint",
+            "BackupAndResume",
+        ),
+        strict=True,
+    ):
         assert name in line

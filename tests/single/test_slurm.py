@@ -10,7 +10,7 @@ from slurm_steps import BATCH, JOB, SALLOC, STEP, put, step
 import tfdistkit
 from tfdistkit import env
 from tfdistkit.cluster import ClusterSpec, check_own_address, detect_cluster, split_address
-from tfdistkit.cluster.slurm_ports import first_port
+from tfdistkit.cluster.environments.slurm_ports import first_port
 from tfdistkit.errors import ClusterConfigError
 
 FIRST_PORT = first_port(JOB, STEP, 1)

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tfdistkit.cluster.slurm_notation import expand_counts, expand_hosts
+from tfdistkit.cluster.environments.slurm_notation import expand_counts, expand_hosts
 from tfdistkit.errors import ClusterConfigError
 
 

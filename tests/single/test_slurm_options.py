@@ -9,10 +9,10 @@ import pytest
 from slurm_steps import SALLOC, put
 
 from tfdistkit.cli.main import main
-from tfdistkit.cli.run_options import parse
-from tfdistkit.cli.run_slurm import inherited_variables, make_batch_spec
-from tfdistkit.launcher.slurm import JobState, parse_job
-from tfdistkit.launcher.slurm_script import BatchSpec, batch_script
+from tfdistkit.cli.run.options import parse
+from tfdistkit.cli.run.slurm import inherited_variables, make_batch_spec
+from tfdistkit.launcher.slurm.batch_script import BatchSpec, batch_script
+from tfdistkit.launcher.slurm.commands import JobState, parse_job
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +62,7 @@ def test_how_many_tasks_on_how_many_nodes(words: tuple[str, ...], tasks: int, no
     job = spec(*words)
     assert (job.tasks, job.nodes, job.tasks_per_node) == (tasks, nodes, per_node)
     assert job.command == ("python3", "-m", "tfdistkit.worker", "train.py", "--epochs", "3")
-    assert f"srun --kill-on-bad-exit=1 --label sh -c \"$task\" tfdistkit {' '.join(job.command)}\n" in batch_script(job)
+    assert f'srun --kill-on-bad-exit=1 --label sh -c "$task" tfdistkit {" ".join(job.command)}\n' in batch_script(job)
 
 
 def test_names_of_tasks() -> None:

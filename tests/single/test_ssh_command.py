@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tfdistkit.errors import MissingDependencyError
-from tfdistkit.launcher import ssh
 from tfdistkit.launcher.hosts import HostsSpec, parse_hosts
-from tfdistkit.launcher.remote_wire import GREETING, Decoder, encode
+from tfdistkit.launcher.ssh import backend as ssh
+from tfdistkit.launcher.ssh.agent.protocol import GREETING, Decoder, encode
 
 ODD = "/odd path/it's $(here)/`python`"
 

@@ -43,7 +43,9 @@ STARTUP = [
     NEW + b"coordination_service_agent.cc:245] Coordination agent has successfully connected.",
 ]  # fmt: skip
 
-OPTIONS = NEW + b"""eager_service_impl.cc:355] SessionOptions: goo.gle/debugproto
+OPTIONS = (
+    NEW
+    + b"""eager_service_impl.cc:355] SessionOptions: goo.gle/debugproto
 device_count {
   key: "CPU"
   value: 1
@@ -58,6 +60,7 @@ experimental {
 }
 
 """
+)
 
 SHOWN = [
     b"",
@@ -104,7 +107,7 @@ def test_what_follows_a_startup_line_is_shown() -> None:
     assert lines.hides(NEW + b"coordination_service.cc:505] Example stragglers:")
     assert not lines.hides(b"my own line")
     assert not lines.hides(b"/job:worker/replica:0/task:1")
-    told = [b"loss: 0.5", b"value: 1", b"Traceback (most recent call last):", b"  File \"x.py\", line 1, in <module>"]
+    told = [b"loss: 0.5", b"value: 1", b"Traceback (most recent call last):", b'  File "x.py", line 1, in <module>']
     for line in told:
         for begun in OPTIONS.split(b"\n")[:3]:
             lines.hides(begun)

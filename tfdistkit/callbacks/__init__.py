@@ -1,9 +1,9 @@
 """Keras callbacks for a job of several ranks. Give the same list of callbacks to `fit` on every rank."""
 
-from tfdistkit.callbacks.backup import BackupAndResume
+from tfdistkit.callbacks.backup.callback import BackupAndResume
 from tfdistkit.callbacks.broadcast_variables import BroadcastVariables
-from tfdistkit.callbacks.checkpoint import ChiefCheckpoint
-from tfdistkit.callbacks.checkpoint_files import load_checkpoint
+from tfdistkit.callbacks.checkpoints.checkpoint import ChiefCheckpoint
+from tfdistkit.callbacks.checkpoints.checkpoint_files import load_checkpoint
 from tfdistkit.callbacks.chief_only import ChiefOnly
 from tfdistkit.callbacks.consistency import ConsistencyCheck
 from tfdistkit.callbacks.learning_rate import LearningRateScale, LearningRateWarmup

@@ -9,8 +9,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdistkit.callbacks.model_state import optimizers_of, value_of, variables_of
-from tfdistkit.callbacks.ranks import Ranks, ranks_of, tell_once
+from tfdistkit.callbacks.backup.model_state import optimizers_of, value_of, variables_of
+from tfdistkit.callbacks.process_group import Ranks, ranks_of, tell_once
 from tfdistkit.errors import OptionError, UnsupportedError, explain
 
 
@@ -49,8 +49,9 @@ class BroadcastVariables(keras.callbacks.Callback):
     def __init__(self, root_rank: int = 0):
         super().__init__()
         if isinstance(root_rank, bool) or not isinstance(root_rank, int) or root_rank < 0:
-            raise OptionError(explain("`root_rank` is no rank.", received=f"root_rank={root_rank!r}",
-                                      expected="a number from 0"))
+            raise OptionError(
+                explain("`root_rank` is no rank.", received=f"root_rank={root_rank!r}", expected="a number from 0")
+            )
         self.root_rank = root_rank
         self._again = False
         self._ranks: Ranks | None = None
@@ -63,8 +64,13 @@ class BroadcastVariables(keras.callbacks.Callback):
             tell_once("BroadcastVariables has nothing to do: this process trains alone.")
             return
         if self.root_rank >= self._ranks.size:
-            raise OptionError(explain("`root_rank` is no rank of this job.", received=f"root_rank={self.root_rank}",
-                                      expected=f"0 to {self._ranks.size - 1}"))
+            raise OptionError(
+                explain(
+                    "`root_rank` is no rank of this job.",
+                    received=f"root_rank={self.root_rank}",
+                    expected=f"0 to {self._ranks.size - 1}",
+                )
+            )
         self._again = not (self.model.built and all(one.built for one in optimizers_of(self.model)))
         _send(self.model, self._ranks, self.root_rank)
 
@@ -96,8 +102,10 @@ def _require_equal_variables(ranks: Ranks, values: list[np.ndarray], root: int) 
     everyone = ranks.gather(np.array([digest, len(values), sum(v.nbytes for v in values), root], np.int64))
     if (everyone == everyone[0]).all():
         return
-    rows = [f"rank {rank}: {n} variables of {size} bytes, root_rank={r}" for rank, (_, n, size, r) in
-            enumerate(everyone.tolist())]
+    rows = [
+        f"rank {rank}: {n} variables of {size} bytes, root_rank={r}"
+        for rank, (_, n, size, r) in enumerate(everyone.tolist())
+    ]
     raise UnsupportedError(
         explain(
             "The ranks cannot take over the variables of one: they do not hold the same.",

@@ -9,9 +9,9 @@ from typing import Any
 import keras
 import numpy as np
 
+from tfdistkit.callbacks.backup.model_state import variables_of
 from tfdistkit.callbacks.frequency import frequency_of
-from tfdistkit.callbacks.model_state import variables_of
-from tfdistkit.callbacks.ranks import Ranks, ranks_of, tell_once
+from tfdistkit.callbacks.process_group import Ranks, ranks_of, tell_once
 from tfdistkit.errors import DivergenceError, OptionError, explain
 
 _LOG = logging.getLogger(__name__)
@@ -47,11 +47,17 @@ class ConsistencyCheck(keras.callbacks.Callback):
         super().__init__()
         self._frequency = frequency_of("every", every)
         if self._frequency.unit == "seconds":
-            raise OptionError(explain("`every` has to come at the same step on all ranks, whose clocks differ.",
-                                      received=f"every={every!r}", expected="steps or epochs"))
+            raise OptionError(
+                explain(
+                    "`every` has to come at the same step on all ranks, whose clocks differ.",
+                    received=f"every={every!r}",
+                    expected="steps or epochs",
+                )
+            )
         if action not in ("raise", "warn"):
-            raise OptionError(explain("`action` is unknown.", received=f"action={action!r}",
-                                      expected='"raise" or "warn"'))
+            raise OptionError(
+                explain("`action` is unknown.", received=f"action={action!r}", expected='"raise" or "warn"')
+            )
         self.every, self.action = every, action
         self._ranks: Ranks | None = None
         self._steps = self._checked_at = 0

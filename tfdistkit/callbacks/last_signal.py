@@ -10,7 +10,7 @@ import threading
 from types import FrameType
 from typing import Any
 
-from tfdistkit.callbacks.ranks import tell_once
+from tfdistkit.callbacks.process_group import tell_once
 
 # SIGTERM: `kill`, Kubernetes, SLURM at the time limit, a launcher. SIGUSR1: SLURM's `--signal=USR1@120`.
 _NUMBERS = (signal.SIGTERM, signal.SIGUSR1)
@@ -79,6 +79,9 @@ class LastSignal:
         os.close(self._read_end)
         if number and not self._done.wait(self._grace_s):
             with contextlib.suppress(Exception):
-                print(f"tfdistkit: no backup within {self._grace_s:g} s of {signal.Signals(number).name}",
-                      file=sys.stderr, flush=True)
+                print(
+                    f"tfdistkit: no backup within {self._grace_s:g} s of {signal.Signals(number).name}",
+                    file=sys.stderr,
+                    flush=True,
+                )
             os._exit(128 + number)

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from tfdistkit.callbacks.chief import writes_files
-from tfdistkit.callbacks.ranks import tell_once
+from tfdistkit.callbacks.process_group import tell_once
 from tfdistkit.callbacks.step_rates import StepRates, attach
 from tfdistkit.errors import OptionError, UnsupportedError, explain
 
@@ -281,8 +281,13 @@ class LearningRateScale(_LearningRate):
         if self._is_number:
             _require_positive("multiplier", multiplier, zero=True)
         elif not callable(multiplier) and self._scale_of is None:
-            raise OptionError(explain("`multiplier` is neither number nor function.",
-                                      received=f"multiplier={multiplier!r}", expected='0.1, "linear", a function'))
+            raise OptionError(
+                explain(
+                    "`multiplier` is neither number nor function.",
+                    received=f"multiplier={multiplier!r}",
+                    expected='0.1, "linear", a function',
+                )
+            )
         is_schedule = isinstance(multiplier, keras.optimizers.schedules.LearningRateSchedule)
         self.staircase = staircase or self._is_number or self._scale_of is not None
         self.per = "step" if is_schedule else per
@@ -323,8 +328,13 @@ def _scale(name: str, scale: Any) -> Callable[[int], float]:
         return _SCALES[scale]
     if callable(scale):
         return scale
-    raise OptionError(explain(f"`{name}` is unknown.", received=f"{name}={scale!r}",
-                              expected='"linear", "sqrt", or a function of the number of replicas'))
+    raise OptionError(
+        explain(
+            f"`{name}` is unknown.",
+            received=f"{name}={scale!r}",
+            expected='"linear", "sqrt", or a function of the number of replicas',
+        )
+    )
 
 
 def _require_positive(name: str, value: Any, zero: bool = False) -> Any:

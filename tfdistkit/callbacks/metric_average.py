@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfdistkit.callbacks.ranks import Ranks, ranks_of, tell_once
+from tfdistkit.callbacks.process_group import Ranks, ranks_of, tell_once
 
 _MOST_NAME_BYTES = 2**16
 

@@ -8,8 +8,8 @@ import keras
 import numpy as np
 
 from tfdistkit.callbacks.chief import writes_files
-from tfdistkit.callbacks.ranks import Ranks, ranks_of
-from tfdistkit.strategies import keras_hooks
+from tfdistkit.callbacks.process_group import Ranks, ranks_of
+from tfdistkit.strategies import keras_patches
 from tfdistkit.strategies.step_clock import attach
 
 # Per cent of computing below which it is said what holds training up.
@@ -53,7 +53,7 @@ class StepTimer(keras.callbacks.Callback):
         self.verbose = verbose
         self._clock: Any = None
         self._ranks: Ranks | None = None
-        keras_hooks.install()
+        keras_patches.install()
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Lets the steps be measured."""

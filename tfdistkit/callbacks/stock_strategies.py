@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tfdistkit.errors import UnsupportedError, explain
-from tfdistkit.strategies import keras_seams
+from tfdistkit.keras_adapter import private_api
 
 # TensorFlow's own class -> the name that users make it by, and ours of the same kind.
 _KINDS = {
@@ -31,7 +31,7 @@ def require_ours(strategy: Any, callback: str, why: str, instead: str) -> None:
     Raises:
         UnsupportedError: if it is another one.
     """
-    if strategy is None or keras_seams.is_ours(strategy):
+    if strategy is None or private_api.is_ours(strategy):
         return
     kind = type(strategy)
     name, ours = _KINDS.get(kind.__name__, (f"{kind.__name__} of {kind.__module__}", "auto"))

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from tfdistkit.callbacks.ranks import Ranks, list_of, ranks_of, tell_once
+from tfdistkit.callbacks.process_group import Ranks, list_of, ranks_of, tell_once
 from tfdistkit.errors import OptionError, UnsupportedError, explain
 
 _HOOKS = tuple(name for name in dir(keras.callbacks.Callback) if name.startswith("on_"))
@@ -52,12 +52,22 @@ class StopTogether(keras.callbacks.Callback):
         super().__init__()
         for one in callbacks:
             if not isinstance(one, keras.callbacks.Callback):
-                raise OptionError(explain("`callbacks` holds something that is no callback.", received=repr(one),
-                                          expected="StopTogether(callback, another), without a list"))
+                raise OptionError(
+                    explain(
+                        "`callbacks` holds something that is no callback.",
+                        received=repr(one),
+                        expected="StopTogether(callback, another), without a list",
+                    )
+                )
         is_number = isinstance(check_every, int) and not isinstance(check_every, bool) and check_every > 0
         if not is_number and check_every != "epoch":
-            raise OptionError(explain("`check_every` is no number of batches.", received=f"check_every={check_every!r}",
-                                      expected='a number from 1, or "epoch"'))
+            raise OptionError(
+                explain(
+                    "`check_every` is no number of batches.",
+                    received=f"check_every={check_every!r}",
+                    expected='a number from 1, or "epoch"',
+                )
+            )
         self.callbacks = list(callbacks)
         self.check_every = check_every
         self._ranks: Ranks | None = None
@@ -106,8 +116,13 @@ class StopTogether(keras.callbacks.Callback):
         if in_list is None:
             return  # Called by a loop of the user's own.
         if not any(one is self for one in in_list):
-            raise UnsupportedError(explain("StopTogether is inside another callback.", received=_names(in_list),
-                                           expected="StopTogether in the list that is given to `fit`"))
+            raise UnsupportedError(
+                explain(
+                    "StopTogether is inside another callback.",
+                    received=_names(in_list),
+                    expected="StopTogether in the list that is given to `fit`",
+                )
+            )
         after = in_list[[one is self for one in in_list].index(True) + 1 :]
         can_stop = _is_stopper if self.callbacks else _may_stop
         late = [one for one in after if can_stop(one)]

@@ -36,7 +36,7 @@ _USAGE_EXIT_CODE = 2
 # Options that the process that writes takes as they are.
 _TOLD = ("source", "out", "shards", "split", "data_dir", "label", "delimiter")
 # The module of the training wing that this process becomes, which loads TensorFlow.
-_WRITER = "tfdistkit.data.write_command"
+_WRITER = "tfdistkit.data.writing.command"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -77,14 +77,25 @@ def make_parser() -> _Parser:
     )
     write.add_argument("source", metavar="SOURCE", help="what to write, see below")
     write.add_argument("out", metavar="OUT", help="the folder to make")
-    write.add_argument("--shards", type=_count, required=True, metavar="N", help="how many files; best a multiple of "
-                       "all numbers of workers that you train with")
+    write.add_argument(
+        "--shards",
+        type=_count,
+        required=True,
+        metavar="N",
+        help="how many files; best a multiple of all numbers of workers that you train with",
+    )
     write.add_argument("--split", default="train", help="of tensorflow-datasets (default: %(default)s)")
     write.add_argument("--data-dir", metavar="DIR", help="where data sets of tensorflow-datasets were prepared")
-    write.add_argument("--label", metavar="COLUMN", help="of arrays by name and CSV: the column that is the label; "
-                       "elements are (dict of the others, label)")
-    write.add_argument("--header", choices=["yes", "no"], help="whether the first row of CSV has the names of the "
-                       "columns (default: yes if it must be, else an error)")
+    write.add_argument(
+        "--label",
+        metavar="COLUMN",
+        help="of arrays by name and CSV: the column that is the label; elements are (dict of the others, label)",
+    )
+    write.add_argument(
+        "--header",
+        choices=["yes", "no"],
+        help="whether the first row of CSV has the names of the columns (default: yes if it must be, else an error)",
+    )
     write.add_argument("--delimiter", type=_character, metavar="C", help="of CSV (default: a comma; in .tsv a tab)")
     return parser
 

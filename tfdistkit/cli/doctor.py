@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import NoReturn
 
-from tfdistkit.cli import host_options
-from tfdistkit.cluster.hosts import HostSlots
+from tfdistkit.cli.run import host_options
+from tfdistkit.cluster.environments.host_list import HostSlots
 from tfdistkit.doctor.findings import Finding, Level, as_json, as_text
 from tfdistkit.doctor.machine import look_at_network, look_at_programs, look_at_versions
 from tfdistkit.doctor.network import look_at_hosts

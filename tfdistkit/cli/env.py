@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from tfdistkit import env
-from tfdistkit.cluster import sge, slurm
 from tfdistkit.cluster.detection import Finding, detect_cluster, look_around
-from tfdistkit.cluster.hosts import HostSlots
-from tfdistkit.cluster.mpi_addresses import can_exchange
+from tfdistkit.cluster.environments import sge, slurm
+from tfdistkit.cluster.environments.host_list import HostSlots
+from tfdistkit.cluster.environments.mpi_addresses import can_exchange
 from tfdistkit.cluster.spec import ClusterSpec
 from tfdistkit.errors import ClusterConfigError
 

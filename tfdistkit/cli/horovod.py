@@ -11,7 +11,7 @@ from typing import NoReturn
 from tfdistkit.errors import TfdistkitError
 from tfdistkit.horovod_build.checking import check_horovod, status_text
 from tfdistkit.horovod_build.installing import install_horovod, plan_build, plan_text
-from tfdistkit.horovod_build.needs import look_at_needs, missing_text
+from tfdistkit.horovod_build.prerequisites import look_at_needs, missing_text
 from tfdistkit.horovod_build.wheels import WheelCache
 
 _DESCRIPTION = """\

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import NoReturn
 
 from tfdistkit.errors import OptionError
-from tfdistkit.launcher.kubernetes import KINDS, PodsSpec, manifests
-from tfdistkit.launcher.pod_parts import (
+from tfdistkit.launcher.kubernetes.manifest import KINDS, PodsSpec, manifests
+from tfdistkit.launcher.kubernetes.pod_parts import (
     parse_node_selector,
     parse_secret_variable,
     parse_toleration,
     parse_volume,
 )
-from tfdistkit.launcher.yaml_text import to_yaml
+from tfdistkit.launcher.kubernetes.yaml_text import to_yaml
 from tfdistkit.report.secret_values import is_secret
 
 _DESCRIPTION = """\

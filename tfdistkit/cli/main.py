@@ -11,12 +11,12 @@ from collections.abc import Sequence
 
 from tfdistkit import __version__
 from tfdistkit.errors import nearest
-from tfdistkit.launcher.sinks import open_descriptors
+from tfdistkit.launcher.output.sinks import open_descriptors
 
 # Name -> (module with `main(arguments) -> exit code` and `make_parser()`, what it does).
 # A new command is one file and one row.
 COMMANDS = {
-    "run": ("tfdistkit.cli.run", "start a script in several worker processes"),
+    "run": ("tfdistkit.cli.run.command", "start a script in several worker processes"),
     "env": ("tfdistkit.cli.env", "show which cluster this process belongs to, and why"),
     "data": ("tfdistkit.cli.data", "write data sets as evenly sharded TFRecords"),
     "horovod": ("tfdistkit.cli.horovod", "build, install and check Horovod"),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tfdistkit import env
-from tfdistkit.launcher.console import Console
+from tfdistkit.launcher.output.console import Console
 from tfdistkit.report.secret_values import HIDDEN, is_secret, without_secrets_in
 from tfdistkit.supervise.decision import Outcome
 from tfdistkit.supervise.result import JobResult

@@ -4,7 +4,7 @@ from tfdistkit.cluster.addresses import host_key, join_address, split_address
 from tfdistkit.cluster.detection import detect_cluster, is_chief, local_rank, rank, world_size
 from tfdistkit.cluster.own_address import check_own_address
 from tfdistkit.cluster.ports import free_ports, is_free
-from tfdistkit.cluster.rendezvous import Meeting, meet
+from tfdistkit.cluster.rendezvous.exchange import Rendezvous, exchange_facts
 from tfdistkit.cluster.spec import ROLES, TRAINING_ROLES, ClusterSpec, TaskSpec
 from tfdistkit.cluster.tf_config import from_tf_config, to_tf_config
 
@@ -12,10 +12,11 @@ __all__ = [
     "ROLES",
     "TRAINING_ROLES",
     "ClusterSpec",
-    "Meeting",
+    "Rendezvous",
     "TaskSpec",
     "check_own_address",
     "detect_cluster",
+    "exchange_facts",
     "free_ports",
     "from_tf_config",
     "host_key",
@@ -23,7 +24,6 @@ __all__ = [
     "is_free",
     "join_address",
     "local_rank",
-    "meet",
     "rank",
     "split_address",
     "to_tf_config",

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from tfdistkit import env
-from tfdistkit.cluster import asked, horovod, mpi, slurm
-from tfdistkit.cluster.agreement import require_agreement
+from tfdistkit.cluster import requested
+from tfdistkit.cluster.conflicts import require_agreement
+from tfdistkit.cluster.environments import horovod, mpi, slurm
 from tfdistkit.cluster.spec import ClusterSpec
 from tfdistkit.cluster.tf_config import from_tf_config
 from tfdistkit.errors import ClusterConfigError, explain, nearest
@@ -159,7 +160,7 @@ def rank() -> int:
         ClusterConfigError: if the cluster's description is wrong, or this process is a parameter server or
             an evaluator.
     """
-    asked.note("rank")
+    requested.note("rank")
     return detect_cluster().rank
 
 
@@ -172,7 +173,7 @@ def world_size() -> int:
     Raises:
         ClusterConfigError: if the cluster's description is wrong.
     """
-    asked.note("rank")
+    requested.note("rank")
     return detect_cluster().world_size
 
 
@@ -185,7 +186,7 @@ def local_rank() -> int:
     Raises:
         ClusterConfigError: if the cluster's description is wrong.
     """
-    asked.note("rank")
+    requested.note("rank")
     return detect_cluster().local_rank
 
 
@@ -198,7 +199,7 @@ def is_chief() -> bool:
     Raises:
         ClusterConfigError: if the cluster's description is wrong.
     """
-    asked.note("rank")
+    requested.note("rank")
     return detect_cluster().is_chief
 
 

@@ -6,8 +6,9 @@ import errno
 import socket
 
 from tfdistkit import env
-from tfdistkit.cluster import ports, slurm
+from tfdistkit.cluster import ports
 from tfdistkit.cluster.addresses import split_address
+from tfdistkit.cluster.environments import slurm
 from tfdistkit.cluster.spec import ClusterSpec
 from tfdistkit.errors import ClusterConfigError, explain
 

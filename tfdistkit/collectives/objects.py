@@ -10,10 +10,10 @@ import tensorflow as tf
 
 from tfdistkit.collectives import registry
 from tfdistkit.collectives.communicators import Communicator
-from tfdistkit.collectives.meant import communicator, explained
 from tfdistkit.collectives.mismatches import compared, meet
 from tfdistkit.collectives.operations import require_rank
 from tfdistkit.collectives.process_sets import ProcessSet
+from tfdistkit.collectives.resolve import communicator, explained
 from tfdistkit.errors import OptionError, UnsupportedError, explain
 
 _FAILED = -1
@@ -91,9 +91,7 @@ def _send(between: Communicator, obj: Any, root_rank: int) -> None:
     except Exception as error:
         # The others wait for a length.
         between.broadcast(tf.constant([_FAILED], tf.int64), root_rank)
-        raise OptionError(
-            explain(f"`obj` cannot be pickled: {error}.", received=f"a {type(obj).__name__}")
-        ) from error
+        raise OptionError(explain(f"`obj` cannot be pickled: {error}.", received=f"a {type(obj).__name__}")) from error
     between.broadcast(tf.constant([len(data)], tf.int64), root_rank)
     # As whole int64: TensorFlow sums no bytes, and one number for each byte would be eight times as much.
     padded = data + bytes(-len(data) % 8)

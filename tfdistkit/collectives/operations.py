@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from tfdistkit.collectives import differentiable, registry
 from tfdistkit.collectives.communicators import Communicator
-from tfdistkit.collectives.meant import communicator, explained
 from tfdistkit.collectives.mismatches import compared
 from tfdistkit.collectives.process_sets import ProcessSet
+from tfdistkit.collectives.resolve import communicator, explained
 from tfdistkit.errors import OptionError, explain, nearest
 
 _OPS = ("sum", "average", "min", "max")

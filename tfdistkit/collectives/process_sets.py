@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tfdistkit.collectives import registry
-from tfdistkit.collectives.meant import no_process_sets
+from tfdistkit.collectives.resolve import no_process_sets
 from tfdistkit.errors import OptionError, explain
 
 

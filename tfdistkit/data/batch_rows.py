@@ -6,10 +6,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdistkit.data.marks import PADDED, ROWS_OF_BATCHES, has_mark
+from tfdistkit.data.dataset_metadata import PADDED, ROWS_OF_BATCHES, has_mark
 from tfdistkit.data.padding import require_weights_fit, require_weights_kept, weighted, without_padding
-from tfdistkit.data.places import uneven
 from tfdistkit.data.rows import rows_of
+from tfdistkit.data.shard_spec import uneven
 from tfdistkit.errors import OptionError, explain
 
 

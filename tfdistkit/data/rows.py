@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdistkit.data.marks import is_same_for_all_rows, paths_of
+from tfdistkit.data.dataset_metadata import is_same_for_all_rows, paths_of
 from tfdistkit.errors import OptionError, explain
 
 # How the message of an operation begins that found tensors with other rows, and where the message ends.
@@ -72,8 +72,11 @@ class Split:
         leaves = list(zip(paths_of(element_spec), tf.nest.flatten(element_spec)))
         self._cut = [_has_rows(spec) and not is_same_for_all_rows(path, marks or []) for path, spec in leaves]
         self._names = ["/".join(path) or "the batch" for path, _ in leaves]
-        known = {name: spec.shape[0] for (_, spec), name, cut in zip(leaves, self._names, self._cut)
-                 if cut and spec.shape.rank is not None and spec.shape[0] is not None}
+        known = {
+            name: spec.shape[0]
+            for (_, spec), name, cut in zip(leaves, self._names, self._cut)
+            if cut and spec.shape.rank is not None and spec.shape[0] is not None
+        }
         if len(set(known.values())) > 1:
             raise rows_differ(", ".join(f"{rows} in `{name}`" for name, rows in known.items()))
 
@@ -100,7 +103,8 @@ class Split:
             tf.debugging.Assert(
                 tf.equal(rows, first), [_FOUND, first, f"in `{first_name}`,", rows, f"in `{name}`", _END]
             )
-            for name, (rows, static) in known[1:] if static is None or first_static is None
+            for name, (rows, static) in known[1:]
+            if static is None or first_static is None
         ]
         if not any(check is not None for check in checks):  # None in eager execution
             return first

@@ -6,12 +6,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdistkit.data.agreeing import agreed
 from tfdistkit.data.batch_rows import rows_of_batches
-from tfdistkit.data.dealing import deal
-from tfdistkit.data.marks import ONE_ORDER, PADDED, ROWS_OF_BATCHES, SHARDED, has_mark, marked, seed_mark
-from tfdistkit.data.orders import agree_on_seed, shuffled
-from tfdistkit.data.places import find_place, require_choice, require_even_steps, whole_number
+from tfdistkit.data.dataset_metadata import ONE_ORDER, PADDED, ROWS_OF_BATCHES, SHARDED, has_mark, marked, seed_mark
+from tfdistkit.data.element_sharding import deal
+from tfdistkit.data.rank_agreement import agreed
+from tfdistkit.data.shard_spec import find_place, require_choice, require_even_steps, whole_number
+from tfdistkit.data.shuffle_order import agree_on_seed, shuffled
 from tfdistkit.errors import OptionError, explain
 
 POLICIES = ("auto", "file", "element", "batch", "seed", "off")

@@ -18,7 +18,7 @@ _DEADLINE_S = 30.0
 _IPV6_FILE = "/proc/net/if_inet6"
 _LINK_LOCAL = "20"
 
-_TRY_ISOLATION = "from tfdistkit.launcher.isolation import isolate; isolate()"
+_TRY_ISOLATION = "from tfdistkit.launcher.local.isolation import isolate; isolate()"
 _FIREWALL = "close this machine's ports to all but the hosts of your jobs by a firewall; see docs/security.md"
 
 

@@ -18,7 +18,7 @@ from tfdistkit.doctor.findings import Finding, Level
 from tfdistkit.errors import ClusterConfigError, UnsupportedError
 from tfdistkit.horovod_build.checking import INSTALL, check_horovod
 from tfdistkit.launcher.planning import available_cores
-from tfdistkit.launcher.remote_facts import list_interfaces
+from tfdistkit.launcher.ssh.agent.host_info import list_interfaces
 
 # TensorFlow takes seconds to load, on a busy machine many.
 _LOAD_S = 120.0

@@ -10,10 +10,10 @@ from pathlib import Path
 from tfdistkit.doctor.findings import Finding, Level
 from tfdistkit.errors import TfdistkitError
 from tfdistkit.launcher.hosts import HostsSpec
-from tfdistkit.launcher.places import Place
-from tfdistkit.launcher.remote_problems import HostsNotReady
+from tfdistkit.launcher.placement import Place
 from tfdistkit.launcher.spec import JobSpec, temporary_run_dir
-from tfdistkit.launcher.ssh import Launcher
+from tfdistkit.launcher.ssh.backend import Launcher
+from tfdistkit.launcher.ssh.problems import HostsNotReady
 
 # More pairs than this would take minutes: then each host is measured with the next one only.
 _MOST_PAIRS = 28

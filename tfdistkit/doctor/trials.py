@@ -12,10 +12,10 @@ from pathlib import Path
 from tfdistkit.doctor.findings import Finding, Level
 from tfdistkit.errors import TfdistkitError
 from tfdistkit.horovod_build.checking import INSTALL
-from tfdistkit.launcher.console import Console
 from tfdistkit.launcher.hosts import HostsSpec
+from tfdistkit.launcher.output.console import Console
+from tfdistkit.launcher.output.sinks import NowhereSink
 from tfdistkit.launcher.preparing import prepare_attempt
-from tfdistkit.launcher.sinks import NowhereSink
 from tfdistkit.launcher.spec import JobSpec, temporary_run_dir
 from tfdistkit.supervise.decision import Outcome
 from tfdistkit.supervise.supervisor import run_job

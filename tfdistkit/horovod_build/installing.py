@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tfdistkit import env
 from tfdistkit.errors import BuildFailedError, MissingDependencyError, explain
-from tfdistkit.horovod_build import needs, pinned, recipe
+from tfdistkit.horovod_build import pinned, prerequisites, recipe
 from tfdistkit.horovod_build.checking import HorovodStatus, check_horovod
 from tfdistkit.horovod_build.commands import Say, run_logged
 from tfdistkit.horovod_build.recipe import BuildOptions, Machine
@@ -59,7 +59,7 @@ def plan_build(python: str, *, with_mpi: bool | None, with_nccl: bool) -> BuildP
     target = ask_target(python, recipe.BUILD_PACKAGES)
     inherited = env.child_env({})
     path = os.pathsep.join([target.scripts, inherited.get("PATH", os.defpath)])
-    machine = needs.look_at_machine(path)
+    machine = prerequisites.look_at_machine(path)
     options = BuildOptions(with_mpi=bool(machine.mpi) if with_mpi is None else with_mpi, with_nccl=with_nccl)
     return BuildPlan(
         target=target,
@@ -144,7 +144,7 @@ def plan_text(plan: BuildPlan, cache: WheelCache) -> str:
     if wheel:
         lines.append(f"cache     {wheel}")
     else:
-        found = needs.look_at_needs(plan.options, target, plan.variables)
+        found = prerequisites.look_at_needs(plan.options, target, plan.variables)
         lines += [f"needs     {need.what}: {need.found or 'MISSING: ' + need.install}" for need in found]
         lines.append(f"cache     not there yet: {cache.folder / plan.name}")
         lines += [f"variable  {name}={value}" for name, value in plan.variables.items() if value is not None]
@@ -202,6 +202,6 @@ def _build(plan: BuildPlan, cache: WheelCache, work: Path, log: Path, say: Say) 
 
 
 def _check_needs(plan: BuildPlan) -> None:
-    missing = needs.missing_text(needs.look_at_needs(plan.options, plan.target, plan.variables))
+    missing = prerequisites.missing_text(prerequisites.look_at_needs(plan.options, plan.target, plan.variables))
     if missing:
         raise MissingDependencyError(f"To build Horovod, this machine lacks:\n{missing}")

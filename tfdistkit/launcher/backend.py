@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 
 # Name -> module; each has a class `Launcher`. What its workers are told of the cluster is in `rank_variables`.
 BACKENDS = {
-    "local": "tfdistkit.launcher.local",
-    "horovod": "tfdistkit.launcher.horovod",
-    "mpi": "tfdistkit.launcher.mpi",
+    "local": "tfdistkit.launcher.local.backend",
+    "horovod": "tfdistkit.launcher.local.horovod",
+    "mpi": "tfdistkit.launcher.mpi.backend",
 }
 
 # The same on several hosts, where a job names them.
 ON_HOSTS = {
-    "local": "tfdistkit.launcher.ssh",
-    "horovod": "tfdistkit.launcher.ssh",
-    "mpi": "tfdistkit.launcher.mpi_hosts",
+    "local": "tfdistkit.launcher.ssh.backend",
+    "horovod": "tfdistkit.launcher.ssh.backend",
+    "mpi": "tfdistkit.launcher.mpi.hosts",
 }
 
 # Those whose processes can have roles (chief, worker, ps): they are told of each other by TF_CONFIG.

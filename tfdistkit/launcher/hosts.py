@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tfdistkit.cluster.addresses import LOOPBACK_HOSTS
-from tfdistkit.cluster.hosts import HostSlots
+from tfdistkit.cluster.environments.host_list import HostSlots
 from tfdistkit.errors import OptionError, explain
 
 # A name that ssh could take for an option, or a shell for anything but a name, is none. An IPv6 address is in brackets.

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfdistkit.launcher.slurm_script import BATCH_FILE, ENDED_FILE
+from tfdistkit.launcher.slurm.batch_script import BATCH_FILE, ENDED_FILE
 from tfdistkit.report.events import FILE_NAME as EVENTS_FILE
 
 # Long enough to come back to a failure after a week-end. Systems often clean such folders after ten days.

@@ -14,8 +14,8 @@ from tfdistkit.cluster.addresses import join_address
 from tfdistkit.cluster.ports import free_ports
 from tfdistkit.cluster.spec import ClusterSpec, TaskSpec
 from tfdistkit.launcher.hosts import spread
-from tfdistkit.launcher.limits import require_room
-from tfdistkit.launcher.places import Place, places_here
+from tfdistkit.launcher.local.limits import require_room
+from tfdistkit.launcher.placement import Place, places_here
 from tfdistkit.launcher.rank_variables import check_variables, default_variables, rank_variables
 from tfdistkit.launcher.spec import JobSpec, ProcessSpec
 from tfdistkit.report.names import ProcessName, attempt_folder
@@ -49,9 +49,7 @@ def plan_job(job: JobSpec, attempt: int = 0) -> tuple[ProcessSpec, ...]:
     return plan_processes(job, places, python=sys.executable, attempt=attempt)
 
 
-def plan_processes(
-    job: JobSpec, places: Sequence[Place], *, python: str, attempt: int = 0
-) -> tuple[ProcessSpec, ...]:
+def plan_processes(job: JobSpec, places: Sequence[Place], *, python: str, attempt: int = 0) -> tuple[ProcessSpec, ...]:
     """Decides what is started for a job.
 
     Args:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from tfdistkit import env
-from tfdistkit.cluster import horovod
+from tfdistkit.cluster.environments import horovod
 from tfdistkit.cluster.spec import ClusterSpec
 from tfdistkit.cluster.tf_config import to_tf_config
 from tfdistkit.errors import OptionError, explain
-from tfdistkit.launcher.places import LOOPBACK
+from tfdistkit.launcher.placement import LOOPBACK
 
 # The network interface of NCCL.
 NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"

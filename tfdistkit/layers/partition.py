@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdistkit.strategies import keras_seams, table_rows
+from tfdistkit.keras_adapter import private_api, table_rows
 
 # A smaller table stays in one piece: a lookup in several costs a request for each.
 _WORTH_SPLITTING_BYTES = 64 * 2**20
@@ -16,7 +16,7 @@ _WORTH_SPLITTING_BYTES = 64 * 2**20
 
 def number_of_servers() -> int:
     """Returns how many parameter servers the strategy in scope has; 0 for other strategies."""
-    return keras_seams.number_of_servers(tf.distribute.get_strategy())
+    return private_api.number_of_servers(tf.distribute.get_strategy())
 
 
 def count_shards(rows: int, row_bytes: int, servers: int, shard_bytes: int) -> int:

@@ -11,8 +11,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdistkit.errors import OptionError, UnsupportedError, explain
+from tfdistkit.keras_adapter import table_parts
 from tfdistkit.layers import initial_rows, partition
-from tfdistkit.strategies import keras_hooks, table_parts
+from tfdistkit.strategies import keras_patches
 
 _SHARD_BYTES = 2**30
 
@@ -86,15 +87,18 @@ class ShardedEmbedding(keras.layers.Layer):
         """
         _refuse_unsupported(kwargs, embeddings_constraint)
         super().__init__(**kwargs)
-        keras_hooks.install()
+        keras_patches.install()
         self.input_dim = _positive("input_dim", input_dim)
         self.output_dim = _positive("output_dim", output_dim)
         self.shards = None if shards is None else _positive("shards", shards)
         self.shard_bytes = _positive("shard_bytes", shard_bytes)
         if self.shards is not None and self.shards > self.input_dim:
             raise OptionError(
-                explain("`shards` is larger than the table.", received=f"shards={shards}, input_dim={input_dim}",
-                        expected="at least one row for each part")
+                explain(
+                    "`shards` is larger than the table.",
+                    received=f"shards={shards}, input_dim={input_dim}",
+                    expected="at least one row for each part",
+                )
             )
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
         self.embeddings_regularizer = keras.regularizers.get(embeddings_regularizer)
@@ -239,8 +243,9 @@ def _on_flat_values(look_up: Callable[[Any], Any], ids: Any) -> Any:
 
 def _positive(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value <= 0:
-        raise OptionError(explain(f"`{name}` is no number of it.", received=f"{name}={value!r}",
-                                  expected="a positive integer"))
+        raise OptionError(
+            explain(f"`{name}` is no number of it.", received=f"{name}={value!r}", expected="a positive integer")
+        )
     return int(value)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tfdistkit import env
-from tfdistkit.cluster import asked
+from tfdistkit.cluster import requested
 from tfdistkit.cluster.detection import detect_cluster
 from tfdistkit.cluster.liveness import Sign, look
 from tfdistkit.errors import TfdistkitError
@@ -60,12 +60,12 @@ def describe_alone(count: int) -> str:
 
 
 def _worked_alone() -> bool:
-    if asked.was_noted("strategy") or env.text(env.OWN_MODELS) == "1":
+    if requested.was_noted("strategy") or env.text(env.OWN_MODELS) == "1":
         return False
     if not any(name in sys.modules for name in _FRAMEWORKS) or any(name in sys.modules for name in _OTHER_WAYS):
         return False
     # A script that knows its place may prepare data, say; one that trains with Keras needs a strategy for it.
-    if asked.was_noted("rank") and not _has_trained_model():
+    if requested.was_noted("rank") and not _has_trained_model():
         return False
     try:
         cluster = detect_cluster()

@@ -1,4 +1,4 @@
-"""How far a process of a job came: the steps of its optimizer, for who asks which rank left too early."""
+"""How far a process of a job came: the steps of its optimizer, and the mark of a backup."""
 
 from __future__ import annotations
 
@@ -10,6 +10,19 @@ from pathlib import Path
 from tfdistkit import env
 
 FILE_NAME = "steps"
+
+# A process that ends because it was told to (SIGUSR1) leaves this file when it has made a backup. Without it, whoever
+# started the process could not tell it from one that was told too early, while it was starting, and that would never
+# come further if it were started again and again.
+BACKUP_FILE = "backup"
+
+
+def leave_backup_mark() -> None:
+    """Leaves the mark of a backup in this process's folder, if a launcher gave it one."""
+    folder = env.text(env.TASK_DIR)
+    if folder is not None:
+        with contextlib.suppress(OSError):
+            Path(folder, BACKUP_FILE).touch()
 
 
 def leave_steps() -> None:

@@ -39,8 +39,7 @@ def describe_failure(failure: Failure) -> str:
         Several lines without a newline at the end.
     """
     lines = [
-        f"{failure.name} {failure.headline} "
-        f"(host {failure.host}, pid {failure.pid}, exit code {failure.exit_code})"
+        f"{failure.name} {failure.headline} (host {failure.host}, pid {failure.pid}, exit code {failure.exit_code})"
     ]
     if failure.loss or failure.remark:
         lines += [told for told in (failure.loss, failure.remark) if told]

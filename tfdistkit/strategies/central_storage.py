@@ -19,15 +19,18 @@ import tensorflow as tf
 
 from tfdistkit.cluster.spec import ClusterSpec
 from tfdistkit.errors import UnsupportedError, explain
-from tfdistkit.strategies import collective_keys, keras_hooks, keras_seams
-from tfdistkit.strategies import step as steps
+from tfdistkit.keras_adapter import private_api
+from tfdistkit.strategies import keras_patches
+from tfdistkit.strategies.contract import KerasStrategyMixin, require_single_process
 from tfdistkit.strategies.devices import Devices, resolve_devices, resolve_parameter_device
-from tfdistkit.strategies.replica import KerasStrategyMixin, ReplicaMixin, own_tensors, require_single_process
+from tfdistkit.strategies.sync import collective_keys
+from tfdistkit.strategies.sync import step as steps
+from tfdistkit.strategies.sync.replica import ReplicaMixin, own_tensors
 
 _LOCAL = threading.local()
 
 
-class CentralVariable(keras_seams.MirroredVariable):
+class CentralVariable(private_api.MirroredVariable):
     """A variable of which all replicas use one and the same copy."""
 
     def _get_replica(self, replica_id: int) -> Any:
@@ -58,7 +61,7 @@ class _Place:
         self._devices = (device,)
 
 
-class CentralStorageExtended(ReplicaMixin, keras_seams.MirroredExtended):
+class CentralStorageExtended(ReplicaMixin, private_api.MirroredExtended):
     """What runs the replicas, one thread each, and keeps the variables.
 
     Only what replicas must have for themselves is mirrored: metrics, the state of layers and of random
@@ -247,5 +250,5 @@ def build(
     require_single_process("central_storage", cluster)
     names = resolve_devices(devices)
     home = resolve_parameter_device(parameter_device, names)
-    keras_hooks.install()
+    keras_patches.install()
     return CentralStorageStrategy(names, home)

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdistkit import env
-from tfdistkit.cluster import slurm
+from tfdistkit.cluster.environments import slurm
 from tfdistkit.cluster.spec import ClusterSpec
 from tfdistkit.errors import OptionError, TooLateError, UnsupportedError, explain
-from tfdistkit.strategies import keras_seams
+from tfdistkit.keras_adapter import private_api
 
 Devices = int | str | Sequence[str] | None
 
@@ -39,8 +39,13 @@ def resolve_devices(devices: Devices) -> list[str]:
     if isinstance(devices, str):
         devices = [devices]
     if isinstance(devices, bool) or not isinstance(devices, (int, Sequence)):
-        raise OptionError(explain("`devices` is neither names nor a number.", received=f"devices={devices!r}",
-                                  expected="['GPU:0', 'GPU:1'], or 2"))
+        raise OptionError(
+            explain(
+                "`devices` is neither names nor a number.",
+                received=f"devices={devices!r}",
+                expected="['GPU:0', 'GPU:1'], or 2",
+            )
+        )
     if isinstance(devices, int):
         if devices < 1:
             raise OptionError(explain("`devices` is not a positive number.", received=f"devices={devices}"))
@@ -83,23 +88,34 @@ def _logical_cpus(number: int, gpus: int) -> list[str]:
 def _checked_names(names: list[str], option: str, given: object) -> list[str]:
     received = f"{option}={given!r}"
     if not names or not all(isinstance(name, str) for name in names):
-        raise OptionError(explain(f"`{option}` holds no device names.", received=received,
-                                  expected="names such as 'GPU:0'"))
+        raise OptionError(
+            explain(f"`{option}` holds no device names.", received=received, expected="names such as 'GPU:0'")
+        )
     try:
         specs = [tf.DeviceSpec.from_string(n if n.startswith("/") else f"/device:{n.upper()}") for n in names]
     except ValueError:
         specs = []
     short = [f"{s.device_type}:{s.device_index}" for s in specs if s.device_type and s.device_index is not None]
     if len(short) != len(names):
-        raise OptionError(explain(f"`{option}` holds something that is no device name.", received=received,
-                                  expected="names such as 'GPU:0' or 'CPU:0'"))
+        raise OptionError(
+            explain(
+                f"`{option}` holds something that is no device name.",
+                received=received,
+                expected="names such as 'GPU:0' or 'CPU:0'",
+            )
+        )
     if len(set(short)) != len(short):
         raise OptionError(explain(f"`{option}` names a device twice.", received=received))
     there = [f"{kind}:{i}" for kind in ("CPU", "GPU") for i in range(_number_of(kind))]
     missing = [name for name in short if name not in there]
     if missing:
-        raise OptionError(explain(f"`{option}` names {missing[0]}, which is not here.", received=received,
-                                  expected=f"devices out of: {', '.join(there)}"))
+        raise OptionError(
+            explain(
+                f"`{option}` names {missing[0]}, which is not here.",
+                received=received,
+                expected=f"devices out of: {', '.join(there)}",
+            )
+        )
     return short
 
 
@@ -145,7 +161,7 @@ def require_not_started(received: str) -> None:
     """Raises:
     TooLateError: if TensorFlow has its devices already.
     """
-    if keras_seams.tensorflow_has_started():
+    if private_api.tensorflow_has_started():
         raise TooLateError(too_late(received))
 
 

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NewType
 
-from tfdistkit.cluster import asked
+from tfdistkit.cluster import requested
 from tfdistkit.cluster.detection import detect_cluster
-from tfdistkit.cluster.mpi_addresses import can_exchange
+from tfdistkit.cluster.environments.mpi_addresses import can_exchange
 from tfdistkit.cluster.spec import ClusterSpec
 from tfdistkit.errors import OptionError, UnsupportedError, explain, nearest
 from tfdistkit.strategies.prerequisites import require_keras_on_tensorflow
@@ -27,8 +27,8 @@ _MODULES = {
     "mirrored": "tfdistkit.strategies.mirrored",
     "central_storage": "tfdistkit.strategies.central_storage",
     "multiworker": "tfdistkit.strategies.multiworker",
-    "horovod": "tfdistkit.strategies.horovod",
-    "parameter_server": "tfdistkit.strategies.parameter_server",
+    "horovod": "tfdistkit.strategies.horovod.strategy",
+    "parameter_server": "tfdistkit.strategies.parameter_server.strategy",
 }
 
 _CHOSEN_BY_AUTO = ("one_device", "mirrored", "multiworker", "horovod", "parameter_server")
@@ -56,7 +56,7 @@ _made = ""
 
 def make(name: str, options: dict[str, Any]) -> tf.distribute.Strategy:
     """Makes a strategy: see `tfdistkit.strategy`."""
-    asked.note("strategy")
+    requested.note("strategy")
     cluster = detect_cluster()
     known = _known_name(name)
     _check_servers(known, cluster)
@@ -186,10 +186,10 @@ def _offer_collectives(made: Any) -> None:
     import tensorflow as tf
 
     from tfdistkit.collectives import registry
-    from tfdistkit.strategies import lost_peer
+    from tfdistkit.strategies.sync import peer_errors
 
     if isinstance(made, tf.distribute.Strategy):
-        registry.use(made, lost_peer.explained)
+        registry.use(made, peer_errors.explained)
 
 
 def _choose(cluster: ClusterSpec) -> str:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfdistkit.cluster.spec import ClusterSpec
-from tfdistkit.strategies import collective_keys, keras_hooks, keras_seams
+from tfdistkit.keras_adapter import private_api
+from tfdistkit.strategies import keras_patches
+from tfdistkit.strategies.contract import KerasStrategyMixin, require_single_process
 from tfdistkit.strategies.devices import Devices, resolve_devices
-from tfdistkit.strategies.replica import KerasStrategyMixin, ReplicaMixin, require_single_process
+from tfdistkit.strategies.sync import collective_keys
+from tfdistkit.strategies.sync.replica import ReplicaMixin
 
 
-class MirroredExtended(ReplicaMixin, keras_seams.MirroredExtended):
+class MirroredExtended(ReplicaMixin, private_api.MirroredExtended):
     """What runs the replicas, one thread each."""
 
 
@@ -40,5 +43,5 @@ def build(cluster: ClusterSpec, *, devices: Devices = None) -> MirroredStrategy:
     """
     require_single_process("mirrored", cluster)
     names = resolve_devices(devices)
-    keras_hooks.install()
+    keras_patches.install()
     return MirroredStrategy(names)

@@ -24,7 +24,7 @@ from tfdistkit import env
 from tfdistkit.cluster.detection import detect_cluster
 from tfdistkit.collectives import registry
 from tfdistkit.errors import UnsupportedError, explain
-from tfdistkit.strategies import keras_seams
+from tfdistkit.keras_adapter import private_api
 
 # Frames of these packages are not the user's.
 _PACKAGES = tuple(os.path.dirname(str(module.__file__)) + os.sep for module in (keras, tf, tfdistkit))
@@ -46,28 +46,28 @@ _OF_TENSORFLOW = (
 
 def install() -> None:
     """Hooks what makes, compiles, trains and evaluates a model, around the hooks that are there."""
-    keras_seams.hook("model_made", _note_line)
-    keras_seams.hook("compile", _compile)
-    keras_seams.hook("strategy_scope", _scope)
-    keras_seams.hook("apply", _apply)
+    private_api.hook("model_made", _note_line)
+    private_api.hook("compile", _compile)
+    private_api.hook("strategy_scope", _scope)
+    private_api.hook("apply", _apply)
     for key in ("fit", "train_on_batch"):
-        keras_seams.hook(key, functools.partial(_train_or_test, key, True))
+        private_api.hook(key, functools.partial(_train_or_test, key, True))
     for key in ("evaluate", "test_on_batch"):
-        keras_seams.hook(key, functools.partial(_train_or_test, key, False))
+        private_api.hook(key, functools.partial(_train_or_test, key, False))
     for key in ("predict", "predict_on_batch"):
-        keras_seams.hook(key, _in_clear_words)
+        private_api.hook(key, _in_clear_words)
 
 
 def _note_line(original: Any, model: Any) -> None:
     original(model)
-    if keras_seams.strategy_of(model) is None:
+    if private_api.strategy_of(model) is None:
         _made_at[model] = line_of_user()
 
 
 def _compile(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
     """Compiles in the scope of the model's strategy, where the optimizer's and the metrics' variables belong."""
-    strategy = keras_seams.strategy_of(model)
-    if not keras_seams.is_ours(strategy):
+    strategy = private_api.strategy_of(model)
+    if not private_api.is_ours(strategy):
         return original(model, *args, **kwargs)
     _require_no_other_scope(strategy, "compile", model)
     given = inspect.signature(original).bind(model, *args, **kwargs).arguments
@@ -83,7 +83,7 @@ def _compile(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
 def _scope(original: Any, strategy: Any) -> Any:
     """Refuses the scope of one strategy inside of that of another."""
     current: Any = tf.distribute.get_strategy() if tf.distribute.has_strategy() else strategy
-    if current is not strategy and (keras_seams.is_ours(current) or keras_seams.is_ours(strategy)):
+    if current is not strategy and (private_api.is_ours(current) or private_api.is_ours(strategy)):
         raise UnsupportedError(
             explain(
                 "A strategy's scope stands inside the scope of another strategy.",
@@ -93,7 +93,7 @@ def _scope(original: Any, strategy: Any) -> Any:
             )
         )
     scope = original(strategy)
-    return _without_legacy_keras(scope) if keras_seams.is_ours(strategy) and "tf_keras" in sys.modules else scope
+    return _without_legacy_keras(scope) if private_api.is_ours(strategy) and "tf_keras" in sys.modules else scope
 
 
 @contextlib.contextmanager
@@ -122,7 +122,7 @@ def _without_legacy_keras(scope: Any) -> Iterator[Any]:
 def _apply(original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
     """In loops of the user's own, while they are traced: `fit` has looked before."""
     strategy: Any = tf.distribute.get_strategy()
-    if keras_seams.is_ours(strategy) and tf.inside_function():
+    if private_api.is_ours(strategy) and tf.inside_function():
         require_own_optimizer(strategy, optimizer)
     return original(optimizer, *args, **kwargs)
 
@@ -140,8 +140,8 @@ def _train_or_test(method: str, trains: bool, original: Any, model: Any, *args: 
 
 
 def _check(model: Any, method: str, trains: bool) -> None:
-    strategy = keras_seams.strategy_of(model)
-    if not keras_seams.is_ours(strategy):
+    strategy = private_api.strategy_of(model)
+    if not private_api.is_ours(strategy):
         _require_member(model, method)
         if trains:
             _require_no_scope_of_ours(model, method)
@@ -159,7 +159,7 @@ def _require_member(model: Any, method: str) -> None:
     UnsupportedError: if this process is one of several that train together, and the model takes no part in it.
     """
     last = registry.last_made()
-    if last is None or keras_seams.strategy_of(model) is last.strategy or env.text(env.OWN_MODELS) == "1":
+    if last is None or private_api.strategy_of(model) is last.strategy or env.text(env.OWN_MODELS) == "1":
         return
     cluster = detect_cluster()
     if not cluster.is_training or not (cluster.world_size > 1 or cluster.has_servers):
@@ -179,13 +179,13 @@ def _require_member(model: Any, method: str) -> None:
 
 def _move(model: Any) -> str:
     line = _made_at.get(model)
-    if line is None and keras_seams.strategy_of(model) is None:
+    if line is None and private_api.strategy_of(model) is None:
         return "Make the strategy first, at the top of the script, and the model in its scope."
     return f"Move {line or 'the line that makes the model'} into `with strategy.scope():`."
 
 
 def _told(model: Any) -> str:
-    made_in, line = keras_seams.strategy_of(model), _made_at.get(model)
+    made_in, line = private_api.strategy_of(model), _made_at.get(model)
     if made_in is not None:
         return f"the model {model.name!r}, made in the scope of {_name(made_in)}"
     return f"the model {model.name!r}, made " + (f"outside of a scope at {line}" if line else "before the strategy")
@@ -194,14 +194,17 @@ def _told(model: Any) -> str:
 def _require_no_scope_of_ours(model: Any, method: str) -> None:
     """A model that was made in no scope of ours cannot be trained inside of one, nor with what was made there."""
     strategy: Any = tf.distribute.get_strategy()
-    if keras_seams.is_ours(strategy):
+    if private_api.is_ours(strategy):
         found = f"`{method}` in the scope of {_name(strategy)}"
     else:
         made = [variable for one in _optimizers(model) for variable in one.variables]
-        owners = [keras_seams.owner_of(keras_seams.raw_variable(variable)) for variable in made]
-        owners += [raw.distribute_strategy for raw in map(keras_seams.raw_variable, model.trainable_variables)
-                   if isinstance(raw, tf.distribute.DistributedValues) and len(raw.values) > 1]
-        owner = next(filter(keras_seams.is_ours, owners), None)
+        owners = [private_api.owner_of(private_api.raw_variable(variable)) for variable in made]
+        owners += [
+            raw.distribute_strategy
+            for raw in map(private_api.raw_variable, model.trainable_variables)
+            if isinstance(raw, tf.distribute.DistributedValues) and len(raw.values) > 1
+        ]
+        owner = next(filter(private_api.is_ours, owners), None)
         if owner is None:
             return
         found = f"its layers or its optimizer in the scope of {_name(owner)}"
@@ -240,8 +243,11 @@ def _require_own_weights(strategy: Any, model: Any) -> None:
     outside = _outside(strategy, model.trainable_variables)
     if not outside:
         return
-    layers = [layer.name for layer in model.layers
-              if any(one is variable for one in layer.trainable_variables for variable in outside)]
+    layers = [
+        layer.name
+        for layer in model.layers
+        if any(one is variable for one in layer.trainable_variables for variable in outside)
+    ]
     more = f" and {len(outside) - 1} more" if len(outside) > 1 else ""
     raise UnsupportedError(
         explain(
@@ -298,8 +304,8 @@ def _require_own_metrics(strategy: Any, metrics: Iterable[Any]) -> None:
 
 def _outside(strategy: Any, variables: Iterable[Any]) -> list[Any]:
     """Returns the Keras variables whose TensorFlow variable another strategy made, or none."""
-    found = [(variable, keras_seams.raw_variable(variable)) for variable in variables]
-    return [variable for variable, raw in found if raw is not None and not keras_seams.is_of(strategy, raw)]
+    found = [(variable, private_api.raw_variable(variable)) for variable in variables]
+    return [variable for variable, raw in found if raw is not None and not private_api.is_of(strategy, raw)]
 
 
 def _in_clear_words(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -309,8 +315,8 @@ def _in_clear_words(original: Callable[..., Any], model: Any, *args: Any, **kwar
     except (RuntimeError, ValueError) as error:
         if isinstance(error, UnsupportedError) or not any(sign in str(error) for sign in _OF_TENSORFLOW):
             raise
-        strategy = keras_seams.strategy_of(model)
-        if not any(map(keras_seams.is_ours, (strategy, tf.distribute.get_strategy()))):
+        strategy = private_api.strategy_of(model)
+        if not any(map(private_api.is_ours, (strategy, tf.distribute.get_strategy()))):
             raise
         raise UnsupportedError(
             explain(
@@ -326,7 +332,7 @@ def _in_clear_words(original: Callable[..., Any], model: Any, *args: Any, **kwar
 def _name(strategy: Any) -> str:
     if strategy is None:
         return "no strategy"
-    module = "" if keras_seams.is_ours(strategy) else type(strategy).__module__.partition(".")[0] + "'s "
+    module = "" if private_api.is_ours(strategy) else type(strategy).__module__.partition(".")[0] + "'s "
     return module + type(strategy).__name__
 
 

@@ -7,16 +7,19 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdistkit.cluster.mpi_addresses import exchange_addresses
+from tfdistkit.cluster.environments.mpi_addresses import exchange_addresses
 from tfdistkit.cluster.own_address import check_own_address
-from tfdistkit.cluster.rendezvous import meet
+from tfdistkit.cluster.rendezvous.exchange import exchange_facts
 from tfdistkit.cluster.spec import TRAINING_ROLES, ClusterSpec
 from tfdistkit.errors import ClusterConfigError, OptionError, RendezvousError, explain, nearest
-from tfdistkit.strategies import collective_deadline, collective_keys, keras_hooks, keras_seams
+from tfdistkit.keras_adapter import private_api
+from tfdistkit.strategies import keras_patches
+from tfdistkit.strategies.consistency.shuffling import AgreedShuffling, require_check_data
+from tfdistkit.strategies.consistency.versions import facts
+from tfdistkit.strategies.contract import KerasStrategyMixin
 from tfdistkit.strategies.devices import require_not_started, take_gpu_of_local_rank
-from tfdistkit.strategies.replica import KerasStrategyMixin, ReplicaMixin
-from tfdistkit.strategies.shuffling import AgreedShuffling, require_check_data
-from tfdistkit.strategies.versions import facts
+from tfdistkit.strategies.sync import collective_keys, collective_timeout
+from tfdistkit.strategies.sync.replica import ReplicaMixin
 
 _COMMUNICATION = ("auto", "ring", "nccl")
 
@@ -37,7 +40,7 @@ _TIMEOUT_S = 300.0
 _SUMS_BEFORE_FUNCTION = 3
 
 
-class MultiWorkerExtended(ReplicaMixin, keras_seams.CollectiveAllReduceExtended):
+class MultiWorkerExtended(ReplicaMixin, private_api.CollectiveAllReduceExtended):
     """What runs the replica of this process and talks to the others."""
 
     def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
@@ -45,7 +48,7 @@ class MultiWorkerExtended(ReplicaMixin, keras_seams.CollectiveAllReduceExtended)
         local = self._container_strategy().experimental_local_results(value)
         is_dense = len(local) == 1 and isinstance(local[0], (tf.Tensor, tf.Variable))
         is_plain = is_dense and isinstance(destinations, str)  # A variable would be kept with its function.
-        if not tf.executing_eagerly() or self._num_workers == 1 or not is_plain or keras_seams.is_mirrored(value):
+        if not tf.executing_eagerly() or self._num_workers == 1 or not is_plain or private_api.is_mirrored(value):
             return reduce(reduce_op, value, destinations, options)
         tensor = tf.convert_to_tensor(local[0])
         # All ranks make the same calls, so they trace at the same call too.
@@ -61,16 +64,14 @@ class MultiWorkerExtended(ReplicaMixin, keras_seams.CollectiveAllReduceExtended)
             ).get_concrete_function(tensor)
         return functions[key](tensor)
 
-    def _get_variable_creator_initial_value(
-        self, replica_id: int, device: str, primary_var: Any, **kwargs: Any
-    ) -> Any:
+    def _get_variable_creator_initial_value(self, replica_id: int, device: str, primary_var: Any, **kwargs: Any) -> Any:
         send = super()._get_variable_creator_initial_value
         if replica_id != 0 or self._num_workers == 1:
             return send(replica_id=replica_id, device=device, primary_var=primary_var, **kwargs)
 
         def value_of_rank_0() -> Any:
             with tf.device(device):
-                value = keras_seams.initial_value(kwargs["initial_value"])
+                value = private_api.initial_value(kwargs["initial_value"])
                 value = tf.convert_to_tensor(value, dtype=kwargs.get("dtype"))
             if value.shape.num_elements() == 0:
                 return value  # TensorFlow crashes when it sends nothing.
@@ -82,7 +83,7 @@ class MultiWorkerExtended(ReplicaMixin, keras_seams.CollectiveAllReduceExtended)
         return value_of_rank_0
 
 
-class MultiWorkerStrategy(KerasStrategyMixin, AgreedShuffling, tf.distribute.MultiWorkerMirroredStrategy):
+class MultiWorkerStrategy(AgreedShuffling, KerasStrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):
     """`tf.distribute.MultiWorkerMirroredStrategy` that works with Keras 3, exactly."""
 
     _collective_key_base = collective_keys.BASE_OF_PROCESSES  # TensorFlow asks for it here.
@@ -121,22 +122,22 @@ def build(
     options = _communication_options(communication, timeout_s)
     require_check_data(check_data)
     if not cluster.is_training or cluster.world_size == 1:
-        keras_hooks.install()
+        keras_patches.install()
         alone = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({}))
         return MultiWorkerStrategy(alone, options)
     cluster = exchange_addresses(cluster, timeout_s)
     _require_addresses(cluster)
     require_not_started(f"rank {cluster.rank} of {cluster.world_size}")
-    keras_hooks.install()
+    keras_patches.install()
     check_own_address(cluster)
-    meeting = meet(cluster, facts(), timeout_s)
+    rendezvous = exchange_facts(cluster, facts(), timeout_s)
     take_gpu_of_local_rank(cluster)
     strategy = _start(cluster, options, timeout_s)
     strategy.check_data = check_data
-    collective_deadline.start(options.timeout_seconds)
-    if keras_seams.global_seed() is None:
+    collective_timeout.start(options.timeout_seconds)
+    if private_api.global_seed() is None:
         # Shuffling without a seed of the user's own has to be the same on all ranks.
-        tf.random.set_seed(int(meeting.facts[0]["seed"]))
+        tf.random.set_seed(int(rendezvous.facts[0]["seed"]))
     return strategy
 
 
@@ -162,7 +163,7 @@ def _start(cluster: ClusterSpec, options: Any, timeout_s: float) -> MultiWorkerS
         num_accelerators={"GPU": len(tf.config.get_visible_devices("GPU"))},
         rpc_layer="grpc",
     )
-    keras_seams.configure_coordination(spec, timeout_s)
+    private_api.configure_coordination(spec, timeout_s)
     try:
         return MultiWorkerStrategy(resolver, options)
     except (tf.errors.DeadlineExceededError, tf.errors.UnavailableError, tf.errors.InternalError) as error:

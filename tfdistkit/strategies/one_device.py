@@ -6,9 +6,9 @@ import tensorflow as tf
 
 from tfdistkit.cluster.spec import ClusterSpec
 from tfdistkit.errors import OptionError, explain
-from tfdistkit.strategies import keras_hooks
+from tfdistkit.strategies import keras_patches
+from tfdistkit.strategies.contract import KerasStrategyMixin, require_single_process
 from tfdistkit.strategies.devices import Devices, resolve_devices
-from tfdistkit.strategies.replica import KerasStrategyMixin, require_single_process
 
 
 class OneDeviceStrategy(KerasStrategyMixin, tf.distribute.OneDeviceStrategy):
@@ -33,8 +33,12 @@ def build(cluster: ClusterSpec, *, devices: Devices = None) -> OneDeviceStrategy
     names = resolve_devices(devices)
     if devices is not None and len(names) != 1:
         raise OptionError(
-            explain("`devices` names several devices.", received=f"devices={devices!r}", expected="one device",
-                    do='For several devices, ask for the strategy "mirrored".')
+            explain(
+                "`devices` names several devices.",
+                received=f"devices={devices!r}",
+                expected="one device",
+                do='For several devices, ask for the strategy "mirrored".',
+            )
         )
-    keras_hooks.install()
+    keras_patches.install()
     return OneDeviceStrategy(names[0])

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfdistkit.strategies import keras_seams
-from tfdistkit.strategies import step as steps
+from tfdistkit.keras_adapter import private_api
+from tfdistkit.strategies.sync import step as steps
 
 # A strategy whose steps run in other processes has a `clock()` of its own.
 _OF_MODEL: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
@@ -50,7 +50,7 @@ class StepClock:
 
     def __init__(self, model: Any):
         extended = model.distribute_strategy.extended
-        self._replicas_here = max(1, len(extended.worker_devices)) if keras_seams.strategy_of(model) else 1
+        self._replicas_here = max(1, len(extended.worker_devices)) if private_api.strategy_of(model) else 1
         self._is_inside = False
         with tf.device("CPU:0"), tf.init_scope():
             # Seconds or rows that add up; the end of the last step; the last wait.
@@ -157,7 +157,7 @@ def attach(model: Any) -> Any:
     """Returns the clock of a model; the train function is made anew if it had none."""
     if model not in _OF_MODEL:
         strategy = model.distribute_strategy
-        _OF_MODEL[model] = strategy.clock() if hasattr(strategy, "clock") else StepClock(model)
+        _OF_MODEL[model] = strategy.clock(model) if private_api.is_ours(strategy) else StepClock(model)
         model.make_train_function(force=True)
     return _OF_MODEL[model]
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tfdistkit.launcher.backend import Backend, WorkerHandle
-from tfdistkit.launcher.console import Console
-from tfdistkit.launcher.logs import LogPump
+from tfdistkit.launcher.output.console import Console
+from tfdistkit.launcher.output.logs import LogPump
 from tfdistkit.launcher.planning import plan_again
 from tfdistkit.launcher.spec import JobSpec, ProcessSpec
 from tfdistkit.report.alone import all_worked_alone
@@ -42,7 +42,7 @@ _OTHER_EXIT_CODE = 1
 
 _SUSPENDED = f"It had been suspended (SIGSTOP) for {SUSPENDED_S:g} s, so the launcher killed it."
 _LEFT_EARLY = (
-    "It left the coordinator alone: the script never came to tfdistkit.strategy(\"parameter_server\") there, which "
+    'It left the coordinator alone: the script never came to tfdistkit.strategy("parameter_server") there, which '
     "does not return in a worker or server, or it took the coordinator for dead."
 )
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tfdistkit.errors import OptionError, explain
-from tfdistkit.launcher import slurm
-from tfdistkit.launcher.console import Console
-from tfdistkit.launcher.slurm_script import BATCH_FILE, ENDED_FILE, PID_FILE, BatchSpec
+from tfdistkit.launcher.output.console import Console
+from tfdistkit.launcher.slurm import commands as slurm
+from tfdistkit.launcher.slurm.batch_script import BATCH_FILE, ENDED_FILE, PID_FILE, BatchSpec
 from tfdistkit.report.crashes import read_crash
 from tfdistkit.report.events import EventLog
 from tfdistkit.report.failures import Failure, first_cause_first, signal_name

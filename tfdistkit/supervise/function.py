@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, overload
 
 from tfdistkit.errors import WorkerFailedError, explain
 from tfdistkit.launcher.call import read_result, remove_results, write_call
-from tfdistkit.launcher.console import Console
 from tfdistkit.launcher.old_runs import remove_old_runs
+from tfdistkit.launcher.output.background_sink import text_sinks
+from tfdistkit.launcher.output.console import Console
+from tfdistkit.launcher.output.sinks import open_descriptors
 from tfdistkit.launcher.planning import plan_job
-from tfdistkit.launcher.sinks import open_descriptors
 from tfdistkit.launcher.spec import JobSpec, temporary_run_dir
-from tfdistkit.launcher.waiting_sink import text_sinks
 from tfdistkit.report.events import require_unused
 from tfdistkit.report.names import ProcessName
 from tfdistkit.report.startup_lines import StartupLines, are_wanted
@@ -205,8 +205,11 @@ def launch(
         raise KeyboardInterrupt
     if result.outcome is not Outcome.SUCCEEDED:
         raise _failed(result, job)
-    values = [_value(process.name, folder) for process, folder in zip(processes, result.folders, strict=True)
-              if process.name.role in (None, "chief")]
+    values = [
+        _value(process.name, folder)
+        for process, folder in zip(processes, result.folders, strict=True)
+        if process.name.role in (None, "chief")
+    ]
     if log_dir is None and not console.problem:
         shutil.rmtree(run_dir, ignore_errors=True)
     return values[0] if ps else values

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tfdistkit.errors import TfdistkitError
 from tfdistkit.launcher.backend import Backend, load_backend
-from tfdistkit.launcher.console import Console
+from tfdistkit.launcher.output.console import Console
 from tfdistkit.launcher.preparing import prepare_attempt
 from tfdistkit.launcher.spec import JobSpec, ProcessSpec, make_folders
 from tfdistkit.report.events import EventLog

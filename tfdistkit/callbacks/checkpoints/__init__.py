@@ -1,0 +1,1 @@
+"""`ChiefCheckpoint`, and files that appear whole or not at all."""

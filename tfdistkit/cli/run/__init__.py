@@ -1,0 +1,1 @@
+"""`tfdistkit run`."""

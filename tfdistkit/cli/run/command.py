@@ -1,0 +1,176 @@
+"""`tfdistkit run`: a script in several worker processes, on this machine or on others."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from tfdistkit import env
+from tfdistkit.cli.run.options import RunOptions, parse
+from tfdistkit.cli.run.parser import make_parser as make_parser  # as every command has one
+from tfdistkit.cli.run.slurm import run_in_slurm
+from tfdistkit.cli.run.starting import hidden_lines, starting_line
+from tfdistkit.cli.shown import end_console, shown_value
+from tfdistkit.errors import TfdistkitError
+from tfdistkit.launcher.local.isolation import isolate
+from tfdistkit.launcher.old_runs import remove_old_runs
+from tfdistkit.launcher.output.background_sink import standard_sinks
+from tfdistkit.launcher.output.console import Console
+from tfdistkit.launcher.piped_script import PipedScript, read_piped
+from tfdistkit.launcher.placement import HERE
+from tfdistkit.launcher.preparing import Prepared, prepare_attempt
+from tfdistkit.launcher.spec import JobSpec, ProcessSpec, temporary_run_dir
+from tfdistkit.report.alone import describe_alone
+from tfdistkit.report.events import require_unused
+from tfdistkit.report.failures import signal_name
+from tfdistkit.report.secret_values import without_secrets_in
+from tfdistkit.report.summary import describe_run
+from tfdistkit.supervise.decision import Outcome
+from tfdistkit.supervise.result import JobResult
+from tfdistkit.supervise.signals import SignalInbox
+from tfdistkit.supervise.supervisor import run_job
+
+_USAGE_EXIT_CODE = 2
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command.
+
+    Args:
+        arguments: What follows `tfdistkit run`.
+
+    Returns:
+        The exit code, see `tfdistkit run --help`.
+    """
+    options = parse(arguments)
+    try:
+        piped = read_piped(options.program[0]) if options.is_piped and not options.is_dry_run else None
+    except TfdistkitError as error:
+        return _refuse(error)
+    # Before there is anything to stop: from here on, Ctrl-C waits for the workers.
+    with SignalInbox() as inbox:
+        try:
+            if options.is_isolated:
+                isolate()
+            if options.slurm is not None:
+                return run_in_slurm(options, options.slurm, inbox.received)
+            job = _job(options, piped)
+            prepared = prepare_attempt(job, hurry=lambda: bool(inbox.received))
+            if inbox.received:
+                if prepared.backend is not None:
+                    prepared.backend.close()
+                return 128 + inbox.received[0]
+            if options.is_dry_run:
+                return _show(prepared)
+            return _run(job, prepared, options, inbox.received, piped)
+        except TfdistkitError as error:  # found before any process was started
+            if inbox.received:
+                return 128 + inbox.received[0]
+            return _refuse(error)
+
+
+def _refuse(error: TfdistkitError) -> int:
+    print(f"tfdistkit run: {error}", file=sys.stderr)
+    return _USAGE_EXIT_CODE
+
+
+def _job(options: RunOptions, piped: PipedScript | None) -> JobSpec:
+    run_dir = options.log_dir.absolute() if options.log_dir else temporary_run_dir(Path(tempfile.gettempdir()))
+    return JobSpec(
+        world_size=options.np,
+        program=options.program if piped is None else piped.program(run_dir, options.program[1:]),
+        run_dir=run_dir,
+        env=options.env,
+        threads_per_worker=options.threads_per_worker,
+        timeout_s=options.timeout_s,
+        passes_stdin=True,
+        backend=options.backend,
+        ps=options.ps,
+        max_restarts=options.max_restarts,
+        hosts=options.hosts,
+        mpi_args=options.mpi_args,
+    )
+
+
+def _show(prepared: Prepared) -> int:
+    if prepared.backend is not None:
+        prepared.backend.close()
+    print("\n".join([*filter(None, [prepared.told]), *map(_as_shell_line, prepared.processes)]))
+    return 0
+
+
+def _run(
+    job: JobSpec, prepared: Prepared, options: RunOptions, signals: Sequence[int], piped: PipedScript | None
+) -> int:
+    if options.log_dir is None:
+        remove_old_runs(job.run_dir.parent)
+    processes = prepared.processes
+    hidden = hidden_lines(options.is_verbose, options.env)
+    console = Console(*standard_sinks(), [process.name.label for process in processes], hidden)
+    if env.text(env.TF_CONFIG):
+        gets = "each worker gets one of its own" if options.backend == "local" else "the workers get none"
+        console.note(f"tfdistkit: TF_CONFIG of this shell is not used: {gets}.")
+    if prepared.told:
+        console.note(prepared.told)
+    if not options.is_quiet:
+        line = starting_line(job, options.is_isolated)
+        console.note("\n".join([line, *map(_as_shell_line, processes if options.is_verbose else ())]))
+    try:
+        if piped is not None:
+            require_unused(job.run_dir)
+            piped.write(job.run_dir)
+        result = run_job(job, processes, console, signals, prepared.backend)
+    except TfdistkitError:
+        console.finish()
+        if options.log_dir is None:
+            shutil.rmtree(job.run_dir, ignore_errors=True)
+        raise
+    _tell(result, job, options, console)
+    shown = end_console(console, result, job.run_dir, signals)
+    keeps_folder = options.log_dir is not None or result.outcome is not Outcome.SUCCEEDED or bool(result.incidents)
+    if not keeps_folder and shown.is_whole:
+        shutil.rmtree(job.run_dir, ignore_errors=True)
+    return shown.exit_code
+
+
+def _tell(result: JobResult, job: JobSpec, options: RunOptions, console: Console) -> None:
+    if result.outcome is not Outcome.SUCCEEDED:
+        console.note(_failure_text(result, job))
+    elif result.incidents:
+        told = describe_run((), incidents=result.incidents, kept=job.run_dir)
+        console.note(f"tfdistkit: the job ended well after {result.elapsed_s:.1f} s, in spite of failures.\n{told}")
+    elif options.is_verbose:
+        console.note(f"tfdistkit: the job ended well after {result.elapsed_s:.1f} s")
+    if result.worked_alone:
+        console.note(f"tfdistkit: {describe_alone(len(result.folders))}")
+
+
+def _failure_text(result: JobResult, job: JobSpec) -> str:
+    after = f"after {result.elapsed_s:.1f} s"
+    headline = {
+        Outcome.FAILED: f"the job failed {after}: " + ("the first failure was" if result.failures else "nobody ended,"),
+        Outcome.INTERRUPTED: f"the job was ended by {signal_name(result.exit_code - 128)} {after}.",
+        Outcome.TIMED_OUT: f"the job did not end within {job.timeout_s or 0:g} s (--timeout).",
+    }[result.outcome]
+    if result.attempt and result.outcome is Outcome.FAILED:
+        headline = f"attempt {result.attempt}, the last one, failed {after}: the first failure was"
+    told = describe_run(
+        result.failures,
+        suspended=result.suspended,
+        stopped=result.stopped,
+        left=result.left,
+        incidents=result.incidents,
+        kept=job.run_dir,
+    )
+    return f"tfdistkit: {headline}\n{told}"
+
+
+def _as_shell_line(process: ProcessSpec) -> str:
+    """A command that a shell would take, with the variables that the launcher sets."""
+    variables = [f"{name}={shown_value(name, value)}" for name, value in process.env.items()]
+    place = "" if process.host == HERE else f" on {process.host}"
+    return f"{process.name}{place}: {' '.join(variables)} {shlex.join(without_secrets_in(process.command))}"

@@ -1,0 +1,102 @@
+"""The words after `tfdistkit run`, as plain data; every mistake in them ends here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfdistkit import env
+from tfdistkit.cli.hints import in_our_words, type_this
+from tfdistkit.cli.run import host_options, slurm_options
+from tfdistkit.cli.run.parser import make_parser, spellings
+from tfdistkit.cli.run.script_check import is_pipe, module_problem, piped_elsewhere, script_problem, workers_missing
+from tfdistkit.errors import nearest
+from tfdistkit.launcher.hosts import HostsSpec
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What the user asked for on the command line."""
+
+    np: int
+    program: tuple[str, ...]
+    env: dict[str, str]
+    log_dir: Path | None
+    timeout_s: float | None
+    threads_per_worker: int | None
+    is_dry_run: bool
+    is_verbose: bool
+    is_quiet: bool = False
+    backend: str = "local"
+    ps: int = 0
+    max_restarts: int = 0
+    hosts: HostsSpec | None = None
+    mpi_args: tuple[str, ...] = ()
+    slurm: slurm_options.SlurmOptions | None = None
+    is_piped: bool = False
+    is_isolated: bool = False
+
+
+def parse(arguments: Sequence[str]) -> RunOptions:
+    """Reads the words after `tfdistkit run`.
+
+    Args:
+        arguments: The words.
+
+    Returns:
+        What they ask for.
+
+    Raises:
+        SystemExit: with 2 for a mistake, with 0 after --help.
+    """
+    parser = make_parser()
+    found, unknown = parser.parse_known_args(list(arguments))
+    if unknown:
+        parser.error(_unknown(unknown[0], arguments, spellings(parser)))
+    # One list, not a script and its arguments: argparse would take the script's own `--` for its own.
+    words = found.program[1:] if found.program[:1] == ["--"] else found.program
+    if not words:
+        parser.error("no script is given. Expected: tfdistkit run -np 2 script.py")
+    before = [word for word in arguments[: len(arguments) - len(words)] if word != "--"]
+    if found.np is None and found.backend != slurm_options.BACKEND and found.nnodes in (None, 1):
+        found.np, found.nproc_per_node, found.nnodes = found.nproc_per_node, None, None  # as torchrun says it
+    slurm = slurm_options.read(found, parser.error)
+    hosts = host_options.read(found, parser.error)
+    if found.np is None and hosts is not None:
+        found.np = hosts.total
+    if found.np is None:
+        parser.error(workers_missing(before, words))
+    problem = (module_problem if found.module else script_problem)(before, words)
+    is_piped = not found.module and is_pipe(words[0])
+    if found.isolate and (hosts is not None or slurm is not None):
+        problem = "--isolate is for jobs on this machine alone: leave it out, or leave out the hosts (-H, SLURM)."
+    elif is_piped and (hosts is not None or slurm is not None):
+        problem = piped_elsewhere(words[0])
+    if problem:
+        parser.error(problem)
+    return RunOptions(
+        np=found.np,
+        program=("-m", *words) if found.module else tuple(words),
+        env=dict([*found.passed, *found.env, *([(env.FULL_TRACEBACK, "1")] if found.full_traceback else [])]),
+        log_dir=found.log_dir,
+        timeout_s=found.timeout,
+        threads_per_worker=found.threads_per_worker,
+        is_dry_run=found.dry_run,
+        is_verbose=found.verbose,
+        is_quiet=found.quiet,
+        backend=found.backend,
+        ps=found.ps,
+        max_restarts=found.max_restarts,
+        hosts=hosts,
+        mpi_args=found.mpi_args,
+        slurm=slurm,
+        is_piped=is_piped,
+        is_isolated=found.isolate,
+    )
+
+
+def _unknown(option: str, arguments: Sequence[str], known: list[str]) -> str:
+    told = f"there is no option {option!r}."
+    ours = in_our_words(option, arguments)
+    return f"{told}\n{type_this(ours)}" if ours else f"{told}{nearest(option.partition('=')[0], known)}"

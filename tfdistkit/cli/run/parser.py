@@ -1,0 +1,193 @@
+"""The parser of `tfdistkit run`: its options, and what `--help` and `--help-all` show of them."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tfdistkit.cli.run import host_options, slurm_options
+from tfdistkit.launcher.backend import BACKENDS
+
+_SUMMARY = """\
+Starts a script in several worker processes, here or on other hosts, and watches over them until all have ended."""
+
+_DESCRIPTION = """\
+Starts a script in several worker processes, and watches over them until all have ended: on this machine, or with
+-H or --hostfile on others, by ssh.
+
+Each worker finds TF_CONFIG in its environment; in the script, tfdistkit.strategy("multiworker") does the rest.
+With --backend horovod or mpi it finds what Horovod needs instead, for tfdistkit.strategy("horovod").
+With --ps it starts parameter servers and a coordinator (chief) too, for tfdistkit.strategy("parameter_server").
+With --backend slurm all of them are tasks of a job that is submitted to SLURM.
+
+When a worker fails, the others are stopped, and the first failure is told; --max-restarts starts all of them again.
+With --ps, a failed worker is started again alone, or else the others go on without it. No process is left behind."""
+
+_FEW_EXAMPLES = """\
+examples:
+  tfdistkit run -np 2 train.py --epochs 3
+  tfdistkit run -np 2 -m my_package.train
+  tfdistkit run --ps 2 -np 4 --max-restarts 3 train.py
+  tfdistkit run -H node1:4,node2:4 train.py
+
+All options, SLURM's among them, more examples and the exit codes: tfdistkit run --help-all"""
+
+_EPILOG = """\
+examples:
+  tfdistkit run -np 2 train.py --epochs 3
+  tfdistkit run -np 4 --log-dir logs -m my_package.train
+  tfdistkit run -np 2 --dry-run train.py
+  tfdistkit run -np 2 application.pyz
+  tfdistkit run -np 2 - < train.py
+  tfdistkit run -np 2 --backend horovod train.py
+  tfdistkit run --ps 2 -np 4 --max-restarts 3 train.py
+  tfdistkit run -H node1:4,node2:4 train.py
+  tfdistkit run --backend slurm --nnodes 2 --nproc-per-node 4 --time 1:00:00 --partition gpu train.py
+
+exit codes:
+  0 all workers ended well (with --ps: the coordinator did);
+  the first failing worker's own code (128 + the signal's number if it was killed);
+  2 wrong usage; 124 --timeout or --time; 129, 130, 143 after SIGHUP, Ctrl-C, SIGTERM"""
+
+# What `--help` shows: the rest has its place in `--help-all`, so that these fit on one screen.
+_COMMON = frozenset(
+    ("help", "help_all", "np", "ps", "max_restarts", "backend", "module", "log_dir", "timeout", "env", "hosts",
+     "dry_run", "verbose", "program")
+)  # fmt: skip
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that ends with one line for a mistake, and with the next step."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\nSee `{self.prog} --help`.\n")
+
+
+class _CommonHelp(argparse.Action):
+    """`--help`: the parser is made for this one text, so what is not common may be taken out of it."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        parser.description, parser.epilog = _SUMMARY, _FEW_EXAMPLES
+        for action in parser._actions:
+            if action.dest not in _COMMON:
+                action.help = argparse.SUPPRESS
+        for group in parser._action_groups:
+            group.title = group.description = None
+        parser.print_help()
+        parser.exit()
+
+
+class _WholeHelp(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        parser.print_help()
+        parser.exit()
+
+
+def make_parser() -> Parser:
+    """Makes the parser of the command."""
+    parser = Parser(
+        prog="tfdistkit run",
+        usage="tfdistkit run -np N [options] script.py [args]",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        add_help=False,
+    )
+    add = parser.add_argument
+    add("-h", "--help", action=_CommonHelp, nargs=0, help="show the common options")
+    add("--help-all", action=_WholeHelp, nargs=0, help="show all options")
+    many = "how many workers (default with hosts: as many as they take)"
+    add("-np", "-n", "--num-proc", "--nproc", dest="np", type=_workers, metavar="N", help=many)
+    add("--ps", type=int, default=0, metavar="N", help="how many parameter servers; adds a coordinator")
+    add(
+        "--max-restarts",
+        type=int,
+        default=0,
+        metavar="N",
+        help="after a failure start again, up to N times: all, or with --ps one worker (default: 0)",
+    )
+    add(
+        "--backend",
+        choices=[*BACKENDS, slurm_options.BACKEND],
+        default="local",
+        help="local: TensorFlow's own collectives (default); horovod: Horovod with Gloo; mpi: Horovod with mpirun, "
+        "or with --ps roles in MPI's world; slurm: a job of SLURM",
+    )
+    add("-m", "--module", action="store_true", help="the script is the name of a module, as in `python -m`")
+    kept = "keep each worker's output in DIR/rank.<N>/stdout and stderr (with --ps in DIR/<role>.<N>/)"
+    add("--log-dir", type=Path, metavar="DIR", help=kept)
+    add("--timeout", type=float, metavar="SECONDS", help="stop the whole job after this time")
+    add(
+        "--env",
+        type=_variable,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="set a variable for the workers; can be given several times",
+    )
+    _add_rest(parser)
+    slurm_options.add_to(parser)
+    host_options.add_to(parser)
+    add("--dry-run", action="store_true", help="print what would be started, and start nothing")
+    told = parser.add_mutually_exclusive_group()
+    add_told = told.add_argument
+    add_told("-v", "--verbose", action="store_true", help="show commands, and what TensorFlow logs at its start")
+    add_told("-q", "--quiet", action="store_true", help="tell failures only, not what is started")
+    add(
+        "program",
+        nargs=argparse.REMAINDER,
+        metavar="script.py [args]",
+        help="the script (or a zipapp, a folder with __main__.py, `-` for stdin; with -m a module), and its arguments",
+    )
+    return parser
+
+
+def spellings(parser: argparse.ArgumentParser) -> list[str]:
+    """Returns all options of a parser, as they are typed.
+
+    Args:
+        parser: The parser.
+    """
+    return [name for action in parser._actions for name in action.option_strings]
+
+
+def _add_rest(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--threads-per-worker",
+        type=int,
+        metavar="N",
+        help="threads for one TensorFlow operation (default: the cores shared out among the workers)",
+    )
+    add("--isolate", action="store_true", help="in a network of its own: nobody reaches the workers, and they nobody")
+    told = "more options for mpirun, with --backend mpi, such as --mpi-args='--mca btl tcp,self'"
+    add("--mpi-args", type=_words, default=(), metavar="'ARGS'", help=told)
+    add("--full-traceback", action="store_true", help="show frames of Keras, TensorFlow and tfdistkit in tracebacks")
+
+
+def _workers(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    if text[:1] == "p" and text[1:].isdecimal():  # how `-np2` reaches us
+        raise argparse.ArgumentTypeError(f"a space stands before the number: `-np {text[1:]}`")
+    raise argparse.ArgumentTypeError(f"expected a number of workers, such as `-np 2`, received {text!r}")
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, such as {name or 'NAME'}=1, received {text!r}")
+    return name, value
+
+
+def _words(text: str) -> Sequence[str]:
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{error}: {text!r}") from None

@@ -1,0 +1,138 @@
+"""`tfdistkit run --backend slurm`: a script in a job of SLURM."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tfdistkit import env
+from tfdistkit.cli.run.options import RunOptions
+from tfdistkit.cli.run.slurm_options import SlurmOptions
+from tfdistkit.cli.run.starting import hidden_lines
+from tfdistkit.cli.shown import end_console, without_secrets
+from tfdistkit.cluster.environments import horovod, slurm
+from tfdistkit.errors import TfdistkitError
+from tfdistkit.launcher.output.background_sink import standard_sinks
+from tfdistkit.launcher.output.console import Console
+from tfdistkit.launcher.slurm.batch_script import BatchSpec, batch_script
+from tfdistkit.launcher.slurm.commands import JobState
+from tfdistkit.launcher.spec import temporary_run_dir
+from tfdistkit.report.alone import all_worked_alone, describe_alone
+from tfdistkit.report.failures import signal_name
+from tfdistkit.report.summary import describe_run
+from tfdistkit.supervise.batch_job import follow_batch_job, submit_batch_job
+from tfdistkit.supervise.decision import Outcome
+from tfdistkit.supervise.result import JobResult
+
+# What this shell may hold of other clusters.
+_NOT_INHERITED = (env.TF_CONFIG, *env.LETTERBOX, *horovod.VARIABLES)
+# In the shell of a job these are about that job; outside, they are what the user wants of srun.
+_OF_A_JOB = ("SLURM_", "SLURMD_")
+_CONFIGURATION = "SLURM_CONF"
+
+
+def run_in_slurm(options: RunOptions, wanted: SlurmOptions, signals: Sequence[int]) -> int:
+    """Submits the job and follows it to its end.
+
+    Args:
+        options: What the user wants.
+        wanted: What of it concerns SLURM.
+        signals: The signals that this process was sent; it grows.
+
+    Returns:
+        The exit code, see `tfdistkit run --help`.
+
+    Raises:
+        TfdistkitError: if there is no job to follow.
+    """
+    job = make_batch_spec(options, wanted, folder=Path.cwd(), python=sys.executable)
+    script = batch_script(job)
+    if options.is_dry_run:
+        print(without_secrets(script, job.env, job.command), end="")
+        return 0
+    hidden = hidden_lines(options.is_verbose, options.env, "stdout", has_labels=True)
+    console = Console(*standard_sinks(), ["job"], hidden)
+    if options.is_verbose:
+        console.note(without_secrets(script, job.env, job.command))
+    try:
+        number = submit_batch_job(job, script, inherited_variables())
+    except TfdistkitError:
+        console.finish()
+        if options.log_dir is None:
+            shutil.rmtree(job.run_dir, ignore_errors=True)
+        raise
+    if wanted.is_detached:
+        console.note(f"tfdistkit: job {number} was submitted. Its log: {job.log_path}")
+        console.finish()
+        print(number)
+        return 0
+    console.note(f"tfdistkit: job {number} was submitted; Ctrl-C cancels it.")
+    result, state = follow_batch_job(number, job, console, signals)
+    if result.outcome is not Outcome.SUCCEEDED:
+        console.note(_failure_text(number, result, state, job, wanted))
+    elif all_worked_alone(job.run_dir.glob("rank.*")):
+        console.note(f"tfdistkit: {describe_alone(job.tasks)}")
+    shown = end_console(console, result, job.run_dir, signals)
+    if options.log_dir is None and result.outcome is Outcome.SUCCEEDED and shown.is_whole:
+        shutil.rmtree(job.run_dir, ignore_errors=True)
+    return shown.exit_code
+
+
+def inherited_variables() -> dict[str, str]:
+    """Returns what the job inherits of this shell: nothing of another cluster, nor of a SLURM job around it."""
+    around = slurm.in_job_without_step() is not None or slurm.is_step()
+    names = [name for name in env.child_env({}) if around and name.startswith(_OF_A_JOB) and name != _CONFIGURATION]
+    return env.child_env(dict.fromkeys([*_NOT_INHERITED, *names]))
+
+
+def make_batch_spec(options: RunOptions, wanted: SlurmOptions, folder: Path, python: str) -> BatchSpec:
+    """Returns the job that the options ask for.
+
+    Args:
+        options: What the user wants.
+        wanted: What of it concerns SLURM.
+        folder: Where the job runs, and its run folder is made if the user names none.
+        python: The interpreter, on all nodes.
+    """
+    module = options.program[0] == "-m"
+    name = options.program[1].rpartition(".")[2] if module else Path(options.program[0]).stem
+    threads = options.threads_per_worker
+    names = (env.INTRA_OP_THREADS, env.INTER_OP_THREADS, env.OMP_THREADS)
+    return BatchSpec(
+        # With parameter servers there is a coordinator besides.
+        tasks=options.np + (1 + options.ps if options.ps else 0),
+        command=(python, "-m", "tfdistkit.worker", *options.program),
+        run_dir=Path(os.path.abspath(options.log_dir)) if options.log_dir else temporary_run_dir(folder),
+        folder=folder,
+        name=name,
+        nodes=wanted.nodes or (1 if wanted.workers_per_node else None),
+        tasks_per_node=None if options.ps else wanted.workers_per_node,
+        ps=options.ps,
+        time=wanted.time,
+        partition=wanted.partition,
+        backup_before_s=wanted.backup_before_s,
+        max_restarts=options.max_restarts,
+        sbatch_args=wanted.sbatch_args,
+        env={**(dict.fromkeys(names, str(threads)) if threads else {}), **options.env},
+    )
+
+
+def _failure_text(number: str, result: JobResult, state: JobState, job: BatchSpec, wanted: SlurmOptions) -> str:
+    after = f"after {result.elapsed_s:.1f} s"
+    limit = f" of {wanted.time}" if wanted.time else ""
+    headline = {
+        Outcome.FAILED: f"job {number} failed {after}{_said(state)}"
+        + (": the first failure was" if result.failures else f", with exit code {result.exit_code}."),
+        Outcome.INTERRUPTED: f"job {number} was ended by {signal_name(result.exit_code - 128)} {after}.",
+        Outcome.TIMED_OUT: f"job {number} reached its time limit{limit} (--time).",
+    }[result.outcome]
+    told = describe_run(result.failures, stopped=result.stopped if result.failures else (), kept=job.run_dir)
+    return f"tfdistkit: {headline}\n{told}"
+
+
+def _said(state: JobState) -> str:
+    """What SLURM knows better than the tasks: the failure of a node, a lack of memory."""
+    return "" if state.name == "FAILED" else f", SLURM says {state}"

@@ -1,0 +1,179 @@
+"""What all ranks together see of a dataset, and how often."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdistkit.collectives import all_gather
+from tfdistkit.data.batch_rows import rows_of_batches
+from tfdistkit.data.dataset_metadata import PADDED, SHARDED, has_mark
+from tfdistkit.data.padding import is_padding, require_weights_kept
+from tfdistkit.data.shard_spec import find_place
+from tfdistkit.errors import OptionError, explain
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What was counted.
+
+    Args:
+        times: How often -> how many elements were seen so often.
+        elements_per_rank: How many elements each rank saw, without padding.
+        batches_per_rank: How many elements of the dataset these were: batches if it is batched.
+        padding: Rows of padding, on all ranks.
+    """
+
+    times: dict[int, int]
+    elements_per_rank: tuple[int, ...]
+    batches_per_rank: tuple[int, ...]
+    padding: int
+
+    @property
+    def distinct(self) -> int:
+        """How many different elements were seen."""
+        return sum(self.times.values())
+
+    @property
+    def is_exactly_once(self) -> bool:
+        """Whether no element was seen twice."""
+        return set(self.times) <= {1}
+
+    def __str__(self) -> str:
+        often = ", ".join(f"{count} x{times}" for times, count in sorted(self.times.items()))
+        ranks = ", ".join(map(str, self.elements_per_rank))
+        padding = f", {self.padding} rows of padding" if self.padding else ""
+        return f"{self.distinct} different elements, seen: {often or 'none'}; by rank: {ranks}{padding}"
+
+
+def coverage(
+    dataset: tf.data.Dataset, *, batched: bool | None = None, key: Callable[[Any], Any] | None = None
+) -> Coverage:
+    """Counts how often the ranks together see each element of a dataset in one epoch.
+
+    All ranks call it. Each goes once through what `fit` would give it: its own part if the dataset was sharded, its
+    rows of every batch if not. What was lost shows in `distinct`, what comes twice in `times`. It takes some 40 bytes
+    of memory for each element of the data.
+
+    Args:
+        dataset: The dataset that `fit` gets.
+        batched: Whether its elements are batches, and the rows count. Default: whether all of its tensors have a first
+            dimension, unknown or the same; say so where this is wrong.
+        key: `key(element) -> number, string or array` tells elements apart; with batches it gets a row. Default: all of
+            the element, so that equal rows of the data count as one that is seen twice.
+
+    Returns:
+        A `Coverage`, the same on every rank; printed, it is a line of text.
+
+    Raises:
+        OptionError: (a ValueError) if `dataset` is no finite `tf.data.Dataset`.
+        UnsupportedError: (a RuntimeError) if there are several ranks and no strategy yet.
+
+    Example:
+        ```python
+        print(tfdistkit.data.coverage(train.batch(64)))
+        # 60000 different elements, seen: 60000 x1; by rank: 30000, 30000
+        ```
+    """
+    _check_finite(dataset)
+    batched = looks_batched(dataset.element_spec) if batched is None else batched
+    parts, index = find_place(None, None)
+    if batched and parts > 1 and not has_mark(dataset, SHARDED):
+        dataset = rows_of_batches(dataset, parts, index, None)
+    marks, padding, batches = count_own(dataset, batched, key)
+    told = np.array([len(marks), batches, padding], np.int64)
+    if parts > 1:
+        everyone: Any = np.reshape(all_gather(tf.constant(told)).numpy(), [-1, 3])
+        marks = all_gather(tf.constant(marks)).numpy()
+    else:
+        everyone = told[None]
+    return summarize(marks, everyone)
+
+
+def summarize(marks: np.ndarray, told: np.ndarray) -> Coverage:
+    """Counts what the ranks saw.
+
+    Args:
+        marks: A mark for each element that was seen, of all ranks.
+        told: Of each rank: its elements, batches, and rows of padding.
+    """
+    often, count = np.unique(np.unique(marks, return_counts=True)[1], return_counts=True)
+    times = dict(zip(often.tolist(), count.tolist()))
+    return Coverage(times, tuple(told[:, 0].tolist()), tuple(told[:, 1].tolist()), int(told[:, 2].sum()))
+
+
+def count_own(dataset: tf.data.Dataset, batched: bool, key: Callable[[Any], Any] | None) -> tuple[np.ndarray, int, int]:
+    """Goes through a dataset once.
+
+    Args:
+        dataset: The dataset.
+        batched: Whether its elements are batches.
+        key: As for `coverage`.
+
+    Returns:
+        A mark for each element, rows of padding, elements of the dataset.
+    """
+    is_padded = has_mark(dataset, PADDED)
+    if is_padded:
+        require_weights_kept(dataset.element_spec)
+    marks: list[int] = []
+    padding = batches = 0
+    for element in dataset:
+        batches += 1
+        rows = _rows(element) if batched else [element]
+        padded = _padded(element, batched) if is_padded else np.zeros(len(rows), bool)
+        padding += int(padded.sum())
+        marks += [_mark(row if key is None else key(row)) for row, pads in zip(rows, padded) if not pads]
+    return np.array(marks, np.int64), padding, batches
+
+
+def looks_batched(element_spec: Any) -> bool:
+    """Guesses whether elements are batches: all have a first dimension, and the same or an unknown one.
+
+    Args:
+        element_spec: The `element_spec` of the dataset.
+    """
+    shapes = [spec.shape for spec in tf.nest.flatten(element_spec)]
+    return all(shape.rank for shape in shapes) and len({shape[0] for shape in shapes}) == 1
+
+
+def _padded(element: Any, batched: bool) -> np.ndarray:
+    weights = element[2]
+    if not batched:
+        weights = tf.nest.map_structure(lambda weight: weight[None], weights)
+    return np.asarray(is_padding(weights).numpy())
+
+
+def _rows(batch: Any) -> list[Any]:
+    flat = tf.nest.flatten(batch)
+    dense = [tf.sparse.to_dense(v) if isinstance(v, tf.SparseTensor) else v for v in flat]
+    counts = [int(v.nrows() if isinstance(v, tf.RaggedTensor) else v.shape[0]) for v in dense if v.shape.rank]
+    each = [[v[i] if v.shape.rank else v for v in dense] for i in range(counts[0])]
+    return [tf.nest.pack_sequence_as(batch, row) for row in each]
+
+
+def _mark(value: Any) -> int:
+    """A number of 64 bits for a value: two of a million different ones are the same in one of 40 million cases."""
+    digest = hashlib.blake2b(digest_size=8)
+    for leaf in tf.nest.flatten(value, expand_composites=True):
+        array = np.asarray(leaf)
+        digest.update(f"{array.dtype} {array.shape} ".encode())
+        digest.update(repr(array.tolist()).encode() if array.dtype.hasobject else array.tobytes())
+    return int.from_bytes(digest.digest(), "little", signed=True)
+
+
+def _check_finite(dataset: Any) -> None:
+    if not isinstance(dataset, tf.data.Dataset) or int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
+        raise OptionError(
+            explain(
+                "`dataset` cannot be counted.",
+                received=f"a {type(dataset).__name__}",
+                expected="a finite tf.data.Dataset",
+                do="Call it before `repeat()`.",
+            )
+        )

@@ -1,0 +1,1 @@
+"""Datasets of which each worker reads its part."""

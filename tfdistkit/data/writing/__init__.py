@@ -1,0 +1,1 @@
+"""`tfdistkit data write`."""

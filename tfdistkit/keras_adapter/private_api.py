@@ -1,0 +1,1065 @@
+"""Every private name of TensorFlow and Keras that we stand on, and the little code that touches them.
+
+`SEAMS` lists the names with the reason and the upstream issue; a test resolves each of them and says which
+one a new version moved. `keras_patches` hangs its hooks on them by key, everything else calls the functions
+below, so that no other file has to know where TensorFlow and Keras keep things.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import importlib
+import inspect
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+from keras.src.backend import set_keras_mask
+from keras.src.backend.common.stateless_scope import get_stateless_scope
+from keras.src.trainers.compile_utils import CompileMetrics, MetricsList
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+from keras.src.trainers.data_adapters.data_adapter import DataAdapter
+from keras.utils import PyDataset
+from tensorflow.python.autograph.core import ag_ctx as autograph_status
+from tensorflow.python.data.experimental.ops import distribute as tf_data_distribute
+from tensorflow.python.data.ops import (
+    dataset_ops,
+    from_tensor_slices_op,
+    from_tensors_op,
+    structured_function,
+)
+from tensorflow.python.distribute import distribute_utils
+from tensorflow.python.distribute import values as tf_values
+from tensorflow.python.distribute.collective_all_reduce_strategy import (
+    CollectiveAllReduceExtended,
+    coordination_config_pb2,
+)
+from tensorflow.python.distribute.coordinator import values as coordinator_values
+from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
+from tensorflow.python.distribute.parameter_server_strategy_v2 import ParameterServerStrategyV2Extended
+from tensorflow.python.distribute.values import MirroredVariable, SyncOnReadVariable
+from tensorflow.python.eager import context as tf_context
+from tensorflow.python.eager import executor as tf_executor
+from tensorflow.python.ops import control_flow_v2_func_graphs as control_flow_graphs
+from tensorflow.python.trackable import base as trackable_base
+
+from tfdistkit.errors import UnsupportedError, explain
+
+__all__ = [
+    "CollectiveAllReduceExtended",
+    "DataAdapter",
+    "MirroredExtended",
+    "MirroredVariable",
+    "ParameterServerStrategyV2Extended",
+    "PyDataset",
+    "SyncOnReadVariable",
+]
+
+_REDUCED = (tf.VariableAggregation.SUM, tf.VariableAggregation.MEAN)
+
+
+class Seam(NamedTuple):
+    """A name that we stand on.
+
+    Args:
+        where: `module:attribute`.
+        parameters: Those of its parameters that we rely on; empty for what is not called.
+        why: What it is for, with the upstream issue where there is one.
+    """
+
+    where: str
+    parameters: tuple[str, ...]
+    why: str
+
+
+_TRAINER = "keras.src.backend.tensorflow.trainer"
+_MODEL = f"{_TRAINER}:TensorFlowTrainer"
+_LOSS = "keras.src.losses.loss"
+_VARIABLE = "keras.src.backend.common.variables:Variable"
+_OPTIMIZER = "keras.src.optimizers.base_optimizer:BaseOptimizer"
+_LOSS_SCALER = "keras.src.optimizers.loss_scale_optimizer:LossScaleOptimizer"
+_PS = "tensorflow.python.distribute.parameter_server_strategy_v2"
+_MWMS = "tensorflow.python.distribute.collective_all_reduce_strategy:CollectiveAllReduceExtended"
+_MIRRORED = "tensorflow.python.distribute.mirrored_strategy:MirroredExtended"
+_VALUES = "tensorflow.python.distribute.values:MirroredVariable"
+
+SEAMS: dict[str, Seam] = {
+    # Keras: what is hooked.
+    "make_function": Seam(f"{_MODEL}._make_function", ("self", "step_function"), "agreed logs and state (keras#20585)"),
+    "symbolic_build": Seam(
+        f"{_MODEL}._maybe_symbolic_build",
+        ("self", "iterator", "data_batch"),
+        "MEAN over a batch (keras#20585, keras#20329, keras#21172)",
+    ),
+    "fit": Seam(f"{_MODEL}.fit", ("self",), "a lost worker is named"),
+    "evaluate": Seam(f"{_MODEL}.evaluate", ("self",), "a lost worker is named"),
+    "predict": Seam(f"{_MODEL}.predict", ("self",), "a lost worker is named"),
+    "train_on_batch": Seam(f"{_MODEL}.train_on_batch", ("self",), "a lost worker is named"),
+    "test_on_batch": Seam(f"{_MODEL}.test_on_batch", ("self",), "a lost worker is named"),
+    "predict_on_batch": Seam(f"{_MODEL}.predict_on_batch", ("self", "x"), "one prediction for each row"),
+    "model_made": Seam(f"{_MODEL}.__init__", ("self",), "the line that made a model in no strategy"),
+    "compile": Seam(
+        "keras.src.trainers.trainer:Trainer.compile",
+        ("self", "optimizer", "metrics", "weighted_metrics"),
+        "variables of optimizers and metrics in the scope of the model",
+    ),
+    "make_predict_function": Seam(
+        f"{_MODEL}.make_predict_function", ("self", "force"), "a replica without rows predicts none"
+    ),
+    "epoch_iterator": Seam(f"{_TRAINER}:TFEpochIterator.__init__", ("self", "distribute_strategy"), "shuffling seeds"),
+    "epoch_steps": Seam(
+        "keras.src.trainers.epoch_iterator:EpochIterator._enumerate_iterator", ("self",), "resume in the middle"
+    ),
+    "epoch_data": Seam(f"{_TRAINER}:TFEpochIterator._get_iterator", ("self",), "how often the data was shuffled"),
+    "epoch_logs": Seam(f"{_MODEL}._get_metrics_result_or_logs", ("self", "logs"), "an epoch resumed at its end"),
+    "end_epoch": Seam(f"{_TRAINER}:TFEpochIterator._interrupted_warning", ("self",), "datasets that the user sharded"),
+    "progress_bar": Seam("keras.src.callbacks.progbar_logger:ProgbarLogger.set_params", ("self", "params"), "one bar"),
+    "reduce_per_replica": Seam(
+        f"{_TRAINER}:reduce_per_replica", ("values", "strategy", "reduction"), "scalars along axis 0 (tensorflow#72388)"
+    ),
+    "sum_gradients": Seam(
+        "keras.src.backend.tensorflow.optimizer:TFOptimizer._all_reduce_sum_gradients",
+        ("self", "grads_and_vars"),
+        "gradients are summed before clipping, accumulation and loss scaling (keras#20582)",
+    ),
+    "apply": Seam(
+        "keras.src.optimizers.base_optimizer:BaseOptimizer.apply",
+        ("self", "grads", "trainable_variables"),
+        "gradients are summed before clipping, accumulation and loss scaling (keras#20582)",
+    ),
+    "apply_scaled": Seam(
+        f"{_LOSS_SCALER}.apply", ("self", "grads", "trainable_variables"), "gradients are summed before they are tested"
+    ),
+    "apply_finite": Seam(
+        f"{_LOSS_SCALER}._tf_apply", ("self", "grads", "trainable_variables"), "eager replicas would sum twice"
+    ),
+    "common_apply": Seam(
+        f"{_LOSS_SCALER}._common_apply", ("self", "grads", "trainable_variables"), "what each replica does alone"
+    ),
+    "apply_gradients": Seam(
+        f"{_OPTIMIZER}.apply_gradients", ("self", "grads_and_vars"), "gradients are summed before an overridden `apply`"
+    ),
+    "scale_optimizer_loss": Seam(f"{_OPTIMIZER}.scale_loss", ("self", "loss"), "a replica's gradient weighs by rows"),
+    "scale_scaled_loss": Seam(f"{_LOSS_SCALER}.scale_loss", ("self", "loss"), "a replica's gradient weighs by rows"),
+    "optimizer": Seam(
+        "keras.src.optimizers.base_optimizer:BaseOptimizer.__init__", ("self",), "central_storage: whose variables"
+    ),
+    "optimizer_variable": Seam(
+        "keras.src.optimizers.base_optimizer:BaseOptimizer.add_variable", ("self",), "central_storage: whose variables"
+    ),
+    "reduce_values": Seam(f"{_LOSS}:reduce_values", ("values", "sample_weight", "reduction"), "losses weigh by rows"),
+    "apply_mask": Seam(f"{_LOSS}:apply_mask", ("sample_weight", "mask", "dtype", "reduction"), "losses weigh by rows"),
+    "reduce_weighted": Seam(f"{_LOSS}:reduce_weighted_values", ("values",), "a loss that is a scalar has no rows"),
+    "scale_loss": Seam(f"{_LOSS}:scale_loss_for_distribution", ("value",), "losses weigh by rows"),
+    "unscale_loss": Seam(f"{_LOSS}:unscale_loss_for_distribution", ("value",), "losses weigh by rows"),
+    "tape_gradient": Seam(
+        "tensorflow:GradientTape.gradient", ("self", "target", "sources"), "the gradient of losses of rows is a sum"
+    ),
+    "context_all_reduce": Seam(
+        "tensorflow:distribute.ReplicaContext.all_reduce",
+        ("self", "reduce_op", "value", "options"),
+        "a replica without rows adds nothing to sums of layers",
+    ),
+    "compute_average_loss": Seam(
+        "tensorflow:nn.compute_average_loss",
+        ("per_example_loss", "sample_weight", "global_batch_size"),
+        "right in a Keras step, too",
+    ),
+    "scale_regularization_loss": Seam(
+        "tensorflow:nn.scale_regularization_loss", ("regularization_loss",), "right in a Keras step, too"
+    ),
+    "next_seed": Seam("keras.src.random.seed_generator:SeedGenerator.next", ("self", "ordered"), "keras#20611"),
+    "take": Seam(
+        "keras.src.backend.tensorflow.numpy:take", ("x", "indices", "axis"), "a lookup reads rows, not the whole table"
+    ),
+    "adagrad_step": Seam(
+        "keras.src.optimizers.adagrad:Adagrad.update_step",
+        ("self", "gradient", "variable", "learning_rate"),
+        "no root of the whole accumulator for the rows of a sparse gradient",
+    ),
+    "clip_by_global_norm": Seam(
+        "keras.src.optimizers.base_optimizer:clip_by_global_norm",
+        ("value_list", "clip_norm"),
+        "a sparse gradient stays sparse under `global_clipnorm`",
+    ),
+    "slot": Seam(
+        "keras.src.backend.tensorflow.optimizer:TFOptimizer.add_variable_from_reference",
+        ("self", "reference_variable"),
+        "the slots of a sharded table are parts of one",
+    ),
+    "save_optimizer": Seam(f"{_OPTIMIZER}.save_own_variables", ("self", "store"), "a sharded table is saved as one"),
+    "load_optimizer": Seam(f"{_OPTIMIZER}.load_own_variables", ("self", "store"), "a sharded table is saved as one"),
+    "add_weight": Seam("keras.src.layers.layer:Layer.add_weight", ("self", "trainable", "aggregation"), "layer state"),
+    "to_float": Seam(f"{_VARIABLE}.__float__", ("self",), "float(optimizer.iterations)"),
+    "to_int": Seam(f"{_VARIABLE}.__int__", ("self",), "int(optimizer.iterations)"),
+    "deferred_capture": Seam(
+        "tensorflow.python.ops.control_flow_v2_func_graphs:ControlFlowFuncGraph.capture_call_time_value",
+        ("self", "closure", "spec", "key", "default_value"),
+        "collectives of a tf.function that is called in a branch (steps_per_execution)",
+    ),
+    # Keras: what is called.
+    "stateless_scope": Seam("keras.src.backend.common.stateless_scope:get_stateless_scope", (), "rows of a table"),
+    "slot_index": Seam(f"{_OPTIMIZER}._get_variable_index", ("self", "variable"), "rows of a slot of Adagrad"),
+    "layers": Seam("keras.src.layers.layer:Layer._flatten_layers", ("self",), "is a backup of the same model?"),
+    "compile_arguments": Seam("keras.src.saving.serialization_lib:SerializableDict", (), "is it of the same losses?"),
+    "model_build": Seam(f"{_MODEL}._symbolic_build", ("self", "data_batch"), "a model is built from shapes"),
+    "variable_value": Seam(f"{_VARIABLE}.value", (), "no lost updates: Keras's assign_add is assign(self + v)"),
+    "variable_assign": Seam(
+        "keras.src.backend.tensorflow.core:Variable._direct_assign", ("self", "value"), "no lost updates"
+    ),
+    "metric": Seam("keras.src.metrics.metric:Metric.__init__", ("self",), "metrics see the rows of all replicas"),
+    "metric_variable": Seam(
+        "keras.src.metrics.metric:Metric.add_variable", ("self", "aggregation"), "state that is the same on all"
+    ),
+    "metric_function": Seam(
+        "keras.src.metrics.reduction_metrics:MeanMetricWrapper", ("fn",), "functions as metrics see all rows"
+    ),
+    "metrics_list": Seam("keras.src.trainers.compile_utils:MetricsList", ("metrics",), "metrics that hold metrics"),
+    "compile_metrics": Seam("keras.src.trainers.compile_utils:CompileMetrics", ("metrics",), "the same"),
+    "keras_mask": Seam("keras.src.backend:set_keras_mask", ("x", "mask"), "masks of gathered rows"),
+    "variable_autocast": Seam(f"{_VARIABLE}._maybe_autocast", ("self", "value"), "no lost updates"),
+    "epoch_end": Seam(f"{_TRAINER}:TFEpochIterator.tf_sync", ("self",), "an epoch ends with its steps"),
+    "data_adapter": Seam("keras.src.trainers.data_adapters.data_adapter:DataAdapter", (), "data that workers read"),
+    # TensorFlow: what is overridden.
+    "ps_extended": Seam(
+        f"{_PS}:ParameterServerStrategyV2Extended._call_for_each_replica",
+        ("self", "fn", "args", "kwargs"),
+        "parameter_server: the inline replica",
+    ),
+    "mwms_initialize": Seam(f"{_MWMS}._initialize_multi_worker", ("self", "cluster_resolver"), "multiworker"),
+    "mwms_run": Seam(f"{_MWMS}._call_for_each_replica", ("self", "fn", "args", "kwargs"), "the inline replica"),
+    "mwms_merge": Seam(f"{_MWMS}._use_merge_call", ("self",), "collectives in branches (keras#20582)"),
+    "mwms_sum": Seam(f"{_MWMS}._replica_ctx_all_reduce", ("self", "reduce_op", "value", "options"), "one replica"),
+    "mwms_gather": Seam(
+        f"{_MWMS}._gather_to_implementation", ("self", "value", "destinations", "axis", "options"), "gather of bfloat16"
+    ),
+    "mwms_variable": Seam(f"{_MWMS}._create_variable", ("self", "next_creator"), "layer state"),
+    "mirrored_run": Seam(f"{_MIRRORED}._call_for_each_replica", ("self", "fn", "args", "kwargs"), "weights by rows"),
+    "mirrored_merge": Seam(f"{_MIRRORED}._use_merge_call", ("self",), "collectives in branches (keras#20582)"),
+    "mirrored_sum": Seam(
+        f"{_MIRRORED}._replica_ctx_all_reduce", ("self", "reduce_op", "value", "options"), "sums without merge_call"
+    ),
+    "mirrored_variable": Seam(
+        f"{_MIRRORED}._create_variable", ("self", "next_creator"), "central_storage: a variable on one device"
+    ),
+    "mirrored_update": Seam(
+        f"{_MIRRORED}._replica_ctx_update",
+        ("self", "var", "fn", "args", "kwargs", "group"),
+        "central_storage: one update",
+    ),
+    "mwms_replica_id": Seam(f"{_MWMS}._get_replica_id_in_sync_group", ("self", "replica_id"), "rows of a replica"),
+    "variable_update": Seam(f"{_VALUES}._update_replica", ("self", "update_fn", "value"), "layer state"),
+    "variable_of_replica": Seam(f"{_VALUES}._get_replica", ("self", "replica_id"), "central_storage: one copy"),
+    "strategy_scope": Seam(
+        "tensorflow.python.distribute.distribute_lib:StrategyBase.scope", ("self",), "scopes in scopes, in clear words"
+    ),
+    # TensorFlow: what is called.
+    "variable_update_all": Seam(
+        f"{_VALUES}._update_cross_replica", ("self", "update_fn", "value"), "central_storage: one update"
+    ),
+    "variable_local": Seam(f"{_VALUES}._get_on_device_or_primary", ("self",), "layer state"),
+    "select_replica": Seam(
+        "tensorflow.python.distribute.distribute_utils:select_replica", ("replica_id", "structured"), "replicas"
+    ),
+    "regroup": Seam("tensorflow.python.distribute.distribute_utils:regroup", ("values",), "replicas"),
+    "function_context": Seam(
+        "tensorflow.python.eager.polymorphic_function.function_context:make_function_context",
+        ("scope_type",),
+        "a tf.function that a step calls is traced for this step alone",
+    ),
+    "loop": Seam("tensorflow.python.ops.control_flow_v2_func_graphs:WhileBodyFuncGraph", (), "all-reduces in a loop"),
+    "call_time_value": Seam(
+        "tensorflow.python.framework.func_graph:FuncGraph.capture_call_time_value",
+        ("self", "closure", "spec"),
+        "a tf.function that eager steps call sees the rows of each",
+    ),
+    "autograph_status": Seam(
+        "tensorflow.python.autograph.core.ag_ctx:ControlStatusCtx", ("status",), "a tf.function given to strategy.run"
+    ),
+    "batch_size": Seam(
+        "tensorflow.python.data.experimental.ops.distribute:compute_batch_size", ("dataset",), "arrays kept safe"
+    ),
+    "is_mirrored": Seam("tensorflow.python.distribute.distribute_utils:is_mirrored", ("val",), "horovod"),
+    "checkpoint_value": Seam("tensorflow.python.trackable.base:CheckpointInitialValue", (), "horovod"),
+    "mwms_local": Seam(f"{_MWMS}._initialize_local", ("self", "cluster_resolver", "devices"), "horovod"),
+    "mwms_reduce": Seam(f"{_MWMS}._reduce_to", ("self", "reduce_op", "value", "destinations", "options"), "horovod"),
+    "mwms_initial": Seam(
+        f"{_MWMS}._get_variable_creator_initial_value", ("self", "replica_id", "device", "primary_var"), "horovod"
+    ),
+    "all_reduce": Seam(
+        "tensorflow.python.ops.collective_ops:all_reduce_v2", ("t", "timeout"), "a deadline without a thread for each"
+    ),
+    "all_gather": Seam(
+        "tensorflow.python.ops.collective_ops:all_gather_v2", ("t", "timeout"), "a deadline without a thread for each"
+    ),
+    "launch_all_reduce": Seam(
+        "tensorflow.python.distribute.cross_device_utils:CollectiveReplicaLauncher.all_reduce",
+        ("self", "input_tensor"),
+        "memory that does not grow with every step",
+    ),
+    "instance_key": Seam(
+        "tensorflow.python.distribute.cross_device_utils:CollectiveReplicaLauncher._next_instance_key",
+        ("self",),
+        "the same",
+    ),
+    "abort": Seam(
+        "tensorflow.python.eager.context:Context.abort_collective_ops", ("self", "code", "message"), "the same"
+    ),
+    "report": Seam(
+        "tensorflow.python.eager.context:Context.report_error_to_cluster",
+        ("self", "error_code", "error_message"),
+        "an error of collectives that one rank alone sees ends them on all",
+    ),
+    "coordination": Seam(
+        "tensorflow.python.eager.context:Context.configure_coordination_service",
+        ("self", "service_type", "service_leader", "cluster_register_timeout_in_ms", "coordinated_jobs"),
+        "a deadline for the start (tensorflow#46931)",
+    ),
+    "remote_value": Seam(
+        "tensorflow.python.distribute.coordinator.values:RemoteValueImpl._wait_and_maybe_error",
+        ("self",),
+        "parameter_server: waiting for a step with a deadline",
+    ),
+    "remote_value_get": Seam(
+        "tensorflow.python.distribute.coordinator.values:RemoteValueImpl.get",
+        ("self",),
+        "parameter_server: the next step need not wait for the results of the last, and hearing of its end",
+    ),
+    "worker_resource": Seam(
+        "tensorflow.python.distribute.coordinator.cluster_coordinator:Worker.create_resource",
+        ("self", "function", "args", "kwargs"),
+        "parameter_server: an input pipeline of its own for each worker",
+    ),
+    "worker_iterators": Seam(
+        "tensorflow.python.distribute.coordinator.values:PerWorkerDistributedIterator", (), "the same"
+    ),
+    "function_counts": Seam(
+        "tensorflow.python.eager.polymorphic_function.atomic_function:RUNTIME_FUNCTION_REFS",
+        (),
+        "parameter_server: a coordinator that ends says nothing of functions on workers that are gone",
+    ),
+    "executor": Seam(
+        "tensorflow.python.eager.executor:new_executor",
+        ("enable_async",),
+        "parameter_server: no waiting for operations of other threads",
+    ),
+    "thread_executor": Seam("tensorflow.python.eager.context:Context.executor", (), "the same"),
+    "global_seed": Seam("tensorflow.python.eager.context:global_seed", (), "shuffling seeds"),
+    "arrays": Seam(
+        "keras.src.trainers.data_adapters.array_data_adapter:ArrayDataAdapter", ("shuffle",), "an order for each epoch"
+    ),
+    "dataset_inputs": Seam("tensorflow.python.data.ops.dataset_ops:DatasetV2._inputs", ("self",), "the same"),
+    "parallel_interleave": Seam(
+        "tensorflow.python.data.ops.interleave_op:_ParallelInterleaveDataset.__init__",
+        ("self", "deterministic"),
+        "it does not keep whether it has an order",
+    ),
+    "dataset_graph": Seam(
+        "tensorflow.python.data.ops.dataset_ops:DatasetV2._as_serialized_graph",
+        ("self", "external_state_policy"),
+        "random sources behind a variant tensor",
+    ),
+    "dataset_function": Seam(
+        "tensorflow.python.data.ops.structured_function:StructuredFunctionWrapper.function",
+        (),
+        "random sources in the functions of datasets",
+    ),
+    "variant_dataset": Seam(
+        "tensorflow.python.data.ops.dataset_ops:_VariantDataset",
+        ("dataset_variant",),
+        "random sources behind a variant tensor",
+    ),
+    "random_dataset": Seam("tensorflow.python.data.ops.random_op:_RandomDataset", ("seed",), "random sources"),
+    "graph_function": Seam(
+        "tensorflow.python.framework.ops:Graph._get_function", ("self", "name"), "random sources in nested functions"
+    ),
+    "tensors_dataset": Seam(
+        "tensorflow.python.data.ops.from_tensors_op:_TensorDataset", ("element",), "do ranks read the same arrays?"
+    ),
+    "slices_dataset": Seam(
+        "tensorflow.python.data.ops.from_tensor_slices_op:_TensorSliceDataset", ("element",), "the same"
+    ),
+}
+
+
+def resolve(key: str) -> tuple[Any, str, Any]:
+    """Finds what a seam names.
+
+    Args:
+        key: A key of `SEAMS`.
+
+    Returns:
+        The module or class that holds it, its name there, and the thing itself.
+
+    Raises:
+        UnsupportedError: if it is not there, or no longer takes the parameters that we rely on.
+    """
+    seam = SEAMS[key]
+    module, _, path = seam.where.partition(":")
+    *owners, name = path.split(".")
+    try:
+        owner = functools.reduce(getattr, owners, importlib.import_module(module))
+        found = getattr(owner, name)
+    except (ImportError, AttributeError):
+        raise UnsupportedError(_moved(seam, "it is gone")) from None
+    if seam.parameters:
+        has = inspect.signature(found).parameters
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in has.values())
+        missing = [p for p in seam.parameters if p not in has and not takes_any]
+        if missing:
+            raise UnsupportedError(_moved(seam, f"it no longer takes {', '.join(missing)}"))
+    return owner, name, found
+
+
+def _moved(seam: Seam, how: str) -> str:
+    return explain(
+        f"TensorFlow {tf.__version__} with Keras {keras.__version__} moved `{seam.where}`: {how}. "
+        f"tfdistkit stands on it for: {seam.why}.",
+        do="Install versions that tfdistkit is tested with: see the README.",
+    )
+
+
+def check() -> None:
+    """Resolves every seam.
+
+    Raises:
+        UnsupportedError: naming the first that this TensorFlow or Keras moved.
+    """
+    for key in SEAMS:
+        resolve(key)
+
+
+def hook(key: str, around: Callable[..., Any]) -> None:
+    """Replaces what a seam names by `around(original, *args, **kwargs)`."""
+    owner, name, original = resolve(key)
+    if isinstance(original, property):
+        read: Any = original.fget
+        setattr(owner, name, property(lambda of: around(read, of), original.fset, original.fdel, original.__doc__))
+        return
+
+    @functools.wraps(original)
+    @tf.autograph.experimental.do_not_convert
+    def hooked(*args: Any, **kwargs: Any) -> Any:
+        return around(original, *args, **kwargs)
+
+    setattr(owner, name, hooked)
+
+
+# --------------------------------------------------------------------- Keras
+
+
+def is_ours(strategy: Any) -> bool:
+    """Whether a strategy is one of tfdistkit's."""
+    return getattr(strategy, "is_tfdistkit_strategy", False)
+
+
+def strategy_of(model: Any) -> Any:
+    """Returns the strategy in whose scope a model was made; None when it was made in none."""
+    return model._distribute_strategy
+
+
+def dataset_of(epoch_iterator: Any) -> Any:
+    """Returns what an epoch iterator of `fit` iterates over."""
+    return epoch_iterator._distributed_dataset
+
+
+def given_dataset_of(epoch_iterator: Any) -> Any:
+    """Returns the dataset that an epoch iterator was made of."""
+    return getattr(epoch_iterator.data_adapter, "_dataset", None)
+
+
+def let_data_end_epoch(epoch_iterator: Any, dataset: Any) -> None:
+    """Puts a dataset in whose steps nobody counted, so that an epoch ends when it has no more data."""
+    # Where Keras knows the number of batches, as it does in one process, it makes an iterator at the end of an epoch
+    # that nobody uses. A shuffled dataset counts it: the next epoch has the order after the next.
+    makes_another = epoch_iterator._num_batches is not None
+    epoch_iterator._distributed_dataset = dataset
+    epoch_iterator._num_batches = None
+    if epoch_iterator.steps_per_epoch is None:
+        # Running out of data is how such an epoch ends.
+        end = (lambda: iter(epoch_iterator._get_iterator())) if makes_another else (lambda: None)
+        epoch_iterator._interrupted_warning = end
+
+
+def raw_variable(variable: Any) -> Any:
+    """Returns the TensorFlow variable of a Keras variable; None before it has one."""
+    return variable._value
+
+
+def is_of(strategy: Any, variable: Any) -> bool:
+    """Whether a TensorFlow variable was created in the scope of a strategy."""
+    return getattr(variable, "_distribute_strategy", strategy) is strategy
+
+
+def owner_of(variable: Any) -> Any:
+    """Returns the strategy in whose scope a TensorFlow variable was created; None for none."""
+    return getattr(variable, "_distribute_strategy", None)
+
+
+def autocast(variable: Any, value: Any) -> Any:
+    """Returns a value of a Keras variable in the dtype that a mixed-precision layer computes in."""
+    return variable._maybe_autocast(value)
+
+
+def strategy_of_iterator(epoch_iterator: Any) -> Any:
+    """Returns the strategy that an epoch iterator was made with."""
+    return epoch_iterator._distribute_strategy
+
+
+def let_data_end_every_epoch(epoch_iterator: Any) -> None:
+    """Lets each epoch last as long as its data: Keras takes the number of steps of the first for that of all."""
+    own = type(epoch_iterator)
+    uncounted = property(lambda _: None, lambda _, __: None)
+    epoch_iterator.__class__ = type(f"Uncounted{own.__name__}", (own,), {"_num_batches": uncounted})
+    if epoch_iterator.steps_per_epoch is None:
+        epoch_iterator._interrupted_warning = lambda: None  # Running out of data is how such an epoch ends.
+
+
+def num_batches_of(epoch_iterator: Any) -> int | None:
+    """Returns how many batches an epoch has; None as long as nobody knows."""
+    return epoch_iterator._num_batches
+
+
+def set_num_batches(epoch_iterator: Any, num_batches: int) -> None:
+    """Tells how many batches an epoch has, where its data cannot."""
+    epoch_iterator._num_batches = num_batches
+
+
+def has_iterator(epoch_iterator: Any) -> bool:
+    """Whether there is an iterator that the next epoch can go on with."""
+    return epoch_iterator._current_iterator is not None
+
+
+def go_on_with(epoch_iterator: Any, iterator: Any, steps_seen: int) -> None:
+    """Lets the next epoch go on with an iterator over the data, of which so many batches were seen."""
+    epoch_iterator._current_iterator = iterator
+    epoch_iterator._steps_seen = steps_seen
+
+
+def replace_data(epoch_iterator: Any, dataset: Any, iterator: Any) -> None:
+    """Lets an epoch iterator read another dataset, and go on with an iterator over it where it has one."""
+    epoch_iterator._distributed_dataset = dataset
+    if epoch_iterator._current_iterator is not None:
+        epoch_iterator._current_iterator = iterator
+
+
+def py_dataset_of(epoch_iterator: Any) -> PyDataset | None:
+    """Returns the PyDataset that an epoch iterator reads, if it does."""
+    return getattr(epoch_iterator.data_adapter, "py_dataset", None)
+
+
+def shuffles_arrays(epoch_iterator: Any) -> bool:
+    """Whether an epoch iterator reads arrays in an order of its own."""
+    return bool(isinstance(epoch_iterator.data_adapter, ArrayDataAdapter) and epoch_iterator.data_adapter._shuffle)
+
+
+def make_data_again(epoch_iterator: Any) -> None:
+    """Makes the dataset of an epoch iterator once more, by the seeds of this moment."""
+    dataset = epoch_iterator.data_adapter.get_tf_dataset()
+    strategy = epoch_iterator._distribute_strategy
+    epoch_iterator._distributed_dataset = strategy.experimental_distribute_dataset(dataset)
+
+
+def layers_of(model: Any) -> list[Any]:
+    """Returns a model and all layers in it, those inside of others included."""
+    return list(model._flatten_layers())
+
+
+def compile_arguments(model: Any) -> dict[str, Any]:
+    """Returns what `compile` was given for losses and metrics."""
+    given = getattr(getattr(model, "_compile_config", None), "config", {})
+    return {key: given[key] for key in ("loss", "loss_weights", "metrics", "weighted_metrics") if key in given}
+
+
+def build_model(model: Any, batch: Any) -> None:
+    """Builds a model from something with the shapes and dtypes of a batch."""
+    model._symbolic_build(data_batch=batch)
+
+
+def readable_by_rows(variable: Any) -> Any:
+    """Returns the TensorFlow variable whose rows a Keras variable has here, on this replica.
+
+    Args:
+        variable: A Keras variable.
+
+    Returns:
+        A variable with `sparse_read`; None where the Keras variable stands for something else.
+    """
+    scope = get_stateless_scope()
+    if scope is not None and scope.get_current_value(variable) is not None:
+        return None
+    own = variable._value
+    if isinstance(own, tf_values.MirroredVariable):
+        own = own._get_on_device_or_primary()  # TensorFlow's mirrored variables read no rows.
+    readable = isinstance(own, tf.Variable) and not isinstance(own, tf_values.DistributedVariable)
+    return own if readable and own.dtype.is_floating else None
+
+
+def function_of(metric: Any) -> Any:
+    """Returns the function that a metric applies to rows; None where it has none."""
+    return metric._fn if isinstance(metric, keras.metrics.MeanMetricWrapper) else None
+
+
+def is_container_of_metrics(metric: Any) -> bool:
+    """Whether a metric is what `compile` makes to hold others."""
+    return isinstance(metric, (CompileMetrics, MetricsList))
+
+
+def is_stateless() -> bool:
+    """Whether variables are read and written in a `StatelessScope`."""
+    return get_stateless_scope() is not None
+
+
+def as_dense_tensor(value: Any) -> Any:
+    """Returns a tensor for a variable or a sparse tensor; other values as they are."""
+    if isinstance(value, (keras.Variable, tf.Variable)):
+        return tf.convert_to_tensor(value)
+    return tf.sparse.to_dense(value) if isinstance(value, tf.SparseTensor) else value
+
+
+def set_mask(tensor: Any, mask: Any) -> None:
+    """Attaches Keras's mask to a tensor."""
+    set_keras_mask(tensor, mask)
+
+
+def apply_if_finite(optimizer: Any, grads: list[Any], trainable_variables: list[Any] | None) -> None:
+    """What `LossScaleOptimizer.apply` does where nobody has to be met."""
+    optimizer._common_apply(grads, trainable_variables)
+
+
+def adagrad_accumulator(optimizer: Any, variable: Any) -> Any:
+    """Returns the Keras variable that an Adagrad keeps for a TensorFlow variable."""
+    return optimizer._accumulators[optimizer._get_variable_index(variable)]
+
+
+# ---------------------------------------------------------------- TensorFlow
+
+
+def is_tf_function(fn: Any) -> bool:
+    """Whether `fn` is a tf.function and not a Python function."""
+    return isinstance(fn, tf.types.experimental.PolymorphicFunction)
+
+
+def converted_python_function(fn: Any) -> Any:
+    """Returns the Python function of a tf.function, converted by AutoGraph as tracing the tf.function would.
+
+    AutoGraph writes the converted function into decorators around it, those of a bound method included, where the
+    tf.function itself finds it ever after. So it has to be the right one: not what a caller of ours, whom AutoGraph
+    leaves alone, would get.
+    """
+    if not fn._autograph:
+        return fn.python_function
+    status = autograph_status.Status.ENABLED
+    enabled = autograph_status.ControlStatusCtx(status)
+    converted = tf.__internal__.autograph.tf_convert(fn.python_function, enabled, user_requested=True)
+
+    def call_converted(*args: Any, **kwargs: Any) -> Any:
+        # What the tf.function itself converted, if it was called before, asks for the status once more.
+        with autograph_status.ControlStatusCtx(status):
+            return converted(*args, **kwargs)
+
+    return call_converted
+
+
+def is_in_loop(graph: tf.Graph) -> bool:
+    """Whether what is traced now stands in a loop inside of `graph`."""
+    return _is_in(control_flow_graphs.WhileBodyFuncGraph, graph)
+
+
+def is_in_branch(graph: tf.Graph) -> bool:
+    """Whether what is traced now stands in a branch inside of `graph`."""
+    return _is_in(control_flow_graphs.CondBranchFuncGraph, graph)
+
+
+def _is_in(kind: type, graph: tf.Graph) -> bool:
+    inner: Any = tf.compat.v1.get_default_graph()
+    while inner is not None and inner is not graph:
+        if isinstance(inner, kind):
+            return True
+        inner = inner.outer_graph
+    return False
+
+
+def clone_tf_function(fn: Any, python_function: Any) -> Any:
+    """Returns a tf.function like `fn`, with its signature and options, that runs another Python function."""
+    return fn._clone(python_function=python_function)
+
+
+def type_specs(structured: Any) -> Any:
+    """Returns what a tf.function is traced for: a type spec for each tensor of a structure."""
+    return tf.nest.map_structure(lambda v: v if isinstance(v, tf.TypeSpec) else tf.type_spec_from_value(v), structured)
+
+
+def select_replica(index: int, structured: Any) -> Any:
+    """Returns the values of one local replica from a structure of per-replica values."""
+    return distribute_utils.select_replica(index, structured)
+
+
+def regroup(values: list[Any]) -> Any:
+    """Makes one per-replica value of one value a replica; a single value stays as it is."""
+    return values[0] if len(values) == 1 else distribute_utils.regroup(tuple(values))
+
+
+def batch_size_of(dataset: tf.data.Dataset) -> int | None:
+    """Returns the rows of the batches that a dataset's own `batch` makes; None if something else made them."""
+    size = int(tf_data_distribute.compute_batch_size(dataset))
+    return None if size < 0 else size
+
+
+def kind_of_dataset(dataset: tf.data.Dataset) -> str:
+    """Returns what kind of dataset one is, such as `Shuffle` or `ParallelMap`."""
+    return type(dataset).__name__.strip("_").removesuffix("Dataset")
+
+
+def inputs_of_dataset(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
+    """Returns the datasets that a dataset is made of, those within its attributes too (some have them only there)."""
+    known = list(dataset._inputs()) + list(getattr(dataset, "tfdistkit_inputs", ()))
+    return known + [one for one in vars(dataset).values() if isinstance(one, dataset_ops.DatasetV2)]
+
+
+def inputs_and_times(dataset: tf.data.Dataset) -> list[tuple[tf.data.Dataset, int]]:
+    """Returns the datasets that a dataset is made of, and how often it takes each."""
+    unique = {id(one): one for one in inputs_of_dataset(dataset)}.values()
+    return [(one, sum(one is taken for taken in dataset._inputs())) for one in unique]
+
+
+def functions_of_dataset(dataset: tf.data.Dataset) -> list[Any]:
+    """Returns the functions of a dataset, as TensorFlow wraps them."""
+    wrappers = [*dataset._functions(), *vars(dataset).values()]
+    wrappers = [one for one in wrappers if isinstance(one, structured_function.StructuredFunctionWrapper)]
+    unique = {id(one): one for one in wrappers}.values()
+    return [one for one in unique if hasattr(one.function, "graph")]
+
+
+def graph_behind(dataset: tf.data.Dataset) -> tf.Graph | None:
+    """Returns the graph of a dataset of which Python knows no more than a variant tensor, if that is sure to be cheap.
+
+    `choose_from_datasets` rewrites the dataset that chooses, and its Python objects are lost.
+    """
+    specs = tf.nest.flatten(dataset.element_spec)
+    if not isinstance(dataset, dataset_ops._VariantDataset) or hasattr(dataset, "tfdistkit_inputs"):
+        return None
+    if len(specs) != 1 or not isinstance(specs[0], tf.TensorSpec) or specs[0].shape.rank != 0:
+        return None
+    policy = tf.data.experimental.ExternalStatePolicy.IGNORE
+    try:
+        serialized = dataset._as_serialized_graph(external_state_policy=policy).numpy()
+    except (tf.errors.OpError, AttributeError):
+        return None
+    graph = tf.Graph()
+    with graph.as_default():
+        tf.import_graph_def(tf.compat.v1.GraphDef.FromString(serialized), name="")
+    return graph
+
+
+def keep_alive(dataset: tf.data.Dataset, other: Any) -> None:
+    """Lets something live as long as the input pipeline of a dataset."""
+    dataset._tfdistkit_needs = (other,)
+
+
+def serialized_dataset(dataset: tf.data.Dataset) -> bytes:
+    """Returns the graph of a dataset, with copies of its arrays."""
+    policy = tf.data.experimental.ExternalStatePolicy.IGNORE
+    return bytes(dataset._as_serialized_graph(external_state_policy=policy).numpy())
+
+
+def graph_of(wrapper: Any) -> Any:
+    """Returns the graph of a function of a dataset."""
+    return wrapper.function.graph
+
+
+def line_of(wrapper: Any) -> str:
+    """Returns where the user wrote a function of a dataset, as ` (file:line)`; nothing if that is not known."""
+    code = getattr(_python_function(wrapper), "__code__", None)
+    return "" if code is None or _is_library(code.co_filename) else f" ({code.co_filename}:{code.co_firstlineno})"
+
+
+def is_of_keras_arrays(wrapper: Any) -> bool:
+    """Whether a function of a dataset is one with which Keras takes batches out of arrays."""
+    return str(getattr(_python_function(wrapper), "__module__", "")).startswith("keras.src.trainers.data_adapters.")
+
+
+def _python_function(wrapper: Any) -> Any:
+    function = inspect.unwrap(wrapper._func)
+    return getattr(function, "python_function", function)
+
+
+def _is_library(file: str) -> bool:
+    return any(part in file for part in ("/tensorflow/python/", "/keras/src/", "/tfdistkit/", "/autograph/", "<"))
+
+
+def user_line(operation: Any) -> str:
+    """Returns where the user wrote an operation of a graph, as ` (file:line)`; nothing if that is not known."""
+    own = [frame for frame in operation.traceback or () if not _is_library(frame.filename)]
+    return f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
+
+
+def seeds_of_dataset(dataset: tf.data.Dataset) -> tuple[int | None, int | None] | None:
+    """Returns the two seeds of a dataset that shuffles or makes random numbers, (0, 0) without; None for others."""
+    if not hasattr(dataset, "_seed") or not hasattr(dataset, "_seed2"):
+        return None
+    return number_of_dataset(dataset, "_seed"), number_of_dataset(dataset, "_seed2")
+
+
+def number_of_dataset(dataset: tf.data.Dataset, attribute: str) -> int | None:
+    """Returns a number that a dataset was made with; None if it is unknown."""
+    value = getattr(dataset, attribute, None)
+    try:
+        return None if value is None else int(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def note_order(original: Any, dataset: Any, *args: Any, **kwargs: Any) -> None:
+    """Hook of a parallel `interleave`: keeps whether it was made with `deterministic=False`."""
+    original(dataset, *args, **kwargs)
+    given = inspect.signature(original).bind(dataset, *args, **kwargs).arguments.get("deterministic")
+    dataset._sloppy = given is not None and not given
+
+
+def is_sloppy(dataset: tf.data.Dataset) -> bool:
+    """Whether a dataset was made with `deterministic=False`."""
+    return getattr(dataset, "_deterministic", None) in ("false", False) or getattr(dataset, "_sloppy", None) is True
+
+
+def arrays_of_dataset(dataset: tf.data.Dataset) -> list[tf.Tensor]:
+    """Returns the tensors that `from_tensors` or `from_tensor_slices` made a dataset of."""
+    if not isinstance(dataset, (from_tensors_op._TensorDataset, from_tensor_slices_op._TensorSliceDataset)):
+        return []
+    return [one for one in dataset._tensors if tf.is_tensor(one) and one.dtype not in (tf.variant, tf.resource)]
+
+
+def datasets_of_variants(variants: list[tf.Tensor], wrapper: Any) -> list[tf.data.Dataset]:
+    """Returns the datasets that a function took from outside; those that nobody holds any more are left out.
+
+    Args:
+        variants: The variant tensors that the graph of the function captured.
+        wrapper: The function; None if it is not known in Python.
+    """
+    left = {id(variant): variant for variant in variants if hasattr(variant, "numpy")}
+    found = []
+    for one in _closed_over(wrapper) if left and wrapper is not None else ():
+        if isinstance(one, dataset_ops.DatasetV2) and left.pop(id(one._variant_tensor), None) is not None:
+            found.append(one)
+    if left:  # In an attribute or in a function of a function: looking through all objects takes 0.1 s.
+        found += [one for one in gc.get_referrers(*left.values()) if isinstance(one, dataset_ops.DatasetV2)]
+    places = [id(variant) for variant in variants]
+    return sorted(found, key=lambda one: places.index(id(one._variant_tensor)))
+
+
+def _closed_over(wrapper: Any) -> list[Any]:
+    try:
+        taken = inspect.getclosurevars(_python_function(wrapper))
+    except (TypeError, ValueError):
+        return []
+    return tf.nest.flatten([list(taken.nonlocals.values()), list(taken.globals.values())])
+
+
+def attribute(operation: Any, name: str) -> Any:
+    """Returns an attribute of an operation of a graph; None if it has none of this name."""
+    try:
+        return operation.get_attr(name)
+    except ValueError:
+        return None
+
+
+def functions_of_operation(operation: Any) -> list[Any]:
+    """Returns the graphs of the functions that an operation calls."""
+    names = []
+    for one in operation.op_def.attr:
+        if one.type == "func":
+            names.append(operation.get_attr(one.name).name)
+        elif one.type == "list(func)":
+            names += [function.name for function in operation.get_attr(one.name)]
+    functions = [operation.graph._get_function(name) for name in names if name]
+    return [function.graph for function in functions if getattr(function, "graph", None) is not None]
+
+
+def is_summed(variable: Any) -> bool:
+    """Whether a Keras variable is state of a metric that each replica keeps for itself."""
+    own = variable._value
+    return isinstance(own, tf_values.SyncOnReadVariable) and own.aggregation in _REDUCED
+
+
+def assign_without_reading(variable: Any, new: Any) -> None:
+    """Gives the state of a metric a value on all replicas; TensorFlow would also sum it over them, for nobody."""
+    own = variable._value
+    own.assign(tf.cast(new, own.dtype), read_value=False)
+
+
+def local_part(variable: Any, replicas: int) -> tf.Tensor:
+    """Returns what a replica adds to the state of a metric that is kept by replicas."""
+    own = variable._value
+    local = tf.convert_to_tensor(own)
+    return local / replicas if own.aggregation == tf.VariableAggregation.MEAN else local
+
+
+def replicate(metric: Any) -> None:
+    """Lets the state of a metric be what it is on this replica, because it is the same on all."""
+    for variable in metric.variables:
+        replicate_variable(variable)
+
+
+def replicate_variable(variable: Any) -> None:
+    """As `replicate`, for one variable."""
+    if isinstance(variable._value, tf_values.SyncOnReadVariable):
+        variable._value._aggregation = tf.VariableAggregation.ONLY_FIRST_REPLICA
+
+
+def is_replicated(metric: Any) -> bool:
+    """Whether the state of a metric is the same on all replicas."""
+    return any(
+        isinstance(v._value, tf_values.SyncOnReadVariable) and v._value.aggregation not in _REDUCED
+        for v in metric.variables
+    )
+
+
+def is_mirrored(value: Any) -> bool:
+    """Whether a value is the same on all replicas by its kind."""
+    return bool(distribute_utils.is_mirrored(value))
+
+
+def initial_value(given: Any) -> Any:
+    """Returns what a variable is to start with: a value, or what a function or a checkpoint gives."""
+    value = given() if callable(given) else given
+    return value.wrapped_value if isinstance(value, trackable_base.CheckpointInitialValue) else value
+
+
+def replica_id(context: Any) -> int:
+    """Returns a replica's number as a Python number (the public property makes a tensor)."""
+    return int(context._replica_id_in_sync_group)
+
+
+def first_replica_id(strategy: Any) -> int:
+    """Returns the number of this process's first replica among all."""
+    return int(strategy.extended._get_replica_id_in_sync_group(0))
+
+
+def number_of_servers(strategy: Any) -> int:
+    """Returns how many parameter servers a strategy has (the public `cluster_resolver` of such a strategy is None)."""
+    return int(getattr(strategy.extended, "_num_ps", 0))
+
+
+def tensorflow_has_started() -> bool:
+    """Whether TensorFlow has taken its devices, after which neither they nor collectives can be set up."""
+    return tf_context.context()._context_handle is not None
+
+
+def configure_coordination(cluster: tf.train.ClusterSpec, timeout_s: float) -> None:
+    """Gives the start of a job a deadline: TensorFlow waits an hour for workers that never come.
+
+    TensorFlow leaves what is configured already as it is.
+    """
+    jobs = [
+        coordination_config_pb2.CoordinatedJob(name=job, num_tasks=cluster.num_tasks(job))
+        for job in ("chief", "worker")
+        if job in cluster.jobs
+    ]
+    leader = "chief" if "chief" in cluster.jobs else "worker"
+    tf_context.context().configure_coordination_service(
+        service_type="standalone",
+        service_leader=f"/job:{leader}/replica:0/task:0",
+        cluster_register_timeout_in_ms=int(timeout_s * 1000),
+        coordinated_jobs=jobs,
+    )
+
+
+def group_key_of(launcher: Any) -> int:
+    """Returns the key of the group in which a replica launches its collectives."""
+    return int(launcher._group_key)
+
+
+def draw_instance_key(launcher: Any) -> tf.Tensor:
+    """Returns the key of a new collective of a replica, an eager tensor."""
+    with tf.init_scope(), tf.device("CPU:0"):
+        return tf.constant(launcher._collective_keys.get_instance_key(launcher._group_key, launcher._device), tf.int32)
+
+
+def capture_at_every_call(graph: Any, draw: Callable[[], tf.Tensor]) -> tf.Tensor:
+    """Returns what stands in a traced function for a scalar int32 that is drawn whenever the function is called.
+
+    Args:
+        graph: What is traced: the graph of a function, or of a branch or a loop in it.
+        draw: Returns an eager tensor.
+    """
+    while getattr(graph, "is_control_flow_graph", False):
+        graph = graph.outer_graph
+    with graph.as_default():
+        return graph.capture_call_time_value(draw, tf.TensorSpec([], tf.int32))
+
+
+def abort_collectives(message: str) -> None:
+    """Ends the collectives of this process, all that run and all that come, with a DeadlineExceededError."""
+    tf_context.context().abort_collective_ops(tf.errors.DEADLINE_EXCEEDED, message)
+
+
+def tell_other_workers(message: str) -> None:
+    """Ends the collectives of the other workers with an error; TensorFlow's own coordination carries it."""
+    tf_context.context().report_error_to_cluster(tf.errors.INTERNAL, message)
+
+
+_executors = threading.local()
+
+
+def wait_for_own_operations_only() -> None:
+    """Gives this thread an executor of its own, so that it never waits for what other threads do.
+
+    Where a thread has none, each element of a dataset first waits for the operations of the executor that all such
+    threads share. On it TensorFlow frees the tensors on a worker; one that is cut off never answers.
+    """
+    if getattr(_executors, "own", None) is None:
+        context = tf_context.context()
+        context.ensure_initialized()
+        _executors.own = tf_executor.new_executor(enable_async=False)
+        context.executor = _executors.own
+
+
+def use_extended(strategy: Any, extended: type) -> None:
+    """Gives a strategy, which makes its extended part by itself, a subclass of that part."""
+    strategy.extended.__class__ = extended
+
+
+def has_ended(value: Any) -> bool:
+    """Whether a step has ended, well or not, and what it returned is in this process.
+
+    TensorFlow calls it ready before; to ask for it then would wait, without end, for a worker that is stopped.
+    """
+    return bool(value._status_available_event.is_set() and (value._has_fetched_to_local or value._error is not None))
+
+
+def value_per_worker(strategy: Any, functions: list[Callable[[], Any]]) -> Any:
+    """Returns what each worker makes by its function, and makes again after it was restarted."""
+    return coordinator_values.PerWorkerValues(tuple(_remote_values(strategy, functions)))
+
+
+def iterator_per_worker(strategy: Any, functions: list[Callable[[], Any]]) -> Any:
+    """Returns the iterators that each worker makes by its function, and makes again after it was restarted."""
+    return coordinator_values.PerWorkerDistributedIterator(tuple(_remote_values(strategy, functions)))
+
+
+def _remote_values(strategy: Any, functions: list[Callable[[], Any]]) -> list[Any]:
+    values = []
+    for worker, function in zip(strategy.coordinator._cluster.workers, functions):
+        made = tf.function(function, autograph=False).get_concrete_function()
+        value = worker.create_resource(made)
+        outputs = made.structured_outputs
+        value._type_spec = getattr(outputs, "_type_spec", None) or tf.TensorSpec(outputs.shape, outputs.dtype)
+        values.append(value)
+    return values
+
+
+def leave_functions() -> None:
+    """Lets this process end without removing its functions from every worker, which are gone or end with it.
+
+    TensorFlow does as much when Python has unloaded its modules; before that, it reports each that it cannot reach.
+    """
+    owner, name, _ = resolve("function_counts")
+    setattr(owner, name, None)
+
+
+def global_seed() -> int | None:
+    """Returns what `tf.random.set_seed` set in this process."""
+    return tf_context.global_seed()

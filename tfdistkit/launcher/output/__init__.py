@@ -1,0 +1,1 @@
+"""What workers print: kept whole, and shown."""

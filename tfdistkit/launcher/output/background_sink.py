@@ -1,0 +1,128 @@
+"""Sinks that nobody waits for: a thread writes, so a reader that does not read holds up nobody else.
+
+A terminal after Ctrl-S, a pager that was stopped and a pipe that nobody empties take bytes up to some thousands, and
+then let whoever writes wait for ever: with a signal, a deadline or a dead worker to see to.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+from tfdistkit.launcher.output.sinks import DescriptorSink, Sink, stream_sink
+
+# What may wait for a reader before workers wait, too.
+_MOST_BYTES = 1 << 20
+_LOOK_S = 0.1
+# A slow reader can be told from one that does not read by parts of this size; a pipe takes one at once or not at all.
+_PART_BYTES = 4096
+
+
+class Writer(threading.Thread):
+    """Writes what is queued, in its order. A daemon: the process can end while it waits for a reader."""
+
+    def __init__(self) -> None:
+        super().__init__(name="tfdistkit-console", daemon=True)
+        self._queue: collections.deque[tuple[Sink, bytes]] = collections.deque()
+        self._bytes = 0
+        self._written = 0
+        self._changed = threading.Condition()
+
+    def put(self, sink: Sink, data: bytes) -> None:
+        """Queues bytes; never waits."""
+        with self._changed:
+            self._queue.append((sink, data))
+            self._bytes += len(data)
+            if self.ident is None:
+                self.start()
+            self._changed.notify_all()
+
+    def has_room(self, timeout_s: float) -> bool:
+        """Whether what waits is little, or becomes little in time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._bytes < _MOST_BYTES, timeout_s)
+
+    def finish(self, idle_s: float, hurry: Callable[[], bool]) -> bool:
+        """Waits until all is written, for as long as somebody reads.
+
+        Args:
+            idle_s: Nobody does if so many seconds pass without a byte.
+            hurry: Whether to stop waiting.
+
+        Returns:
+            Whether all is written.
+        """
+        with self._changed:
+            written, since = self._written, time.monotonic()
+            while self._bytes and not hurry():
+                self._changed.wait(_LOOK_S)
+                if self._written > written:
+                    written, since = self._written, time.monotonic()
+                elif time.monotonic() - since > idle_s:
+                    break
+            return not self._bytes
+
+    def run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: bool(self._queue))
+                sink, data = self._queue.popleft()
+            for begin in range(0, len(data), _PART_BYTES):
+                part = data[begin : begin + _PART_BYTES]
+                sink.write(part)
+                with self._changed:
+                    self._bytes -= len(part)
+                    self._written += len(part)
+                    self._changed.notify_all()
+
+
+class WaitingSink(Sink):
+    """Passes bytes on to another sink by a thread.
+
+    Args:
+        sink: Where they go.
+        writer: The thread. Sinks that are one place, such as a terminal, share one: there the order counts.
+    """
+
+    def __init__(self, sink: Sink, writer: Writer):
+        self._sink, self._writer = sink, writer
+        self.is_terminal, self.has_colours = sink.is_terminal, sink.has_colours
+
+    @property
+    def problem(self) -> str:  # type: ignore[override]
+        return self._sink.problem
+
+    def write(self, data: bytes) -> None:
+        if data:
+            self._writer.put(self._sink, bytes(data))
+
+    def has_room(self, timeout_s: float) -> bool:
+        return self._writer.has_room(timeout_s)
+
+    def finish(self, idle_s: float, hurry: Callable[[], bool]) -> bool:
+        return self._writer.finish(idle_s, hurry)
+
+
+def standard_sinks() -> tuple[WaitingSink, WaitingSink]:
+    """Returns the stdout and the stderr of this process."""
+    stdout, stderr = Writer(), Writer()
+    if os.path.samestat(os.fstat(1), os.fstat(2)):
+        stderr = stdout
+    return WaitingSink(DescriptorSink(1), stdout), WaitingSink(DescriptorSink(2), stderr)
+
+
+def text_sinks(stdout: TextIO | None, stderr: TextIO | None) -> tuple[WaitingSink, WaitingSink]:
+    """Returns sinks for two text streams, such as those of a notebook, which shows both in one place.
+
+    Args:
+        stdout: The one.
+        stderr: The other.
+    """
+    sinks, writer = (stream_sink(stdout), stream_sink(stderr)), Writer()
+    descriptors = [sink.descriptor for sink in sinks if isinstance(sink, DescriptorSink)]
+    are_apart = len(descriptors) == 2 and not os.path.samestat(os.fstat(descriptors[0]), os.fstat(descriptors[1]))
+    return WaitingSink(sinks[0], writer), WaitingSink(sinks[1], Writer() if are_apart else writer)

@@ -1,0 +1,1 @@
+"""What runs on a host, sent there over the connection: standard library only."""

@@ -1,0 +1,270 @@
+"""The launcher's hand on a host: starts workers there, carries what they print, ends them when nobody asks for them.
+
+The launcher sends this module with those that it needs over the connection, and the Python there runs it: nothing has
+to be installed for it, and its version is always the launcher's. It speaks over stdin and stdout (`remote_wire`).
+When the connection ends, or the launcher is silent for too long, it asks the workers to end (SIGTERM), waits, and kills
+what is left. Should the agent itself be killed, a watchdog that it forked does the last of these.
+
+It runs without site-packages: the standard library only, and modules that are sent with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tfdistkit import env
+from tfdistkit.launcher.local import watchdog
+from tfdistkit.launcher.ssh.agent import host_info, links
+from tfdistkit.launcher.ssh.agent.children import Stream, Worker, start_watchdog
+from tfdistkit.launcher.ssh.agent.protocol import (
+    GREETING,
+    WINDOW_BYTES,
+    Decoder,
+    Message,
+    NotOurs,
+    Outbox,
+    encode,
+    read_now,
+)
+
+if TYPE_CHECKING:
+    from tfdistkit.cluster.rendezvous.gloo_store import GlooStore
+
+# A launcher that says nothing for so long is gone, or cut off: it says something every second.
+SILENCE_S = 20.0
+# As `supervise.stopping`: how long workers may take to end when they are asked.
+_GRACE_S = 5.0
+# How long the last output and the last words may take.
+_FAREWELL_S = 2.0
+# How often is looked whether a worker ended, was suspended, or left a crash record.
+_LOOK_S = 0.05
+_IDLE_S = 0.5
+
+
+class Agent:
+    """One host's part of a job.
+
+    Args:
+        mark: `NAME=value`, which all processes of the job on this host have among their variables.
+    """
+
+    def __init__(self, mark: str):
+        self._mark = mark
+        self._folder = tempfile.mkdtemp(prefix="tfdistkit-")
+        self._watchdog, self._watchdog_pid = start_watchdog(mark, self._folder)
+        self._decoder, self._outbox = Decoder(), Outbox(1)
+        self._selector = selectors.DefaultSelector()
+        self._workers: dict[int, Worker] = {}
+        self._streams: dict[tuple[int, str], Stream] = {}
+        self._ports = host_info.HeldPorts()
+        self._link = links.LinkServer()
+        self._store: GlooStore | None = None
+        self._heard_at = time.monotonic()
+        self._is_over = self._is_dismissed = self._is_paused = False
+        self._answers: dict[str, Callable[..., Any]] = {
+            "describe": host_info.describe_host,
+            "look_around": self._look_around,
+            "own_address": host_info.own_address_towards,
+            "connect": lambda addresses, timeout_s: host_info.connect_to(list(map(tuple, addresses)), timeout_s),
+            "hold_ports": self._ports.hold,
+            "release_ports": self._ports.release,
+            "open_link": self._link.open,
+            "serve_link": self._link.serve,
+            "measure_link": links.measure_link,
+            "serve_store": self._serve_store,
+            "start": self._start,
+        }
+
+    def serve(self) -> None:
+        """Does what the launcher asks, until it says goodbye or is gone; then nothing of the job is left here."""
+        os.set_blocking(0, False)
+        self._selector.register(0, selectors.EVENT_READ, self._listen)
+        self._outbox.put(GREETING)
+        try:
+            while not self._is_over:
+                self._turn()
+        finally:
+            self._leave()
+
+    def _turn(self) -> None:
+        self._want_to_write(not self._outbox.is_empty)
+        running = any(not worker.is_gone for worker in self._workers.values())
+        for key, _ in self._selector.select(_LOOK_S if running else _IDLE_S):
+            key.data()
+        for worker in self._workers.values():
+            for message in worker.look():
+                self._outbox.put(message)
+        self._outbox.flush()
+        silent_s = time.monotonic() - self._heard_at
+        if self._outbox.is_broken or (silent_s > SILENCE_S and not self._is_paused):
+            self._is_over = True
+
+    def _want_to_write(self, wanted: bool) -> None:
+        is_registered = 1 in self._selector.get_map()
+        if wanted and not is_registered:
+            self._selector.register(1, selectors.EVENT_WRITE, self._outbox.flush)
+        elif is_registered and not wanted:
+            self._selector.unregister(1)
+
+    def _listen(self) -> None:
+        data = read_now(0)
+        if data is None:
+            return
+        self._heard_at = time.monotonic()
+        if not data:
+            self._is_over = True
+            return
+        try:
+            for message, _ in self._decoder.push(data):
+                self._take(message)
+        except NotOurs:
+            self._is_over = True
+
+    def _take(self, message: Message) -> None:
+        what = message["do"]
+        if what == "pause":
+            self._is_paused = True
+        elif what == "ask":
+            self._outbox.put(encode({"is": "answer", "to": message["number"], **self._answer(message)}))
+        elif what == "ping":
+            self._is_paused = False
+            self._outbox.put(encode({"is": "pong"}))
+        elif what == "signal":
+            self._workers[message["worker"]].send_signal(message["signal"])
+        elif what == "took":
+            self._give_credit(message["worker"], message["channel"], message["bytes"])
+        elif what == "goodbye":
+            self._is_over = self._is_dismissed = True
+
+    def _answer(self, message: Message) -> Message:
+        try:
+            return {"answer": self._answers[message["what"]](**message["with"])}
+        except Exception as error:  # whatever it is, the launcher has to know
+            text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            return {"error": text or type(error).__name__, "type": type(error).__name__}
+
+    def _look_around(self, variables: dict[str, str | None], **asked: Any) -> dict[str, Any]:
+        return host_info.look_around(variables=env.child_env(variables), **asked)
+
+    def _serve_store(self, world_size: int, address: str, secret: str) -> int:
+        # Not before it is needed: its HTTP server takes a tenth of a second to load.
+        from tfdistkit.cluster.rendezvous.gloo_store import GlooStore
+
+        self._store = GlooStore(world_size, host=address, secret=secret)
+        return self._store.address[1]
+
+    def _start(
+        self, worker: int, name: str, command: list[str], folder: str, variables: dict[str, str | None], record: str
+    ) -> int:
+        """Starts a worker and returns its process; `record` is the file that it leaves when it crashes."""
+        own = os.path.join(self._folder, name)
+        os.makedirs(own, exist_ok=True)
+        told = {env.RUN_DIR: self._folder, env.TASK_DIR: own, env.PARENT_PID: str(os.getpid()), "PWD": folder}
+        name_of_mark, _, value = self._mark.partition("=")
+        child = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=env.child_env({**variables, **told, name_of_mark: value}),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+        )
+        os.write(self._watchdog, b"+%d\n" % child.pid)
+        self._workers[worker] = Worker(worker, child, os.path.join(own, record))
+        for channel, pipe in (("stdout", child.stdout), ("stderr", child.stderr)):
+            assert pipe is not None
+            stream = self._streams[worker, channel] = Stream(worker, channel, pipe.fileno())
+            self._read_on(stream)
+        return child.pid
+
+    def _read_on(self, stream: Stream) -> None:
+        self._selector.register(stream.descriptor, selectors.EVENT_READ, lambda: self._carry(stream))
+
+    def _carry(self, stream: Stream) -> None:
+        data = read_now(stream.descriptor)
+        if data is None:
+            return
+        place = {"worker": stream.worker, "channel": stream.channel}
+        if not data:
+            self._selector.unregister(stream.descriptor)
+            del self._streams[stream.worker, stream.channel]
+            self._outbox.put(encode({"is": "closed", **place}))
+            return
+        self._outbox.put(encode({"is": "output", **place}, data))
+        stream.on_the_way += len(data)
+        if stream.on_the_way >= WINDOW_BYTES:
+            self._selector.unregister(stream.descriptor)
+
+    def _give_credit(self, worker: int, channel: str, count: int) -> None:
+        stream = self._streams.get((worker, channel))
+        if stream is not None:
+            was_full = stream.on_the_way >= WINDOW_BYTES
+            stream.on_the_way -= count
+            if was_full and stream.on_the_way < WINDOW_BYTES:
+                self._read_on(stream)
+
+    def _leave(self) -> None:
+        """Nothing is left behind: neither a process nor a file."""
+        if not self._is_dismissed:
+            self._ask_to_end()
+        watchdog.kill_all([worker.pid for worker in self._workers.values() if not worker.is_gone], self._mark)
+        if self._is_dismissed:
+            self._say_goodbye()
+        for worker in self._workers.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.child.wait(timeout=1)
+        if self._store is not None:
+            self._store.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        os.close(self._watchdog)
+        os.waitpid(self._watchdog_pid, 0)
+
+    def _ask_to_end(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGCONT):
+            for worker in self._workers.values():
+                if not worker.is_gone:
+                    worker.send_signal(number)
+        deadline = time.monotonic() + _GRACE_S
+        while time.monotonic() < deadline and any(not worker.is_gone for worker in self._workers.values()):
+            for worker in self._workers.values():
+                list(worker.look())
+            for stream in list(self._streams.values()):
+                read_now(stream.descriptor)  # who prints a farewell must not wait for a reader
+            time.sleep(_LOOK_S)
+
+    def _say_goodbye(self) -> None:
+        """The last output, then the last word."""
+        deadline = time.monotonic() + _FAREWELL_S
+        for worker in self._workers.values():
+            for message in worker.look():
+                self._outbox.put(message)
+        for stream in list(self._streams.values()):
+            while data := read_now(stream.descriptor):
+                self._outbox.put(encode({"is": "output", "worker": stream.worker, "channel": stream.channel}, data))
+        self._outbox.put(encode({"is": "goodbye"}))
+        while not self._outbox.is_empty and time.monotonic() < deadline:
+            self._outbox.flush()
+            time.sleep(0.005)
+
+
+def run(mark: str) -> None:
+    """Is the agent of a host until the job is over.
+
+    Args:
+        mark: See `Agent`.
+    """
+    for number in (signal.SIGINT, signal.SIGHUP):
+        # Not ignored: that would be inherited by the workers.
+        signal.signal(number, lambda number, frame: None)
+    Agent(mark).serve()

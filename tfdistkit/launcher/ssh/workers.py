@@ -1,0 +1,144 @@
+"""Workers on other hosts as the supervisor sees them: handles, with pipes that their output comes out of."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import IO
+
+from tfdistkit.launcher.backend import Loss
+from tfdistkit.launcher.spec import ProcessSpec
+from tfdistkit.launcher.ssh.agent.protocol import WINDOW_BYTES, Message, Outbox
+from tfdistkit.report.alone import FILE_NAME as ALONE_FILE
+from tfdistkit.report.crashes import CrashRecord, write_crash
+
+# As ssh says it when the connection is lost.
+LOST_EXIT_CODE = 255
+
+
+class Faucet:
+    """One stream of a worker: what its agent sent comes out of a pipe, as if the worker were here.
+
+    Args:
+        worker: Whose it is.
+        channel: `stdout` or `stderr`.
+    """
+
+    def __init__(self, worker: int, channel: str):
+        reading, writing = os.pipe()
+        self.reader: IO[bytes] = os.fdopen(reading, "rb", buffering=0)
+        self.outbox = Outbox(writing)
+        self._place = {"worker": worker, "channel": channel}
+        self._has_ended = self.is_closed = False
+        self._taken = 0
+
+    def put(self, data: bytes) -> None:
+        """Takes what the agent sent."""
+        if self.outbox.is_broken:
+            self._taken += len(data)  # nobody looks any more; the worker must not wait because of that
+        else:
+            self.outbox.put(data)
+
+    def end(self) -> None:
+        """Closes it as soon as all has come out."""
+        self._has_ended = True
+
+    def close(self) -> None:
+        """Closes it now."""
+        if not self.is_closed:
+            self.is_closed = True
+            os.close(self.outbox.descriptor)
+
+    def flush(self) -> Message | None:
+        """Lets out what fits; returns what the agent is to be told of it, if anything."""
+        if self.is_closed:
+            return None
+        self._taken += self.outbox.flush()
+        if self._has_ended and self.outbox.is_empty:
+            self.close()
+            return None
+        if self._taken < WINDOW_BYTES // 4:
+            return None
+        taken, self._taken = self._taken, 0
+        return {"do": "took", **self._place, "bytes": taken}
+
+
+class RemoteWorker:
+    """A worker on another host (see `backend.WorkerHandle`).
+
+    Args:
+        spec: What was asked for.
+        number: What its agent knows it by.
+        send: Sends a message to its agent.
+    """
+
+    def __init__(self, spec: ProcessSpec, number: int, send: Callable[[Message], None]):
+        self.spec = spec
+        self.host = spec.host
+        self.number = number
+        self.pid = 0
+        self.streams = {channel: Faucet(number, channel) for channel in ("stdout", "stderr")}
+        self.stdout, self.stderr = self.streams["stdout"].reader, self.streams["stderr"].reader
+        self.loss: Loss | None = None
+        self._send = send
+        self._exit_code: int | None = None
+        self._is_gone = self._is_suspended = False
+
+    def exit_code(self) -> int | None:
+        return self._exit_code
+
+    def send_signal(self, number: int) -> None:
+        if not self._is_gone:
+            self._send({"do": "signal", "worker": self.number, "signal": number})
+
+    def is_gone(self) -> bool:
+        return self._is_gone
+
+    def is_suspended(self) -> bool:
+        return self._is_suspended
+
+    def take(self, message: Message, payload: bytes, clock_s: float) -> None:
+        """Takes what its agent tells.
+
+        Args:
+            message: What it tells.
+            payload: Bytes that belong to it.
+            clock_s: By how many seconds the clock of this machine is ahead of the host's.
+        """
+        what = message["is"]
+        if what == "output":
+            self.streams[message["channel"]].put(payload)
+        elif what == "closed":
+            self.streams[message["channel"]].end()
+        elif what == "crash":
+            self._keep_record(payload, clock_s)
+        elif what == "alone":
+            with contextlib.suppress(OSError):
+                (self.spec.folder / ALONE_FILE).touch()
+        elif what == "ended":
+            self._exit_code, self._is_suspended = message["code"], False
+        elif what == "gone":
+            self._is_gone = True
+        elif what == "suspended":
+            self._is_suspended = message["suspended"]
+
+    def lose(self, loss: Loss | None) -> None:
+        """Nothing more will be heard of it.
+
+        Args:
+            loss: How that came; None when the job is over.
+        """
+        if self._exit_code is None:
+            self.loss, self._exit_code = loss, LOST_EXIT_CODE
+        self._is_gone, self._is_suspended = True, False
+        for stream in self.streams.values():
+            stream.end()
+
+    def _keep_record(self, payload: bytes, clock_s: float) -> None:
+        """In the worker's folder here; what cannot be read or written is missing in the report, no more."""
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            record = CrashRecord(**json.loads(payload))
+            write_crash(self.spec.folder, replace(record, time=record.time + clock_s))

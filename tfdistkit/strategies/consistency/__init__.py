@@ -1,0 +1,1 @@
+"""Do all ranks do the same, with the same data?"""

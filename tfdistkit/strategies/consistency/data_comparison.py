@@ -1,0 +1,181 @@
+"""Do all ranks bring the same data? Compared before `fit`, `evaluate`, `predict` and `shard` begin.
+
+Each rank cuts its rows out of its own copy of a batch. Where the copies differ, rows are lost and others are trained
+on twice. So the ranks exchange one number, a hash of what they know of their data; only if it differs do they tell
+each other what that is, make seeds equal, or say which rank differs in what.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdistkit.errors import UnsupportedError, explain
+from tfdistkit.keras_adapter.dataset_graph import DatasetGraph, read_graph
+from tfdistkit.keras_adapter.dataset_seeds import WrittenDataset
+from tfdistkit.strategies.consistency.batch_hashes import mark_of_array
+from tfdistkit.strategies.consistency.data_differences import difference
+from tfdistkit.strategies.consistency.row_exchange import table
+
+Facts = dict[str, Any]
+
+# Stands in an error for the reason, until the ranks have told each other.
+_WHY = "it cannot be written as a graph"
+
+
+def is_compared(strategy: Any) -> bool:
+    """Whether the ranks of a strategy compare their data: several processes, and `check_data` is not False."""
+    several = strategy.num_replicas_in_sync > len(strategy.extended.worker_devices)
+    return bool(several and strategy.check_data)
+
+
+def agree_on_data(
+    strategy: Any, dataset: Any, call: str, is_own_part: bool, more: Facts
+) -> tuple[Any, DatasetGraph | None]:
+    """Compares what the ranks read, and makes their seeds equal.
+
+    Args:
+        strategy: The strategy, of several processes.
+        dataset: What is read: a `tf.data.Dataset`, or something that the user distributed.
+        call: What reads it, such as `fit`.
+        is_own_part: Whether each process brings data of its own. Then only its form is compared.
+        more: What else has to be equal, by its name.
+
+    Returns:
+        The dataset, with the seeds of rank 0 if they differed, and its graph; None where each brings its own.
+
+    Raises:
+        UnsupportedError: on all ranks, if they differ, or if what they read has no order.
+    """
+    graph = None if is_own_part or not isinstance(dataset, tf.data.Dataset) else read_graph(dataset)
+    facts = {"call": call, "own_part": graph is None, "spec": _spec(dataset), **more}
+    if graph is not None:
+        facts |= _facts(dataset, graph)
+    everyone = compared(strategy, facts, bool(facts.get("unordered") or facts.get("unseeded")))
+    if everyone is None:
+        return dataset, graph
+    error = difference(everyone, call, [str(found) for found in graph.nondeterminism] if graph else [])
+    if error is not None:
+        raise error
+    if graph is not None:
+        dataset = _with_equal_seeds(strategy, dataset, graph, everyone, call)
+    return dataset, graph
+
+
+def compared(strategy: Any, facts: Any, tell: bool = False) -> list[Any] | None:
+    """Compares facts between the processes by one number.
+
+    Args:
+        strategy: The strategy.
+        facts: Anything that JSON can hold.
+        tell: Whether to exchange the facts even if they are equal.
+
+    Returns:
+        The facts of all processes, if they differ or are to be told; else None.
+    """
+    text = json.dumps(facts, sort_keys=True, default=str).encode()
+    own = int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "little") * 2 + tell
+    numbers = table(strategy, np.array([own, len(text)], np.int64))
+    if (numbers[:, 0] == numbers[0, 0]).all() and not tell:
+        return None
+    longest = int(numbers[:, 1].max())
+    padded = np.frombuffer(text.ljust(longest + (-longest % 8), b" "), np.int64)
+    return [json.loads(row.tobytes()) for row in table(strategy, padded)]
+
+
+def _spec(dataset: Any) -> Any:
+    """What the elements look like, but for the number of rows: parts of one batch may have different ones."""
+    spec = getattr(dataset, "tfdistkit_element_spec", None) or getattr(dataset, "element_spec", None)
+
+    def told(one: Any) -> Any:
+        shape = getattr(one, "shape", None)
+        of_rows = str(shape[1:]) if isinstance(shape, tf.TensorShape) else None
+        return [type(one).__name__, str(getattr(one, "dtype", None)), of_rows]
+
+    return str(tf.nest.map_structure(told, spec))
+
+
+def _facts(dataset: tf.data.Dataset, graph: DatasetGraph) -> Facts:
+    orders = [source for source in graph.random if source.decides_order]
+    numbers = [array for array in graph.arrays if array.dtype != tf.string]
+    texts = [array for array in graph.arrays if array.dtype == tf.string]
+    return {
+        "generator": graph.has_generator,
+        "unordered": len(graph.nondeterminism),
+        "settings": [list(setting) for setting in graph.settings],
+        "arrays": [[str(array.dtype.name), array.shape.as_list(), mark_of_array(array)] for array in numbers],
+        "random": [str(source.kind) for source in orders],
+        "cardinality": int(dataset.cardinality()),
+        "seeds": [[source.kind, *source.seeds] for source in graph.random],
+        "unseeded": sum(not source.is_seeded and None not in source.seeds for source in orders),
+        # Only a hint: the same files may have other names on another host.
+        "texts": [mark_of_array(array) for array in texts],
+    }
+
+
+def _with_equal_seeds(strategy: Any, dataset: Any, graph: DatasetGraph, everyone: list[Facts], call: str) -> Any:
+    """Returns the dataset with the seeds of rank 0, if it has others anywhere."""
+    if all(facts["seeds"] == everyone[0]["seeds"] for facts in everyone) and not everyone[0]["unseeded"]:
+        return dataset
+    return remade(strategy, dataset, graph, _seeds_differ(everyone, graph, call))
+
+
+def remade(strategy: Any, dataset: Any, graph: DatasetGraph, otherwise: UnsupportedError) -> Any:
+    """Returns a dataset as if it had never been read, with the seeds of rank 0.
+
+    Args:
+        strategy: The strategy.
+        dataset: The dataset.
+        graph: Its graph.
+        otherwise: The error for a dataset that cannot be made again.
+
+    Raises:
+        UnsupportedError: on all ranks, if that cannot be done on one of them.
+    """
+    seeds, why, written = None, None, None
+    try:
+        written = WrittenDataset(dataset, sum(int(a.dtype.size * a.shape.num_elements()) for a in graph.arrays))
+        seeds = [_chosen(*one) for one in written.seeds()]
+    except ValueError as error:
+        why = str(error)
+    told = compared(strategy, {"seeds": seeds, "why": why}, True) or []
+    if any(one["seeds"] is None for one in told) or _kinds(told[0]) != _kinds({"seeds": seeds}):
+        if any(source.decides_order for source in graph.random):
+            why = next((one["why"] for one in told if one["why"]), "it has other operations on another rank")
+            raise UnsupportedError(str(otherwise).replace(_WHY, why))
+        return dataset  # Only values differ: a replica computes with its own.
+    assert written is not None
+    return written.with_seeds([tuple(one) for one in told[0]["seeds"]])
+
+
+def _chosen(kind: str, seed: int, seed2: int) -> tuple[str, int, int]:
+    if (seed, seed2) != (0, 0):
+        return kind, seed, seed2
+    one, two = np.random.default_rng().integers(1, 2**31, 2)
+    return kind, int(one), int(two)
+
+
+def _kinds(told: Facts) -> list[str]:
+    return [kind for kind, *_ in told["seeds"]]
+
+
+def _seeds_differ(everyone: list[Facts], graph: DatasetGraph, call: str) -> UnsupportedError:
+    seeds = [facts["seeds"] for facts in everyone]
+    rank = next((rank for rank, own in enumerate(seeds) if own != seeds[0]), 0)
+    places = [place for place, (a, b) in enumerate(zip(seeds[0], seeds[rank])) if a != b]
+    place = places[0] if places else [source.decides_order for source in graph.random].index(True)
+    return UnsupportedError(
+        explain(
+            f"The ranks read the data of `{call}` in different orders, so rows would be lost and others seen twice: "
+            f"{graph.random[place]} has no seed that is the same on all ranks, and the dataset cannot be made again "
+            f"with one: {_WHY}.",
+            received=f"the seeds {seeds[0][place][1:]} on rank 0, {seeds[rank][place][1:]} on rank {rank}",
+            expected="the same seeds on all ranks",
+            do="Call keras.utils.set_random_seed with the same number on all ranks, use no random numbers on one rank "
+            "alone before the dataset is made, or write `shuffle(..., seed=7)`.",
+        )
+    )

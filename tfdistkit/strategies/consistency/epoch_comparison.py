@@ -1,0 +1,208 @@
+"""The comparison of the ranks' data in `fit`, `evaluate` and `predict`: when they begin, and in each epoch."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdistkit.errors import UnsupportedError
+from tfdistkit.keras_adapter import private_api
+from tfdistkit.keras_adapter.dataset_graph import DatasetGraph
+from tfdistkit.keras_adapter.dataset_tuning import without_tuning
+from tfdistkit.strategies.consistency.batch_hashes import WIDTH, mark_of_samples, samples
+from tfdistkit.strategies.consistency.call_positions import Position
+from tfdistkit.strategies.consistency.data_comparison import agree_on_data, remade
+from tfdistkit.strategies.consistency.data_differences import other_batches, other_elements
+from tfdistkit.strategies.consistency.first_elements import FirstElements, first_elements
+from tfdistkit.strategies.consistency.row_exchange import table
+from tfdistkit.strategies.sync.batch_sharding import BatchPart
+
+_CALLS = ("fit", "evaluate", "predict")
+
+
+class EpochComparison:
+    """What one epoch iterator compares with those of the other ranks.
+
+    Args:
+        strategy: The strategy.
+        arguments: What the epoch iterator is made with.
+
+    Raises:
+        UnsupportedError: if the ranks are in different calls.
+    """
+
+    def __init__(self, strategy: Any, arguments: dict[str, Any]):
+        self._strategy = strategy
+        self._call = _call()
+        # Before anything else that the ranks exchange, such as seeds for shuffling.
+        self._position = Position(strategy, self._call)
+        self._position.require_equal(table(strategy, self._position.row()))
+        weights = arguments.get("class_weight")
+        self._executions = int(arguments.get("steps_per_execution") or 1)
+        self._steps_per_epoch: int | None = arguments.get("steps_per_epoch")
+        self._more = {
+            "steps": [self._steps_per_epoch, self._executions],
+            "class_weight": None if weights is None else sorted((str(k), float(v)) for k, v in dict(weights).items()),
+        }
+        self._dataset: Any = None
+        self._graph: DatasetGraph | None = None
+        self._has_begun = False
+        self._first_elements: list[FirstElements] = []
+
+    def distributed(self, dataset: Any) -> Any:
+        """Distributes a dataset that all ranks read alike.
+
+        Raises:
+            UnsupportedError: on all ranks, if they bring different data.
+        """
+        self._agree(dataset)
+        return self._strategy.distribute_keras_batches(self._dataset, None if self._graph is None else self._samples)
+
+    def _samples(self, batch: Any, number: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        return samples(batch, number, self._steps_per_epoch)
+
+    def _agree(self, dataset: Any) -> None:
+        self._has_begun = True
+        is_own = not isinstance(dataset, tf.data.Dataset) or _is_divided(dataset)
+        self._first_elements = first_elements(dataset) if is_own else []
+        more = {**self._more, "first_elements": len(self._first_elements)}
+        self._dataset, self._graph = agree_on_data(self._strategy, dataset, self._call, is_own, more)
+
+    def finish(self, epoch_iterator: Any) -> None:
+        """Compares what the user distributed, which nobody asked to be distributed."""
+        if not self._has_begun:
+            self._agree(private_api.dataset_of(epoch_iterator))
+
+    def steps(self, epoch_iterator: Any, steps: Iterator[Any]) -> Iterator[Any]:
+        """Passes the steps of an epoch on, after the ranks have compared the first batch of it."""
+        self._position.require_equal(table(self._strategy, self._position.next_epoch().row()))
+        old = new = None
+        # An iterator that goes through several epochs may be in the middle of the data when one begins.
+        read, self._first_elements = self._first_elements, [] if self._steps_per_epoch else self._first_elements
+        for first in read:
+            first.begin()  # Keras makes the epoch's iterator when the first step is asked for.
+        for item in steps:
+            *before, data = item
+            if old is None:
+                old = data
+                new, first = self._begin(epoch_iterator, data, int(before[0]))
+                yield (*before, first)
+                self._compare_elements(read)
+            else:
+                yield (*before, new if data is old else data)
+
+    def _compare_elements(self, read: list[FirstElements]) -> None:
+        """Compares, after a step, the elements that an epoch has read first."""
+        for first in read:
+            everyone = first.by_batch(table(self._strategy, first.row()))
+            found = first_difference(everyone, first.floats, first.graph)
+            if found is not None:
+                raise other_elements(self._call, *found)
+
+    def _begin(self, epoch_iterator: Any, data: Any, begin: int) -> tuple[Any, Any]:
+        """Returns the iterator of an epoch, and the one of its first step."""
+        spec = getattr(data, "element_spec", None)
+        if not (isinstance(data, tf.data.Iterator) and isinstance(spec, BatchPart) and spec.sample):
+            return data, data
+        first, mark = self._peek(data)
+        found = self._difference(mark)
+        if found is None:
+            return data, first
+        error = other_batches(self._call, *found)
+        if begin or getattr(epoch_iterator, "tfdistkit_data", None) is not None or not self._is_shuffled():
+            raise error
+        data = self._start_again(epoch_iterator, error)
+        first, mark = self._peek(data)
+        found = self._difference(mark)
+        if found is not None:
+            raise other_batches(self._call, *found)
+        return data, first
+
+    def _peek(self, data: Any) -> tuple[Any, list[int]]:
+        """Reads what the first step of an epoch takes; returns an iterator over it, and the mark of the first batch."""
+        elements: list[Any] = []
+        for _ in range(self._executions):
+            element = data.get_next_as_optional()
+            if not bool(element.has_value()):
+                break
+            elements.append(element.get_value())
+        if not elements:
+            return data, []
+        taken = functools.reduce(lambda a, b: a.concatenate(b), map(tf.data.Dataset.from_tensors, elements))
+        variant = tf.data.experimental.to_variant(taken)
+        # Untuned: the end of the epoch, which lets go of it, would wait for TensorFlow's thread.
+        first = iter(without_tuning(tf.data.experimental.from_variant(variant, data.element_spec)))
+        return first, mark_of_samples(elements[0].sample)
+
+    def _difference(self, mark: list[int]) -> tuple[int, str] | None:
+        """Compares the mark of the first batch; returns the first rank with another one, and in what it differs."""
+        assert self._graph is not None
+        specs = tf.nest.flatten(self._dataset.element_spec, expand_composites=True)
+        row: np.ndarray = np.zeros(1 + WIDTH * len(specs), np.int64)
+        row[0], row[1 : 1 + len(mark)] = bool(mark), mark
+        everyone = table(self._strategy, row)
+        if (everyone == everyone[0]).all():
+            return None
+        floats = [spec.dtype.is_floating or spec.dtype.is_complex for spec in specs]
+        return first_difference(everyone, floats, self._graph)
+
+    def _is_shuffled(self) -> bool:
+        return self._graph is not None and any(source.decides_order for source in self._graph.random)
+
+    def _start_again(self, epoch_iterator: Any, otherwise: UnsupportedError) -> Any:
+        """Reads the data from its first order on: a look at it on one rank alone had gone to the next order there."""
+        assert self._graph is not None
+        self._dataset = remade(self._strategy, self._dataset, self._graph, otherwise)
+        distributed = self._strategy.distribute_keras_batches(self._dataset, self._samples)
+        data = iter(distributed)
+        private_api.replace_data(epoch_iterator, distributed, data)
+        return data
+
+
+def first_difference(everyone: np.ndarray, floats: list[bool], graph: DatasetGraph) -> tuple[int, str] | None:
+    """Returns the first rank whose first batch is another one than that of rank 0, and in what it differs.
+
+    Values alone may differ: ranks that draw random numbers for each row, and computers that round differently. The
+    rows are the same if a tensor that tells them apart is.
+
+    Args:
+        everyone: For each rank whether it has a batch; then for each tensor its hash, and whether it tells rows apart.
+        floats: For each tensor whether it holds floating-point numbers.
+        graph: The graph of the dataset.
+    """
+    hashes, tells = everyone[:, 1::WIDTH], everyone[:, 2::WIDTH] != 0
+    values = [source for source in graph.random if not source.decides_order]
+    is_noisy = any(not source.is_seeded or source.is_parallel for source in values) or graph.runs_python
+    for rank in range(1, len(everyone)):
+        if everyone[rank, 0] != everyone[0, 0]:
+            return rank, "the number of batches: one of them has none"
+        differs = hashes[rank] != hashes[0]
+        same_rows = bool((~differs & (tells[rank] | tells[0])).any())
+        in_numbers = any(other and not is_float for other, is_float in zip(differs, floats))
+        if not differs.any() or (same_rows and (is_noisy or graph.has_generator or not in_numbers)):
+            continue
+        if same_rows or graph.has_generator or not is_noisy:
+            return rank, f"{int(differs.sum())} of {len(differs)} tensors of the batch"
+    return None
+
+
+def _is_divided(dataset: tf.data.Dataset) -> bool:
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    return bool(policy == tf.data.experimental.AutoShardPolicy.OFF)
+
+
+def _call() -> str:
+    """Returns which of Keras's methods makes an epoch iterator."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_name
+        if name in _CALLS and frame.f_globals.get("__name__", "").startswith("keras."):
+            # `fit` has one for its training data before it makes that of `validation_data`.
+            return "validation_data" if name == "fit" and "epoch_iterator" in frame.f_locals else str(name)
+        frame = frame.f_back
+    return "fit"

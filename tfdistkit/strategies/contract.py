@@ -1,0 +1,267 @@
+"""What every strategy of ours is: the base class that Keras's patches talk to, with a hook for all that may differ."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdistkit import env
+from tfdistkit.cluster.spec import ClusterSpec
+from tfdistkit.data.batch_rows import steps_of_own_data
+from tfdistkit.data.dataset_metadata import marks_of
+from tfdistkit.data.rows import Split
+from tfdistkit.errors import UnsupportedError, explain
+from tfdistkit.keras_adapter import private_api
+from tfdistkit.keras_adapter.dataset_tuning import without_idle_tuning
+from tfdistkit.strategies.step_clock import StepClock
+from tfdistkit.strategies.sync import batch_sharding, peer_errors, step
+
+
+class KerasStrategyMixin:
+    """Goes in front of one of TensorFlow's `Strategy` classes: what Keras 3 asks of a strategy.
+
+    The methods between `sum_gradients` and `check_jit_compile` are hooks: what they do here is right for replicas that
+    run in this process, and a strategy overrides those that it does otherwise.
+
+    Attributes:
+        check_data: Whether the ranks compare their data (see `strategies.consistency`).
+    """
+
+    # How `private_api.is_ours` knows a strategy of ours.
+    is_tfdistkit_strategy = True
+    check_data = False
+
+    # A strategy stands for the devices and peers of this process, and what was made in its scope belongs to it alone.
+    # So copies of what holds it (callbacks, configurations) hold the same one.
+    def __copy__(self) -> KerasStrategyMixin:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> KerasStrategyMixin:
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise UnsupportedError(
+            explain(
+                "A strategy cannot be pickled: it stands for the devices and peers of this process.",
+                received=f"pickle of {type(self).__name__}",
+                expected="a strategy that is made in the process that uses it",
+                do="Call tfdistkit.strategy(...) in the other process, or leave the strategy out of what you pickle.",
+            )
+        )
+
+    def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
+        if self.num_replicas_in_sync == 1 and isinstance(dataset, tf.data.Dataset):
+            # Nothing to split: TensorFlow's distributed iterator would only cost time (1 ms a step).
+            return dataset
+        if isinstance(dataset, tf.data.Dataset) and private_api.batch_size_of(dataset) is None:
+            # What tf.data batched lies in memory of its own already, and only there it knows the batch size,
+            # by which it cuts a worker's own part.
+            dataset = batch_sharding.keep_arrays_safe(dataset)
+        steps = self._steps_of_own_data(dataset)
+        if steps is None and isinstance(dataset, tf.data.Dataset):
+            Split(dataset.element_spec, marks_of(dataset))  # raises what cannot be cut
+        if steps is None:
+            distributed = super().experimental_distribute_dataset(_split_every_batch(dataset), options)
+        else:
+            distributed = super().distribute_datasets_from_function(lambda _: steps, options)
+        if isinstance(dataset, tf.data.Dataset):
+            # What the hooks of `fit` have to know, and TensorFlow does not tell.
+            distributed.tfdistkit_element_spec = dataset.element_spec
+            distributed.tfdistkit_is_own_part = self._is_own_part(dataset)
+        return distributed
+
+    def sum_gradients(self, gradients: list[Any]) -> list[Any]:
+        """Sums the gradients of the replicas; called in each of them, before the optimizer looks at them.
+
+        Args:
+            gradients: This replica's part of each gradient: tensors or IndexedSlices.
+
+        Returns:
+            The sums, the same on all replicas.
+        """
+        own, context = step.current(), tf.distribute.get_replica_context()
+        with contextlib.nullcontext() if own is None else own.summing():
+            return context.all_reduce(tf.distribute.ReduceOp.SUM, [_with_a_row(g) for g in gradients])
+
+    def apply_summed(self, gradients: list[Any], apply: Callable[[list[Any]], None]) -> None:
+        """Sums the gradients of the replicas and applies them; called in each replica.
+
+        Args:
+            gradients: This replica's part of each gradient; none where nothing has a gradient.
+            apply: Updates the variables; called with the sums.
+        """
+        apply(self.sum_gradients(gradients) if gradients else [])
+
+    def optimizer_variables(self) -> contextlib.AbstractContextManager[None]:
+        """Within it, an optimizer creates variables of its own."""
+        return contextlib.nullcontext()
+
+    def coordinated_function(self, model: Any, step_function: Any, clock: Any = None) -> Any:
+        """Returns what Keras calls for the steps of `fit` and `evaluate`; None for steps that this process runs.
+
+        Args:
+            model: The model.
+            step_function: Its `train_step` or `test_step`.
+            clock: What measures the steps; see `clock`.
+        """
+        return None
+
+    def clock(self, model: Any) -> Any:
+        """Returns what measures the steps of a model (see `StepTimer`)."""
+        return StepClock(model)
+
+    def agreed_data(self, dataset: Any, call: str, facts: dict[str, Any]) -> Any:
+        """Returns a dataset that all ranks read in one order; all ranks call it, before `data.shard` divides it."""
+        return dataset
+
+    def agreed_shuffling(self) -> contextlib.AbstractContextManager[None]:
+        """Within it, whatever shuffles does so alike on all ranks."""
+        return contextlib.nullcontext()
+
+    def finish_steps(self) -> None:
+        """Waits at the end of an epoch for the steps that are in flight; raises what went wrong in them."""
+
+    def settle_steps(self) -> None:
+        """Waits for the steps that are in flight before variables are read for a backup."""
+
+    def abandon_steps(self) -> None:
+        """Lets go of the steps that are in flight, after an error."""
+
+    def explained_error(self, error: tf.errors.OpError) -> Exception | None:
+        """Returns a clearer error for one that a step raised; None if there is none."""
+        return peer_errors.explained(error)
+
+    def check_jit_compile(self) -> None:
+        """Raises:
+        UnsupportedError: if XLA cannot compile the steps of several replicas here.
+        """
+        device = self.extended.worker_devices[0]
+        if "CPU" in device.upper():
+            raise UnsupportedError(
+                explain(
+                    "`jit_compile=True` cannot work with several replicas on CPUs: XLA has no collectives there.",
+                    received=f"{self.num_replicas_in_sync} replicas on {device}",
+                    expected="`jit_compile='auto'` or `jit_compile=False`",
+                    do="Remove `jit_compile=True` from `model.compile(...)`.",
+                )
+            )
+
+    def distribute_batches(self, dataset: Any) -> Any:
+        """As `experimental_distribute_dataset`, for loops that hand each element to `strategy.run` as it is.
+
+        TensorFlow's own iterator asks the other workers before every step whether they still have data, and
+        another collective counts the rows. Here every worker knows both, and a step has two collectives less.
+
+        Args:
+            dataset: A `tf.data.Dataset` of global batches, the same on all workers.
+
+        Returns:
+            Where each process has one replica, a `tf.data.Dataset` whose elements only `strategy.run` takes
+            apart; else what `experimental_distribute_dataset` returns.
+
+        Example:
+            ```python
+            @tf.function
+            def train_step(batch):
+                return strategy.run(replica_step, args=(batch,))  # def replica_step(batch): x, y = batch; ...
+
+            for batch in strategy.distribute_batches(dataset):
+                train_step(batch)
+            ```
+        """
+        if (
+            self.num_replicas_in_sync > 1
+            and len(self.extended.worker_devices) == 1
+            and batch_sharding.can_split(dataset)
+        ):
+            return batch_sharding.split(dataset, self.num_replicas_in_sync, self._local_replica_ids())
+        return self.experimental_distribute_dataset(dataset)
+
+    def distribute_keras_batches(self, dataset: Any, sample: Callable[[Any, tf.Tensor], Any] | None = None) -> Any:
+        """As `distribute_batches`, for the steps of Keras: in them a replica without rows has a row that stands in.
+
+        Args:
+            dataset: What `fit`, `evaluate` or `predict` reads: global batches, the same on all workers.
+            sample: Called with each global batch and its number; what it returns travels with the elements.
+        """
+        dataset = without_idle_tuning(dataset)
+        if self.num_replicas_in_sync == 1 or not batch_sharding.can_split(dataset):
+            return self.experimental_distribute_dataset(dataset)
+        own = self._local_replica_ids()
+        parts = batch_sharding.split(dataset, self.num_replicas_in_sync, own, batch_sharding.KerasPart, sample)
+        if len(own) == 1:
+            return parts
+        distributed = super().distribute_datasets_from_function(lambda _: parts)
+        distributed.tfdistkit_element_spec = dataset.element_spec
+        return distributed
+
+    def _local_replica_ids(self) -> range:
+        first = private_api.first_replica_id(self)
+        return range(first, first + len(self.extended.worker_devices))
+
+    def _steps_of_own_data(self, dataset: Any) -> tf.data.Dataset | None:
+        """What a worker's own dataset gives its replicas, where `tfdistkit.data` knows better than TensorFlow."""
+        replicas, devices = self.num_replicas_in_sync, len(self.extended.worker_devices)
+        if not isinstance(dataset, tf.data.Dataset) or not self._is_own_part(dataset):
+            return None
+        batch_size = private_api.batch_size_of(dataset)
+        return steps_of_own_data(dataset, batch_size, replicas, private_api.first_replica_id(self), devices)
+
+    def _is_own_part(self, dataset: tf.data.Dataset) -> bool:
+        """Whether each of several workers brings a dataset of its own, which must not be split (`OFF`)."""
+        policy = dataset.options().experimental_distribute.auto_shard_policy
+        several = self.num_replicas_in_sync > len(self.extended.worker_devices)
+        return several and policy == tf.data.experimental.AutoShardPolicy.OFF
+
+    def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
+        # Keras reduces scalars, which have no axis 0, along axis 0 (tensorflow#72388).
+        if axis == 0 and getattr(value, "shape", None) is not None and tf.TensorShape(value.shape).rank == 0:
+            axis = None
+        return super().reduce(reduce_op, value, axis)
+
+
+def _with_a_row(value: Any) -> Any:
+    """Gives IndexedSlices without rows one of zeros: TensorFlow crashes when all replicas gather nothing.
+
+    That happens to a table, or a part of one, in which nobody looked anything up in a batch.
+    """
+    if not isinstance(value, tf.IndexedSlices):
+        return value
+    missing = tf.cast(tf.equal(tf.size(value.indices), 0), tf.int32)
+    amounts = [[0, missing], *[[0, 0]] * (value.values.shape.rank - 1)]
+    return tf.IndexedSlices(tf.pad(value.values, amounts), tf.pad(value.indices, amounts[:1]), value.dense_shape)
+
+
+def _split_every_batch(dataset: Any) -> Any:
+    """Turns auto-sharding from AUTO to DATA, so that the replicas share every global batch of one process.
+
+    AUTO shards by file where it can: each worker then makes its batches from other files, and a step no
+    longer sees the rows that one process would see. A policy that the user chose stays.
+    """
+    policy = tf.data.experimental.AutoShardPolicy
+    if not isinstance(dataset, tf.data.Dataset):
+        return dataset
+    if dataset.options().experimental_distribute.auto_shard_policy != policy.AUTO:
+        return dataset
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = policy.DATA
+    return dataset.with_options(options)
+
+
+def require_single_process(name: str, cluster: ClusterSpec) -> None:
+    """Raises:
+    UnsupportedError: if this process is one of several workers, which would each train a model of their own.
+    """
+    if cluster.is_training and cluster.world_size > 1:
+        raise UnsupportedError(
+            explain(
+                f"The strategy {name!r} trains in one process, but this is one of several: each would train alone.",
+                received=f"worker {cluster.rank} of {cluster.world_size} in {cluster.source}",
+                expected='the strategy "multiworker", or one process',
+                do='Ask for tfdistkit.strategy("multiworker"), or start one process; where several shall train alone, '
+                f"set {env.CLUSTER}=single.",
+            )
+        )

@@ -1,0 +1,271 @@
+"""`horovod`: synchronous training of one model by several processes that talk through Horovod."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+from typing import Any
+
+import tensorflow as tf
+
+from tfdistkit.cluster.rendezvous.validation import version_difference
+from tfdistkit.cluster.spec import ClusterSpec
+from tfdistkit.collectives import gradients as on_the_way
+from tfdistkit.collectives import horovod_transport as transport
+from tfdistkit.collectives.horovod_transport import hvd
+from tfdistkit.errors import ClusterConfigError, OptionError, TooLateError, UnsupportedError, explain
+from tfdistkit.keras_adapter import private_api
+from tfdistkit.strategies import keras_patches
+from tfdistkit.strategies.consistency.shuffling import AgreedShuffling, require_check_data
+from tfdistkit.strategies.consistency.versions import facts
+from tfdistkit.strategies.contract import KerasStrategyMixin
+from tfdistkit.strategies.devices import take_gpu_of_local_rank
+from tfdistkit.strategies.horovod.options import (
+    COMPRESSIONS,
+    OPS,
+    require_flag,
+    require_one_of,
+    require_ranks,
+    set_switches,
+)
+from tfdistkit.strategies.horovod.rendezvous import introduce_ranks
+from tfdistkit.strategies.sync.replica import ReplicaMixin
+
+# Those that Horovod was initialised with, by their ranks.
+_process_sets: dict[tuple[int, ...], Any] = {}
+
+
+class HorovodTransport:
+    """Goes between `ReplicaMixin` and TensorFlow's extended class: Horovod carries what its collectives would."""
+
+    def _initialize_local(self, cluster_resolver: Any, devices: Any = None) -> None:
+        super()._initialize_local(cluster_resolver, devices=devices)
+        self._process_set = self._container_strategy().process_set
+        self._num_workers = self._process_set.size()
+        self._id_in_cluster = self._process_set.rank()
+        self._is_chief = self._id_in_cluster == 0
+        # Horovod counts ranks in the whole job, also within a set.
+        self._root_rank = (self._process_set.ranks or [0])[0]
+
+    def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        flat = tf.nest.flatten(value)
+        return tf.nest.pack_sequence_as(value, transport.all_reduce(flat, reduce_op, self._process_set))
+
+    def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
+        if private_api.is_mirrored(value) and reduce_op == tf.distribute.ReduceOp.MEAN:
+            return value
+        return transport.all_reduce([self._local(value)], reduce_op, self._process_set)[0]
+
+    def _batch_reduce_to(self, reduce_op: Any, value_destination_pairs: Any, options: Any) -> Any:
+        values = [self._local(value) for value, _ in value_destination_pairs]
+        return transport.all_reduce(values, reduce_op, self._process_set)
+
+    def _gather_to_implementation(self, value: Any, destinations: Any, axis: int, options: Any) -> Any:
+        return transport.all_gather(self._local(value), axis, self._process_set)
+
+    def _local(self, value: Any) -> Any:
+        return self._container_strategy().experimental_local_results(value)[0]
+
+    def _get_variable_creator_initial_value(self, replica_id: int, device: str, primary_var: Any, **kwargs: Any) -> Any:
+        def value_of_rank_0() -> Any:
+            with tf.device(device):
+                initial = private_api.initial_value(kwargs["initial_value"])
+                value = tf.convert_to_tensor(initial, dtype=kwargs.get("dtype"))
+                return transport.broadcast(value, self._root_rank, self._process_set)
+
+        return value_of_rank_0
+
+
+class HorovodExtended(ReplicaMixin, HorovodTransport, private_api.CollectiveAllReduceExtended):
+    """What runs the replica of this process and talks to the others."""
+
+
+class HorovodStrategy(AgreedShuffling, KerasStrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):
+    """A strategy whose replicas talk through Horovod.
+
+    It is a `MultiWorkerMirroredStrategy` because Keras asks for that class by name where it makes the logs
+    of several workers one, and gathers what they predict.
+
+    Args:
+        op: How gradients meet: one of `average`, `sum`, `adasum`.
+        compression: What gradients travel as: one of `none`, `fp16`, `bf16`.
+        sparse_as_dense: Whether IndexedSlices travel as dense tensors.
+        process_set: The Horovod process set to stay in.
+    """
+
+    def __init__(self, op: str, compression: str, sparse_as_dense: bool, process_set: Any):
+        self.op, self.compression, self.sparse_as_dense = op, compression, sparse_as_dense
+        self.process_set = process_set
+        alone = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({}))
+        options = tf.distribute.experimental.CommunicationOptions()
+        extended = HorovodExtended(self, cluster_resolver=alone, communication_options=options)
+        tf.distribute.Strategy.__init__(self, extended)
+
+    def sum_gradients(self, gradients: list[Any]) -> list[Any]:
+        """Sums the gradients of the ranks in one fused operation, as the options say."""
+        replicas = self.num_replicas_in_sync
+        if self.sparse_as_dense or self.op == "adasum":
+            gradients = on_the_way.densify(gradients)
+        if self.op != "average":  # Each rank's part of the average comes in; both want the whole of it.
+            gradients = on_the_way.scale(gradients, replicas)
+        if self.op == "adasum":
+            return on_the_way.adasum(gradients, tf.float16 if self.compression == "fp16" else None)
+        if self.compression == "fp16":
+            return on_the_way.sum_as_float16(gradients, self.process_set)
+        if self.compression == "bf16":
+            return on_the_way.sum_as_bfloat16(gradients, self.process_set)
+        return transport.all_reduce(gradients, tf.distribute.ReduceOp.SUM, self.process_set)
+
+
+def build(
+    cluster: ClusterSpec,
+    *,
+    op: str = "average",
+    compression: str = "none",
+    sparse_as_dense: bool = False,
+    process_set: list[int] | list[list[int]] | None = None,
+    fusion_threshold_bytes: int | None = None,
+    cycle_time_ms: float | None = None,
+    hierarchical: bool | None = None,
+    timeline: str | None = None,
+    autotune: bool | None = None,
+    timeout_s: float | None = None,
+    check_data: bool = True,
+) -> HorovodStrategy:
+    """Makes the strategy `horovod`.
+
+    Args:
+        cluster: Which process this is, as far as the launcher told.
+        op: `"average"` (exact: the gradient of the global batch), `"sum"` (that times the number of ranks), or
+            `"adasum"` (needs MPI and a power of two of ranks).
+        compression: What gradients travel as: `"none"`, `"fp16"` or `"bf16"`.
+        sparse_as_dense: Whether the gradients of embeddings travel as dense tensors.
+        process_set: The ranks that train together, or several lists of ranks, of which the one with this rank
+            is taken. Every rank of the job gives the same lists. Default: all ranks.
+        fusion_threshold_bytes: Horovod fuses tensors up to so many bytes (HOROVOD_FUSION_THRESHOLD).
+        cycle_time_ms: Milliseconds between two looks for new tensors (HOROVOD_CYCLE_TIME).
+        hierarchical: Whether to reduce within hosts first (HOROVOD_HIERARCHICAL_ALLREDUCE).
+        timeline: A file for Horovod's timeline (HOROVOD_TIMELINE).
+        autotune: Whether Horovod tunes itself (HOROVOD_AUTOTUNE).
+        timeout_s: Seconds after which a silent rank is given up, under Gloo (HOROVOD_GLOO_TIMEOUT_SECONDS).
+        check_data: Whether `fit`, `evaluate`, `predict` and `tfdistkit.data.shard` compare the data of the ranks.
+
+    Returns:
+        A `tf.distribute.MultiWorkerMirroredStrategy` with one replica for each rank.
+
+    Raises:
+        OptionError: if an option is wrong.
+        MissingDependencyError: if Horovod is not installed.
+        RendezvousError: if a rank does not come, where the ranks have to find each other.
+        ClusterConfigError: if Horovod knows of fewer ranks than the launcher started, or versions differ.
+        TooLateError: if Horovod was initialised already and options for its start are given.
+        UnsupportedError: if this rank is in no process set, or `adasum` cannot work here.
+    """
+    require_one_of("op", op, OPS)
+    require_one_of("compression", compression, COMPRESSIONS)
+    require_flag("sparse_as_dense", sparse_as_dense)
+    require_check_data(check_data)
+    _require_a_combination(op, compression)
+    lists = None if process_set is None else require_ranks(process_set, cluster.world_size)
+    set_switches(
+        is_initialized=hvd.is_initialized(),
+        is_chief=cluster.is_chief,
+        fusion_threshold_bytes=fusion_threshold_bytes,
+        cycle_time_ms=cycle_time_ms,
+        hierarchical=hierarchical,
+        timeline=timeline,
+        autotune=autotune,
+        timeout_s=timeout_s,
+    )
+    introduce_ranks(cluster)
+    chosen = _join(lists, cluster.world_size)
+    keras_patches.install()
+    _require_all_ranks(cluster)
+    if op == "adasum":
+        _require_adasum(chosen)
+    take_gpu_of_local_rank(cluster)
+    strategy = HorovodStrategy(op, compression, sparse_as_dense, chosen)
+    strategy.check_data = check_data
+    if private_api.global_seed() is None:
+        # Shuffling without a seed of the user's own has to be the same on all ranks.
+        tf.random.set_seed(int(transport.broadcast(tf.constant(int(facts()["seed"]), tf.int64))))
+    return strategy
+
+
+def _require_a_combination(op: str, compression: str) -> None:
+    if op == "adasum" and compression == "bf16":
+        raise OptionError(
+            explain(
+                '`compression="bf16"` does not go with `op="adasum"`: Horovod combines no bfloat16.',
+                received=f"op={op!r}, compression={compression!r}",
+                expected='`compression="none"` or `"fp16"` there',
+            )
+        )
+
+
+def _join(lists: list[list[int]] | None, world_size: int) -> Any:
+    """Initialises Horovod and returns the process set of this rank."""
+    is_first = not hvd.is_initialized()
+    if lists is None or lists == [list(range(world_size))]:
+        if is_first:
+            hvd.init()
+        return hvd.global_process_set
+    if is_first:
+        _process_sets.update({tuple(ranks): hvd.ProcessSet(ranks) for ranks in lists})
+        hvd.init(process_sets=list(_process_sets.values()))
+        atexit.register(_end_together)
+    elif any(tuple(ranks) not in _process_sets for ranks in lists):
+        raise TooLateError(
+            explain(
+                "Horovod was initialised before its process sets were known.",
+                received=f"process_set={lists!r}",
+                do="Give `process_set` to the first `tfdistkit.strategy` of the process, and remove `hvd.init()`.",
+            )
+        )
+    for ranks in lists:
+        if hvd.rank() in ranks:
+            return _process_sets[tuple(ranks)]
+    raise UnsupportedError(
+        explain(
+            f"Rank {hvd.rank()} is in no process set.",
+            received=f"process_set={lists!r}",
+            expected="lists of ranks with this one in one of them",
+            do="Ask for the strategy only on the ranks that train, or give every rank a set.",
+        )
+    )
+
+
+def _end_together() -> None:
+    """Waits for the ranks of the other process sets: Horovod shuts down on all ranks when the first one ends."""
+    if getattr(sys, "last_type", None) is None:  # After an exception nobody should wait.
+        transport.all_reduce([tf.zeros([])], tf.distribute.ReduceOp.SUM)
+
+
+def _require_all_ranks(cluster: ClusterSpec) -> None:
+    """Finds a job of several processes that Horovod was not told of, and ranks with other versions."""
+    if cluster.world_size != hvd.size():
+        raise ClusterConfigError(
+            explain(
+                "Horovod does not know all processes of this job.",
+                received=f"{cluster.world_size} in {cluster.source}, {hvd.size()} ranks of Horovod",
+                expected="the same number",
+                do="Start it with `tfdistkit run --backend horovod`, `horovodrun` or `mpirun`.",
+            )
+        )
+    everyone = hvd.allgather_object(facts())
+    difference = version_difference(everyone)
+    if difference is not None:
+        raise difference
+
+
+def _require_adasum(process_set: Any) -> None:
+    size = hvd.size()
+    if not hvd.mpi_enabled() or size & (size - 1) or process_set is not hvd.global_process_set:
+        raise UnsupportedError(
+            explain(
+                '`op="adasum"` cannot work here.',
+                received=f"{size} ranks, over {'MPI' if hvd.mpi_enabled() else 'Gloo'}",
+                expected="MPI, and 2, 4, 8, ... ranks without a process set",
+                do='Start it with `tfdistkit run --backend mpi`, or take `op="average"`.',
+            )
+        )

@@ -1,0 +1,390 @@
+"""Hooks Keras where a strategy of ours needs another behaviour; the names are in `private_api`.
+
+Every hook takes Keras's own function (`original`) first and passes straight through to it unless it runs
+under a strategy of ours, so models that use none see no change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdistkit.collectives.differentiable import weigh_gradients_by
+from tfdistkit.data.rows import rows_error
+from tfdistkit.keras_adapter import data_position, fit, private_api, table_parts, table_rows
+from tfdistkit.strategies import model_scope
+from tfdistkit.strategies.consistency.data_comparison import is_compared
+from tfdistkit.strategies.consistency.epoch_comparison import EpochComparison
+from tfdistkit.strategies.metrics import metric_patches
+from tfdistkit.strategies.metrics.metric_sync import agree
+from tfdistkit.strategies.parameter_server import atomic_updates, inflight
+from tfdistkit.strategies.step_clock import clock_of
+from tfdistkit.strategies.sync import (
+    batch_sharding,
+    collective_keys,
+    collective_timeout,
+    gradient_scaling,
+    loss_scaling,
+)
+from tfdistkit.strategies.sync import step as steps
+from tfdistkit.strategies.sync.batch_sharding import BatchPart
+
+
+@functools.cache
+def install() -> None:
+    """Hooks Keras, once a process. Called when the first strategy of ours is made.
+
+    Raises:
+        UnsupportedError: if this TensorFlow or Keras moved a name that we stand on.
+    """
+    private_api.check()
+    weigh_gradients_by(gradient_scaling.gradient_share)
+    for key, around in _HOOKS.items():
+        private_api.hook(key, around)
+    model_scope.install()
+
+
+def _make_function(original: Any, model: Any, step_function: Any) -> Any:
+    """Makes a train or test function, and lets a clock measure it, if the model has one."""
+    clock, strategy = clock_of(model, step_function), model.distribute_strategy
+    coordinated = strategy.coordinated_function(model, step_function, clock) if private_api.is_ours(strategy) else None
+    if coordinated is not None:
+        return coordinated
+    if clock is None:
+        return _make_agreeing_function(original, model, step_function)
+    return clock.timed(_make_agreeing_function(original, model, clock.watched(step_function, model)))
+
+
+def _make_agreeing_function(original: Any, model: Any, step_function: Any) -> Any:
+    """The replica's part of a train or test step: afterwards logs and layer state agree on all replicas."""
+    strategy = model.distribute_strategy
+    if not private_api.is_ours(strategy) or strategy.num_replicas_in_sync == 1:
+        return original(model, step_function)
+    if model.jit_compile is True:
+        strategy.check_jit_compile()
+        collective_timeout.leave_to_tensorflow()
+
+    is_stock = gradient_scaling.is_stock_train_step(model, step_function)
+
+    @functools.wraps(step_function)
+    def keras_step(data: Any) -> Any:
+        step = steps.current()
+        if step is None:
+            return step_function(data)
+        step.model = model
+        metric_patches.require_scope(model)
+        return agree(step, step_function(step.begin_keras_step(data, is_stock)))
+
+    @functools.wraps(step_function)
+    def step_with_data(data: Any) -> Any:
+        with tf.control_dependencies([v for v in tf.nest.flatten(data, expand_composites=True) if tf.is_tensor(v)]):
+            return keras_step(data)
+
+    function, uncounted_function = original(model, keras_step), original(model, step_with_data)
+
+    def on_parts(iterator: Any) -> Any:
+        if getattr(iterator, "tfdistkit_uncounted", False):
+            return uncounted_function(iterator)
+        # train_on_batch and test_on_batch hand over the global batch, not an iterator over a replica's part.
+        if not isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
+            iterator = (_split_batch(strategy, batch) for batch in iterator)
+        return function(iterator)
+
+    return on_parts
+
+
+def _reduce_per_replica(original: Any, values: Any, strategy: Any, reduction: str) -> Any:
+    """Takes the logs, which agree already (`_agree`), from the first replica."""
+    if not private_api.is_ours(strategy) or reduction != "auto":
+        return original(values, strategy, reduction)
+
+    return keras.tree.map_structure(lambda value: strategy.experimental_local_results(value)[0], values)
+
+
+def _make_epoch_iterator(
+    original: Any, iterator: Any, distribute_strategy: Any = None, *args: Any, **kwargs: Any
+) -> None:
+    """Splits the batches of `fit`, `evaluate` and `predict`, shuffled alike on all ranks (`agreed_shuffling`)."""
+    is_ours = private_api.is_ours(distribute_strategy)
+    shuffles = is_ours and kwargs.get("shuffle")
+    agreed = distribute_strategy.agreed_shuffling() if shuffles else contextlib.nullcontext()
+    compares = is_ours and is_compared(distribute_strategy)
+    comparison = iterator.tfdistkit_comparison = EpochComparison(distribute_strategy, kwargs) if compares else None
+    given = _ForKeras(distribute_strategy, comparison) if is_ours else distribute_strategy
+    followed = iterator.tfdistkit_data = data_position.take_next()
+    with agreed, contextlib.nullcontext() if followed is None else followed.made(iterator):
+        original(iterator, given, *args, **kwargs)
+        if comparison is not None:
+            comparison.finish(iterator)
+    distributed = private_api.dataset_of(iterator)
+    if getattr(distributed, "tfdistkit_ends_every_epoch", False):
+        private_api.let_data_end_every_epoch(iterator)
+    if getattr(distributed, "tfdistkit_is_own_part", False):
+        iterator.data_adapter = _Uncounted(iterator.data_adapter)
+        private_api.let_data_end_epoch(iterator, _Uncounted(distributed))
+
+
+def _epoch_end(original: Any, iterator: Any) -> None:
+    """Waits, where workers run the steps, for those of the epoch: after it Keras reads the metrics."""
+    strategy: Any = private_api.strategy_of_iterator(iterator)
+    if private_api.is_ours(strategy):
+        strategy.finish_steps()
+    original(iterator)
+
+
+class _ForKeras:
+    """A strategy as an epoch iterator sees it: something that distributes a dataset."""
+
+    def __init__(self, strategy: Any, comparison: EpochComparison | None):
+        self._strategy, self._comparison = strategy, comparison
+
+    def experimental_distribute_dataset(self, dataset: Any) -> Any:
+        if self._comparison is None:
+            return self._strategy.distribute_keras_batches(dataset)
+        return self._comparison.distributed(dataset)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._strategy, name)
+
+
+class _Uncounted:
+    """A data adapter, and its distributed dataset, that do not say how many steps an epoch has.
+
+    TensorFlow cuts each batch of a worker's own dataset into one step for each replica of the job, but Keras
+    counts the batches: it would end an epoch of two workers after half of the data, and after a different
+    number of steps on each worker if their parts differ, which hangs. Uncounted, the data itself ends it.
+
+    There Keras runs a step without data, which fails, but not before it has counted `optimizer.iterations`
+    up: nothing of that needs data. For the iterators made here, `_make_function` lets everything wait for it.
+    """
+
+    num_batches = None
+
+    def __init__(self, counted: Any):
+        self._counted = counted
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._counted, name)
+
+    def __iter__(self) -> Any:
+        iterator = iter(self._counted)
+        iterator.tfdistkit_uncounted = True
+        return iterator
+
+
+def _one_progress_bar(original: Any, bar: Any, params: Any) -> None:
+    """Shows the progress bar of `fit`, `evaluate` and `predict` on the chief alone: all ranks' bars are equal."""
+    original(bar, params)
+    strategy: Any = getattr(bar.model, "distribute_strategy", None)
+    if private_api.is_ours(strategy) and not strategy.extended.should_checkpoint:
+        bar.verbose = 0
+
+
+def _maybe_symbolic_build(original: Any, model: Any, iterator: Any = None, data_batch: Any = None) -> None:
+    """Builds a model from what a batch looks like; Keras takes a batch and averages it over all replicas.
+
+    Averaging fails for every batch under MultiWorkerMirroredStrategy (keras#20585, keras#20329) and for
+    strings and integers under MirroredStrategy (keras#21172), and a batch that was taken for it is lost
+    to a generator.
+    """
+    strategy = private_api.strategy_of(model)
+    if getattr(iterator, "tfdistkit_data", None) is not None:
+        strategy = model.distribute_strategy  # What was saved can only be put back into variables that there are.
+    elif not private_api.is_ours(strategy):
+        return original(model, iterator=iterator, data_batch=data_batch)
+    if iterator is not None:
+        data_batch = _batch_like(strategy, iterator)
+    else:
+        data_batch = keras.tree.map_structure(_with_dtype_of_tensor, data_batch)
+    if type(model).call is keras.Model.call:
+        return None  # Only a train_step of its own knows how to call it (a GAN, say).
+    with strategy.scope():
+        private_api.build_model(model, data_batch)
+    return None
+
+
+def _with_dtype_of_tensor(value: Any) -> Any:
+    """Returns a tensor for an array of strings, whose dtype Keras does not know; other values as they are."""
+    return tf.convert_to_tensor(value) if isinstance(value, np.ndarray) and value.dtype.kind in "OSU" else value
+
+
+def _batch_like(strategy: Any, iterator: Any) -> Any:
+    """Returns something with the shapes and dtypes of one replica's batch, of the same structure."""
+    dataset = private_api.dataset_of(iterator)
+    spec = getattr(dataset, "tfdistkit_element_spec", None)
+    if isinstance(dataset, tf.data.Dataset):
+        spec = dataset.element_spec
+        spec = spec.data if isinstance(spec, BatchPart) else spec
+    if spec is not None:
+        return tf.nest.map_structure(lambda s: s if hasattr(s, "shape") and hasattr(s, "dtype") else None, spec)
+    for _, *_, it in iterator:  # A dataset that the user distributed: only a batch can tell.
+        return keras.tree.map_structure(lambda v: strategy.experimental_local_results(v)[0], next(it))
+    return None
+
+
+def _split_batch(strategy: Any, batch: Any) -> Any:
+    """Splits a global batch, the same on all ranks, into one part for each replica."""
+
+    def part(context: Any) -> Any:
+        return batch_sharding.part_of(batch, context.num_replicas_in_sync, context.replica_id_in_sync_group)
+
+    return strategy.experimental_distribute_values_from_function(part)
+
+
+def _fit(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+    with fit.arguments_of_fit(original, model, args, kwargs) as call:
+        return _name_lost_peer(original, *call.args, **call.kwargs)
+
+
+def _predict_on_batch(original: Any, model: Any, x: Any) -> Any:
+    """Each replica predicts its part of the batch; Keras lets each predict all of it, and returns all of them."""
+    strategy = model.distribute_strategy
+    if private_api.is_ours(strategy) and strategy.num_replicas_in_sync > 1:
+        x = _split_batch(strategy, x)
+    return _name_lost_peer(original, model, x)
+
+
+def _make_predict_function(original: Any, model: Any, force: bool = False) -> None:
+    """Says of the steps of `predict` that they are such: Keras makes them where nothing can be hooked."""
+    if model.predict_function is not None and not force:
+        return
+    original(model, force=force)
+    if not private_api.is_ours(model.distribute_strategy) or model.distribute_strategy.num_replicas_in_sync == 1:
+        return
+    function = model.predict_function
+
+    def predict_function(data: Any) -> Any:
+        with steps.predicting():
+            return function(data)
+
+    model.predict_function = predict_function
+
+
+def _name_lost_peer(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Raises what TensorFlow raises when another worker is gone, in words that name it."""
+    try:
+        return original(model, *args, **kwargs)
+    except BaseException as error:
+        strategy: Any = model.distribute_strategy
+        if not private_api.is_ours(strategy):
+            raise
+        strategy.abandon_steps()
+        if not isinstance(error, tf.errors.OpError):
+            raise
+        clear = rows_error(str(error.message)) or strategy.explained_error(error)
+        if clear is None:
+            raise
+        raise clear from error
+
+
+def _optimizer_variable(original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Tells a strategy of ours that the variables that are created here are an optimizer's."""
+    strategy: Any = tf.distribute.get_strategy()
+    with strategy.optimizer_variables() if private_api.is_ours(strategy) else contextlib.nullcontext():
+        return original(optimizer, *args, **kwargs)
+
+
+def _next_seed(original: Any, generator: Any, ordered: bool = True) -> Any:
+    """Gives every replica random numbers of its own; those of replica 0 are those of a single process."""
+    seed = original(generator, ordered)
+    step = steps.current()
+    if step is None or step.replica_id == 0:
+        return seed
+    # The golden ratio times 2**32 (Knuth, TAOCP 3, 6.4): far from the small seeds that people choose.
+    offset = (step.replica_id * 0x9E3779B1) & 0xFFFFFFFF
+    return tf.cast(tf.cast(seed, tf.uint32) + tf.constant([offset, 0], tf.uint32), seed.dtype)
+
+
+def _add_weight(original: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Creates the non-trainable state of a layer so that the replicas agree on it (`LayerState`)."""
+    if private_api.is_ours(tf.distribute.get_strategy()):
+        given = inspect.signature(original).bind(layer, *args, **kwargs).arguments
+        dtype = keras.backend.standardize_dtype(given.get("dtype") or layer.variable_dtype)
+        if given.get("trainable") is False and given.get("aggregation", "none") == "none" and "float" in dtype:
+            kwargs["aggregation"] = "mean"
+    return original(layer, *args, **kwargs)
+
+
+def _to_python(original: Any, variable: Any, kind: type) -> Any:
+    """`float(variable)` of a mirrored variable, which has no such conversion of its own."""
+    if isinstance(variable.value, tf.distribute.DistributedValues) and variable.ndim == 0:
+        return kind(variable.value.numpy())
+    return original(variable)
+
+
+def _capture_in_function(original: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
+    """Lets a branch or a loop pass a call-time value (a collective's key) on from the function around it.
+
+    TensorFlow makes the placeholder inside the branch, where nothing ever feeds it: a tf.function with a
+    collective in it fails when it is called in a branch, as Keras does with `steps_per_execution` > 1
+    ("You must feed a value for placeholder tensor"). Outside of that case this is never called.
+    """
+    with graph.outer_graph.as_default():
+        return graph.outer_graph.capture_call_time_value(*args, **kwargs)
+
+
+_HOOKS: dict[str, Callable[..., Any]] = {
+    "all_reduce": collective_timeout.around,
+    "all_gather": collective_timeout.around,
+    "launch_all_reduce": collective_keys.launch_all_reduce,
+    "instance_key": collective_keys.instance_key,
+    "function_context": steps.own_function_context,
+    "make_function": _make_function,
+    "symbolic_build": _maybe_symbolic_build,
+    "epoch_iterator": _make_epoch_iterator,
+    "reduce_per_replica": _reduce_per_replica,
+    "progress_bar": _one_progress_bar,
+    "epoch_steps": fit.epoch_steps,
+    "epoch_data": fit.epoch_data,
+    "epoch_logs": fit.epoch_logs,
+    "fit": _fit,
+    "evaluate": _name_lost_peer,
+    "predict": _name_lost_peer,
+    "train_on_batch": _name_lost_peer,
+    "test_on_batch": _name_lost_peer,
+    "predict_on_batch": _predict_on_batch,
+    "make_predict_function": _make_predict_function,
+    "apply": gradient_scaling.apply,
+    "apply_gradients": gradient_scaling.apply_gradients,
+    "context_all_reduce": gradient_scaling.all_reduce,
+    "tape_gradient": gradient_scaling.tape_gradient,
+    "scale_optimizer_loss": gradient_scaling.scale_optimizer_loss,
+    "scale_scaled_loss": gradient_scaling.scale_optimizer_loss,
+    "apply_scaled": gradient_scaling.apply,
+    "apply_finite": gradient_scaling.apply_finite,
+    "sum_gradients": gradient_scaling.all_reduce_sum_gradients,
+    "optimizer": _optimizer_variable,
+    "optimizer_variable": _optimizer_variable,
+    "reduce_values": loss_scaling.reduce_values,
+    "reduce_weighted": loss_scaling.reduce_weighted_values,
+    "apply_mask": loss_scaling.apply_mask,
+    "scale_loss": loss_scaling.scale_loss,
+    "unscale_loss": loss_scaling.unscale_loss,
+    "compute_average_loss": loss_scaling.compute_average_loss,
+    "scale_regularization_loss": loss_scaling.scale_regularization_loss,
+    "next_seed": _next_seed,
+    "remote_value_get": inflight.fetch_aside,
+    "take": table_rows.take,
+    "adagrad_step": table_rows.adagrad_step,
+    "clip_by_global_norm": table_rows.clip_by_global_norm,
+    "slot": table_parts.slot,
+    "save_optimizer": table_parts.save_optimizer,
+    "load_optimizer": table_parts.load_optimizer,
+    "add_weight": _add_weight,
+    "to_float": functools.partial(_to_python, kind=float),
+    "to_int": functools.partial(_to_python, kind=int),
+    "deferred_capture": _capture_in_function,
+    "epoch_end": _epoch_end,
+    "variable_value": atomic_updates.value,
+    "variable_assign": metric_patches.direct_assign,
+    "metric": metric_patches.metric_made,
+    "metric_variable": metric_patches.metric_variable,
+    "parallel_interleave": private_api.note_order,
+}

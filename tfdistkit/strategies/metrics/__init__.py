@@ -1,0 +1,1 @@
+"""Metrics and logs that are those of all replicas."""

@@ -1,0 +1,142 @@
+"""Gathers the rows of all replicas, in the order of one process, with two collectives for any number of tensors.
+
+Every value travels as its bits in int32: each replica fills its own place of a vector of zeros, and the sum over the
+replicas is exact for every dtype, so all replicas hold the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdistkit.errors import UnsupportedError, explain
+from tfdistkit.strategies.sync import collective_keys
+from tfdistkit.strategies.sync import step as steps
+
+# What has no 32 or 64 bits of its own, and the type that carries it without a loss.
+_CARRIED_AS = {
+    tf.bfloat16: tf.float32,
+    tf.float16: tf.float32,
+    tf.bool: tf.int32,
+    tf.int8: tf.int32,
+    tf.int16: tf.int32,
+    tf.uint8: tf.int32,
+    tf.uint16: tf.int32,
+}
+
+# Vectors of other lengths are padded to the next of these.
+_SIZES = [1 << n for n in range(6, 31)]
+
+
+def has_rows(step: steps.ReplicaStep, tensor: tf.Tensor) -> bool:
+    """Whether the first dimension of a tensor holds rows of the batch, or tokens, pixels, ... of its rows.
+
+    A dimension that is known while those of the batch are not is something else: classes, say.
+    """
+    if tensor.shape.rank is None or tensor.shape.rank == 0:
+        return tensor.shape.rank is None
+    first = tensor.shape[0]
+    if first is None or step.rows is None or step.static_rows == 0:
+        return True
+    if step.static_rows is None:
+        return first == 1  # One row, or a row that stands in for none.
+    return bool(first % step.static_rows == 0)
+
+
+def gather_rows(step: steps.ReplicaStep, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Concatenates the rows of all replicas; parts of any sizes.
+
+    Args:
+        step: The step of this replica.
+        tensors: Dense tensors of at least one dimension each; their first dimensions may differ.
+
+    Returns:
+        A tensor for each, the same on all replicas.
+    """
+    counts = [tf.shape(t)[0] for t in tensors]
+    if step.rows is not None and not step.static_rows:
+        counts = [tf.where(step.rows > 0, count, 0) for count in counts]  # A row that stands in counts nothing.
+    own = tf.one_hot(step.replica_id, step.replicas, dtype=tf.int32)
+    of_replicas = step.sum(own[:, None] * tf.stack(counts)[None])
+    before = tf.reduce_sum(of_replicas[: step.replica_id], 0)
+    totals = tf.reduce_sum(of_replicas, 0)
+    return _sum_places(step, tensors, counts, tf.unstack(before), tf.unstack(totals))
+
+
+def gather_values(step: steps.ReplicaStep, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Stacks the values of all replicas, those of replicas without rows too; of the same shape on each.
+
+    Args:
+        step: The step of this replica.
+        tensors: Dense tensors.
+
+    Returns:
+        A tensor for each with one more dimension, the first: the replicas.
+    """
+    ones, before, totals = ([n] * len(tensors) for n in (1, step.replica_id, step.replicas))
+    return _sum_places(step, [t[None] for t in tensors], ones, before, totals)
+
+
+def _sum_places(
+    step: steps.ReplicaStep, tensors: Sequence[Any], counts: list[Any], before: list[Any], totals: list[Any]
+) -> list[tf.Tensor]:
+    if not tensors:
+        return []
+    placed = []
+    for tensor, count, offset, total in zip(tensors, counts, before, totals):
+        bits = _as_bits(tensor[:count])
+        after = total - offset - count
+        placed.append(tf.pad(bits, [[offset, after], *[[0, 0]] * (bits.shape.rank - 1)]))
+    end = step.begin_sum(placed)
+    flat = tf.concat([tf.reshape(p, [-1]) for p in placed], 0)
+    packed = step.sum(flat) if flat.shape.is_fully_defined() else _sum_of_any_size(step, flat)
+    end(packed)
+    parts = tf.split(packed, tf.stack([tf.size(p) for p in placed])) if len(placed) > 1 else [packed]
+    results = []
+    for tensor, part, bits, total in zip(tensors, parts, placed, totals):
+        result = _from_bits(tf.reshape(part, tf.shape(bits)), tensor.dtype)
+        known = total if isinstance(total, int) else tf.get_static_value(total)
+        results.append(tf.ensure_shape(result, [None if known is None else int(known), *tensor.shape[1:]]))
+    return results
+
+
+def _sum_of_any_size(step: steps.ReplicaStep, flat: tf.Tensor) -> tf.Tensor:
+    """Sums vectors whose length, the same on all replicas, may be another one in each turn of a loop."""
+    sizes, size = tf.constant(_SIZES), tf.size(flat)
+    number = tf.reduce_sum(tf.cast(sizes < size, tf.int32))
+    padded = tf.pad(flat, [[0, sizes[number] - size]])
+    with collective_keys.of_size(number):
+        return step.sum(padded)[:size]
+
+
+def _as_bits(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns a tensor as int32, with a last dimension of two where its numbers have 64 bits."""
+    if tensor.dtype in _CARRIED_AS:
+        tensor = tf.cast(tensor, _CARRIED_AS[tensor.dtype])
+    if tensor.dtype == tf.int32:
+        return tensor
+    if tensor.dtype.is_complex:
+        part = tf.float32 if tensor.dtype == tf.complex64 else tf.float64
+        return _as_bits(tf.stack([tf.cast(tf.math.real(tensor), part), tf.cast(tf.math.imag(tensor), part)], -1))
+    if not (tensor.dtype.is_floating or tensor.dtype.is_integer):
+        raise UnsupportedError(
+            explain(
+                "A metric of your own needs the rows of all replicas, and these cannot travel.",
+                received=f"a tensor of {tensor.dtype.name}",
+                expected="numbers or booleans",
+                do="Turn strings into numbers before `update_state`, in the data pipeline or in the model.",
+            )
+        )
+    return tf.bitcast(tensor, tf.int32)
+
+
+def _from_bits(bits: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    carried = _CARRIED_AS.get(dtype, dtype)
+    if dtype.is_complex:
+        parts = _from_bits(bits, tf.float32 if dtype == tf.complex64 else tf.float64)
+        return tf.complex(parts[..., 0], parts[..., 1])
+    if carried != tf.int32:
+        bits = tf.bitcast(bits, carried)
+    return tf.cast(bits, dtype)

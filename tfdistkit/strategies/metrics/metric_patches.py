@@ -1,0 +1,96 @@
+"""Where Keras's metrics are hooked: each class of metrics, when the first of it is made under a strategy of ours."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdistkit.errors import UnsupportedError, explain
+from tfdistkit.keras_adapter import private_api
+from tfdistkit.strategies.metrics.metric_results import around_result, wrote
+from tfdistkit.strategies.metrics.metric_updates import adds_up_by_class, around_update
+from tfdistkit.strategies.parameter_server import atomic_updates
+from tfdistkit.strategies.sync import step as steps
+
+# Methods of classes that are hooked; a class hooked twice would count twice.
+_HOOKED: set[tuple[type, str]] = set()
+
+
+def metric_made(original: Any, metric: Any, *args: Any, **kwargs: Any) -> None:
+    """Hook of `Metric.__init__`."""
+    if private_api.is_ours(tf.distribute.get_strategy()):
+        for owner in type(metric).__mro__:
+            if owner is not keras.metrics.Metric and issubclass(owner, keras.metrics.Metric):
+                _hook(owner, "update_state")
+                _hook(owner, "result")
+    original(metric, *args, **kwargs)
+
+
+def require_scope(model: Any) -> None:
+    """Checks that the replicas know the state of each metric of a model.
+
+    Raises:
+        UnsupportedError: if a metric was made outside of the scope: it would see the rows of some replica only.
+    """
+    for metric in model.metrics:
+        for variable in metric.variables:
+            if not isinstance(private_api.raw_variable(variable), tf.distribute.DistributedValues):
+                raise UnsupportedError(
+                    explain(
+                        "A metric must be made within `strategy.scope()`.",
+                        received=f"the variable {variable.path!r} of {metric!r}, made outside of it",
+                        expected="`with strategy.scope():` around the line that makes the metric",
+                        do="Move `metrics = [...]` into the scope, beside `model.compile(...)`.",
+                    )
+                )
+
+
+def metric_variable(original: Any, metric: Any, *args: Any, **kwargs: Any) -> Any:
+    """Hook of `Metric.add_variable`: the state of what sees all rows is the same on all replicas from the start."""
+    variable = original(metric, *args, **kwargs)
+    if private_api.is_ours(tf.distribute.get_strategy()) and not adds_up_by_class(type(metric)):
+        private_api.replicate_variable(variable)
+    return variable
+
+
+def direct_assign(original: Any, variable: Any, new: Any) -> Any:
+    """Hook of Keras's `Variable._direct_assign`, which every assignment ends in."""
+    step = steps.current()
+    if step is None and private_api.is_summed(variable) and _is_outside_of_replicas():
+        return private_api.assign_without_reading(variable, new)
+    if step is None or not step.in_keras_step:
+        return atomic_updates.direct_assign(original, variable, new)
+    if private_api.is_summed(variable):
+        wrote(step, variable)
+        if step.rows is not None and not step.static_rows:
+            own = private_api.raw_variable(variable)
+            new = tf.where(step.rows > 0, tf.cast(new, own.dtype), tf.convert_to_tensor(own))
+    return original(variable, new)
+
+
+def _is_outside_of_replicas() -> bool:
+    return tf.distribute.in_cross_replica_context() or not tf.distribute.has_strategy()
+
+
+def _hook(owner: type, name: str) -> None:
+    if name not in owner.__dict__ or (owner, name) in _HOOKED:
+        return
+    _HOOKED.add((owner, name))
+    original = owner.__dict__[name]
+
+    if name == "update_state":
+
+        @functools.wraps(original)
+        def hooked(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return around_update(self, original.__get__(self, type(self)), args, kwargs)
+
+    else:
+
+        @functools.wraps(original)
+        def hooked(self: Any) -> Any:
+            return around_result(self, original.__get__(self, type(self)))
+
+    setattr(owner, name, hooked)

@@ -1,0 +1,101 @@
+"""What `result()` of a metric is in a Keras step: that of the rows of all replicas, as in one process.
+
+The first result that a step asks for sums the state of all metrics of the model over the replicas, together with the
+state of layers; so a step has one collective for them, however many results it asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdistkit.keras_adapter import private_api
+from tfdistkit.strategies.metrics.metric_updates import WholeBatch
+from tfdistkit.strategies.sync import step as steps
+
+
+def around_result(metric: Any, result: Callable[..., Any]) -> Any:
+    """Hook of `result` of every class of metrics.
+
+    Args:
+        metric: The metric.
+        result: Its own `result`, bound.
+
+    Returns:
+        What it returns, with tensors for variables, which no `tf.function` can return.
+    """
+    step = steps.current()
+    if step is None or not step.in_keras_step or isinstance(step, WholeBatch) or private_api.is_stateless():
+        return _as_tensors(result())
+    mapping = _merged(step, metric)
+    if not mapping:
+        found = _as_tensors(result())
+    else:
+        with keras.StatelessScope(state_mapping=mapping):
+            found = _as_tensors(result())
+    for value in tf.nest.flatten(found):
+        step.results[id(value)] = value
+    return found
+
+
+def wrote(step: steps.ReplicaStep, variable: Any) -> None:
+    """Forgets what a variable was on all replicas: this replica wrote it."""
+    step.merged.pop(id(variable), None)
+
+
+def merge(step: steps.ReplicaStep, variables: list[Any], others: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Makes the state of layers that this step wrote the same on all replicas, and sums the state of metrics.
+
+    Args:
+        step: The step of this replica.
+        variables: Variables of metrics that add up; what they are on all replicas is kept in `step.merged`.
+        others: Tensors to sum in the same collectives.
+
+    Returns:
+        The sums of `others`.
+    """
+    states, step.layer_state = step.layer_state, []
+    local = [tf.convert_to_tensor(v) for v in states]
+    parts = step.without_empty([v * tf.cast(step.share(), v.dtype) for v in local])
+    parts += [private_api.local_part(v, step.replicas) for v in variables]
+    summed = _sum_packed(step, parts + others)
+    for state, value in zip(states, summed):
+        state.write_local(value)
+    for variable, value in zip(variables, summed[len(states) :]):
+        step.merged[id(variable)] = value
+    return summed[len(states) + len(variables) :]
+
+
+def _merged(step: steps.ReplicaStep, metric: Any) -> list[tuple[Any, tf.Tensor]]:
+    """Returns the variables of a metric that replicas keep each for itself, with what they are together."""
+    own = [v for v in metric.variables if private_api.is_summed(v)]
+    missing = [v for v in own if id(v) not in step.merged]
+    if missing and step.is_in_inner_graph():
+        sums = _sum_packed(step, [private_api.local_part(v, step.replicas) for v in own])
+        return list(zip(own, sums))  # What a branch computes is of no use outside of it.
+    if missing:
+        everything = {id(v): v for v in [*missing, *(step.model.metrics_variables if step.model is not None else [])]}
+        merge(step, [v for key, v in everything.items() if key not in step.merged and private_api.is_summed(v)], [])
+    return [(v, step.merged[id(v)]) for v in own]
+
+
+def _as_tensors(found: Any) -> Any:
+    return tf.nest.map_structure(private_api.as_dense_tensor, found)
+
+
+def _sum_packed(step: steps.ReplicaStep, parts: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Sums tensors over the replicas, all of a dtype in one collective."""
+    summed = list(parts)
+    if not parts:
+        return summed
+    end = step.begin_sum(parts)
+    for dtype in dict.fromkeys(p.dtype for p in parts):  # In the same order on every rank.
+        of_dtype = [i for i, p in enumerate(parts) if p.dtype == dtype]
+        packed = step.sum(tf.concat([tf.reshape(parts[i], [-1]) for i in of_dtype], 0))
+        for i, value in zip(of_dtype, tf.split(packed, [parts[i].shape.num_elements() for i in of_dtype])):
+            summed[i] = tf.reshape(value, parts[i].shape)
+    end(summed)
+    return summed

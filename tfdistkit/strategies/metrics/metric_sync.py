@@ -1,0 +1,40 @@
+"""What the replicas agree on at the end of a Keras step: logs and the state of layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfdistkit.keras_adapter import private_api
+from tfdistkit.strategies.metrics.gathered_rows import gather_rows, has_rows
+from tfdistkit.strategies.metrics.metric_results import merge
+from tfdistkit.strategies.metrics.metric_updates import together
+from tfdistkit.strategies.sync import step as steps
+
+
+def agree(step: steps.ReplicaStep, logs: Any) -> Any:
+    """Makes logs and layer state the same on all replicas.
+
+    Results of metrics are so already. Other numbers become their mean weighted by rows, other integers and booleans
+    those of replica 0 (counts of rows add up), and what has rows becomes the rows of all replicas. Strings stay as they
+    are.
+    """
+    leaves = [private_api.as_dense_tensor(v) for v in tf.nest.flatten(logs)]
+    own = [i for i, v in enumerate(leaves) if isinstance(v, tf.Tensor) and id(v) not in step.results]
+    numeric = [i for i in own if leaves[i].dtype.is_floating or leaves[i].dtype.is_integer or leaves[i].dtype.is_bool]
+    rows = [i for i in numeric if has_rows(step, leaves[i])]
+    others = [i for i in numeric if i not in rows]
+    floats = [i for i in others if leaves[i].dtype.is_floating]
+    for i, value in zip(floats, merge(step, [], _weighted(step, [leaves[i] for i in floats]))):
+        leaves[i] = value
+    rest = [i for i in others if i not in floats]
+    for i, value in zip(rest, together(step, [leaves[i] for i in rest])):
+        leaves[i] = value
+    for i, value in zip(rows, gather_rows(step, [leaves[i] for i in rows]) if rows else []):
+        leaves[i] = value
+    return tf.nest.pack_sequence_as(logs, leaves)
+
+
+def _weighted(step: steps.ReplicaStep, values: list[tf.Tensor]) -> list[tf.Tensor]:
+    return step.without_empty([v * tf.cast(step.share(), v.dtype) for v in values])

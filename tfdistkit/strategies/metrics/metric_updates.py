@@ -1,0 +1,229 @@
+"""What a metric sees in a step of several replicas, so that it comes to what one process would give.
+
+Metrics of Keras add up: their state is sums over rows, each replica adds its own, and whoever reads them gets the sum.
+Of any other metric nothing is known. It sees the rows of all replicas, in the order of one process, on every
+replica; its state is then the same on all of them, and reading it needs no communication.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import keras
+import tensorflow as tf
+
+from tfdistkit.keras_adapter import private_api
+from tfdistkit.strategies.metrics.gathered_rows import gather_rows, gather_values, has_rows
+from tfdistkit.strategies.parameter_server import replayed_updates
+from tfdistkit.strategies.parameter_server.replayed_updates import known_value, tensors_of, with_tensors
+from tfdistkit.strategies.sync import step as steps
+
+# Functions of Keras that compare or sum the rows of a batch with each other.
+_MIXING_ROWS = ("circle", "dice", "tversky")
+
+_Metric = TypeVar("_Metric")
+
+
+def additive_metric(metric: _Metric) -> _Metric:
+    """Declares that what a metric computes adds up over rows, so that no rows have to be gathered for it.
+
+    Without it, a metric of your own sees the rows of all replicas, which is right for every metric and costs two
+    collectives a step. It pays where predictions are large (images) and the metric only sums over their rows.
+
+    Args:
+        metric: A subclass of `keras.metrics.Metric` whose `update_state` only adds sums over rows to its variables, or
+            a function for `compile(metrics=[...])` that returns one value for each row, or their mean.
+
+    Returns:
+        The same.
+
+    Example:
+        ```python
+        @tfdistkit.additive_metric
+        class TruePositives(keras.metrics.Metric):
+            def update_state(self, y_true, y_pred, sample_weight=None):
+                self.count.assign_add(ops.sum(y_true * ops.round(y_pred)))
+        ```
+    """
+    metric.tfdistkit_adds_up = True  # type: ignore[attr-defined]
+    return metric
+
+
+class WholeBatch(steps.ReplicaStep):
+    """The step as a metric sees it that was given the rows of all replicas: that of one process."""
+
+    def __init__(self, step: steps.ReplicaStep):
+        super().__init__(step.rows, lambda _: step.total_rows, step.replicas, 0)
+        self.in_keras_step = True
+
+    @property
+    def may_be_empty(self) -> bool:
+        """A batch has rows, also where this replica has none of them."""
+        return False
+
+    def share(self) -> float:
+        """There is but one part."""
+        return 1.0
+
+    def sum(self, value: tf.Tensor) -> tf.Tensor:
+        """There is nothing to add."""
+        return value
+
+
+def adds_up(metric: Any) -> bool:
+    """Whether the state of a metric is sums over rows, which replicas may keep each for itself."""
+    own = type(metric)
+    if getattr(own, "tfdistkit_adds_up", False):
+        return True
+    function = private_api.function_of(metric)
+    return adds_up_by_class(own) and (function is None or _adds_up(function))
+
+
+def adds_up_by_class(own: type) -> bool:
+    """Whether the state of the metrics of a class adds up, unless a function that they apply to rows says no."""
+    if getattr(own, "tfdistkit_adds_up", False):
+        return True
+    updating = next(c for c in own.__mro__ if "update_state" in c.__dict__)
+    return updating.__module__.startswith("keras.src.")
+
+
+def _adds_up(function: Any) -> bool:
+    if getattr(function, "tfdistkit_adds_up", False):
+        return True
+    while isinstance(function, functools.partial):
+        function = function.func
+    if isinstance(function, keras.losses.Loss):
+        return False
+    name = getattr(function, "__name__", "")
+    return getattr(function, "__module__", "").startswith("keras.src.") and name not in _MIXING_ROWS
+
+
+def around_update(metric: Any, update: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
+    """Hook of `update_state` of every class of metrics: Keras's own and the user's.
+
+    Args:
+        metric: The metric.
+        update: Its own `update_state`, bound.
+        args: What it was called with.
+        kwargs: What it was called with by name.
+    """
+    step = steps.current()
+    if isinstance(step, WholeBatch) or private_api.is_stateless() or private_api.is_container_of_metrics(metric):
+        return update(*args, **kwargs)
+    if step is None:
+        records = replayed_updates.current()
+        if records is None or adds_up_by_class(type(metric)):
+            return update(*args, **kwargs)
+        return records.add(metric, args, kwargs)
+    if not private_api.is_replicated(metric) and adds_up(metric):
+        if step.in_keras_step and isinstance(metric, (keras.metrics.Mean, keras.metrics.Sum)):
+            args, kwargs = _weighted(step, metric, update, args, kwargs)
+        return update(*args, **kwargs)
+    args, kwargs = _of_all_replicas(step, (args, kwargs))
+    private_api.replicate(metric)
+    with steps.running(WholeBatch(step)):
+        result = update(*args, **kwargs)
+    private_api.replicate(metric)  # Variables that the first update made.
+    return result
+
+
+def _weighted(
+    step: steps.ReplicaStep, metric: Any, update: Callable[..., Any], args: tuple, kwargs: dict
+) -> tuple[tuple, dict]:
+    """Weighs numbers that a mean or a sum is fed, and that are no rows, by the rows of this replica.
+
+    A number that was computed of this replica's rows is a mean over them for `Mean`, and a sum over them for `Sum`.
+    """
+    if update.__func__.__qualname__ not in ("Mean.update_state", "Sum.update_state"):  # type: ignore[attr-defined]
+        return args, kwargs  # A subclass of Keras's; it calls one of these.
+    values, weight = _two(*args, **kwargs)
+    tensor = keras.ops.convert_to_tensor(values)
+    if not isinstance(tensor, tf.Tensor) or has_rows(step, tensor):
+        return args, kwargs
+    if isinstance(metric, keras.metrics.Sum) and known_value(values) is None:
+        return args, kwargs
+    if weight is not None and _adds_up_over_rows(step, weight):
+        return args, kwargs
+    share = tf.cast(step.share(), metric.dtype)
+    weight = share if weight is None else keras.ops.cast(weight, metric.dtype) * share
+    return (values, tf.broadcast_to(weight, tf.shape(tensor))), {}
+
+
+def _two(values: Any, sample_weight: Any = None) -> tuple[Any, Any]:
+    return values, sample_weight
+
+
+def _adds_up_over_rows(step: steps.ReplicaStep, weight: Any) -> bool:
+    """Whether a weight is the number of this replica's rows, or a sum over them, and no constant."""
+    value = known_value(weight)
+    if keras.ops.ndim(weight) != 0 or isinstance(weight, float):
+        return False
+    return value is None or value == step.held_rows
+
+
+def _of_all_replicas(step: steps.ReplicaStep, structure: Any) -> Any:
+    """Replaces the tensors in what `update_state` was called with by those of the global batch."""
+    dense = [private_api.as_dense_tensor(v) for v in tf.nest.flatten(structure)]
+    parts = [tensors_of(v) for v in dense]
+    tensors = {id(t): t for part in parts for t in part}
+    found = {} if step.is_in_inner_graph() else step.gathered
+    missing = [t for key, t in tensors.items() if key not in found]
+    if step.is_in_inner_graph():
+        found = {}
+    rows = [t for t in missing if has_rows(step, t)]
+    numbers = [t for t in missing if not has_rows(step, t)]
+    for tensor, whole in zip(rows, gather_rows(step, rows) if rows else []):
+        found[id(tensor)] = (tensor, whole)  # The tensor itself too: so long its id is its own.
+    for tensor, whole in zip(numbers, together(step, numbers)):
+        found[id(tensor)] = (tensor, whole)
+    whole_leaves = [with_tensors(v, [found[id(t)][1] for t in part]) for v, part in zip(dense, parts)]
+    return tf.nest.pack_sequence_as(structure, whole_leaves)
+
+
+def together(step: steps.ReplicaStep, values: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Makes one value of those of all replicas, of tensors that are no rows.
+
+    Args:
+        step: The step of this replica.
+        values: Tensors of the same shape on each replica.
+
+    Returns:
+        For each the mean weighted by rows. Integers that were computed of the batch are counts, and add up; other
+        integers and booleans are those of replica 0.
+    """
+    if not values:
+        return []
+    rows = tf.constant(1.0) if step.rows is None else step.rows
+    *of_replicas, rows_of_all = gather_values(step, [*values, rows])
+    return [_one_of(value, parts, rows_of_all) for value, parts in zip(values, of_replicas)]
+
+
+def _one_of(value: tf.Tensor, parts: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+    rows = tf.reshape(rows, [-1, *[1] * value.shape.rank])
+    if value.dtype.is_floating:
+        weighted = parts * tf.cast(rows / tf.reduce_sum(rows), value.dtype)
+        return tf.reduce_sum(tf.where(rows > 0, weighted, 0), 0)
+    if value.dtype.is_integer and comes_from_batch(value):
+        return tf.reduce_sum(tf.where(rows > 0, parts, 0), 0)
+    return parts[0]
+
+
+def comes_from_batch(tensor: tf.Tensor) -> bool:
+    """Whether a tensor was computed of the rows of a step, or their number, and not of variables alone."""
+    if tf.executing_eagerly():
+        return True  # Nobody can tell.
+    seen: set[int] = set()
+    open_ends = [tensor]
+    while open_ends:
+        end = open_ends.pop()
+        if id(end) in seen or end.dtype == tf.resource:
+            continue
+        seen.add(id(end))
+        constants = [inner for outer, inner in getattr(end.graph, "captures", []) if hasattr(outer, "numpy")]
+        if end.op.type in ("Placeholder", "IteratorGetNext", "OptionalGetValue"):
+            if not any(end is c for c in constants):
+                return True
+        open_ends.extend(end.op.inputs)
+    return False

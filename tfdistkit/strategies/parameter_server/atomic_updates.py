@@ -1,0 +1,141 @@
+"""Keras's `variable.assign(f(variable))` as one atomic addition, so that no worker's update is lost.
+
+Workers of a parameter-server job write the same variables at the same time. TensorFlow's `assign_add` is
+atomic on the server, but Keras's is `assign(self + value)`: metrics, moving statistics, seeds and
+`optimizer.iterations` read, compute and write, and what another worker wrote in between is gone.
+
+Within `running()` such a variable is read once, and an assignment to it adds the difference to what was read.
+Metrics can be collected instead: they start from zero in every call, and what they came to is returned to the
+coordinator, which adds it up in the order of the batches. That is exact, and a step that is done again
+because its worker died counts once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdistkit.keras_adapter import private_api
+
+_LOCAL = threading.local()
+
+
+class Updates:
+    """What one call of a step read and wrote.
+
+    Args:
+        collected: Keras variables whose sums are collected and not written.
+    """
+
+    def __init__(self, collected: Sequence[Any] = ()):
+        self.collected = list(collected)
+        self._collected_ids = {id(v) for v in collected}
+        self._graph = _graph()
+        # By variable: the graph of what is known of it, and the value.
+        self._known: dict[int, tuple[Any, Any]] = {}
+        if self.collected:
+            for variable in self.collected:
+                zeros = tf.zeros(variable.shape, private_api.raw_variable(variable).dtype)
+                self._known[id(variable)] = (self._graph, zeros)
+
+    def value_of(self, variable: Any) -> Any:
+        """Returns what a variable is in this call, or None if it is read as ever."""
+        if not self._holds(variable):
+            return None
+        graph, value = self._known.get(id(variable), (None, None))
+        if value is None or not _can_see(graph):
+            value = tf.convert_to_tensor(private_api.raw_variable(variable))
+            self._known[id(variable)] = (_graph(), value)
+        return value
+
+    def assign(self, variable: Any, value: tf.Tensor) -> bool:
+        """Writes what a step assigns to a variable.
+
+        Args:
+            variable: A Keras variable.
+            value: The new value, of its dtype and shape.
+
+        Returns:
+            False if the variable has to be written as ever.
+        """
+        if not self._holds(variable):
+            return False
+        graph, read = self._known.get(id(variable), (None, None))
+        here = _graph()
+        collects = id(variable) in self._collected_ids
+        if not collects or here is not self._graph:
+            if read is None or not _can_see(graph):
+                return False  # It was not computed from a value that was read here: nothing to add to.
+            private_api.raw_variable(variable).assign_add(value - read)
+        # What a branch computes cannot be collected outside of it, and went to the variable itself.
+        if not collects or here is self._graph:
+            self._known[id(variable)] = (here, value)
+        return True
+
+    def sums(self) -> list[tf.Tensor]:
+        """Returns what the collected variables came to, in their order."""
+        return [self._known[id(v)][1] for v in self.collected]
+
+    def _holds(self, variable: Any) -> bool:
+        if id(variable) in self._collected_ids:
+            return True
+        if variable.trainable or private_api.raw_variable(variable) is None:
+            return False
+        dtype = tf.as_dtype(private_api.raw_variable(variable).dtype)
+        # Slots of optimizers are neither summed nor integers; Keras writes those with atomic operations.
+        return dtype.is_integer or (dtype.is_floating and variable.aggregation in ("sum", "mean"))
+
+
+def current() -> Updates | None:
+    """Returns the updates of the step that this thread is running; None outside of one."""
+    return getattr(_LOCAL, "updates", None)
+
+
+@contextlib.contextmanager
+def running(collected: Sequence[Any] = ()) -> Iterator[Updates]:
+    """Within it, assignments of this thread to variables that all workers write are atomic.
+
+    Args:
+        collected: Keras variables whose sums are collected. Inside of another `running()` nothing changes.
+
+    Yields:
+        The updates.
+    """
+    around = current()
+    updates = around or Updates(collected)
+    _LOCAL.updates = updates
+    try:
+        yield updates
+    finally:
+        _LOCAL.updates = around
+
+
+def value(original: Any, variable: Any) -> Any:
+    """Hook of Keras's `Variable.value`."""
+    updates = current()
+    known = None if updates is None else updates.value_of(variable)
+    return original(variable) if known is None else private_api.autocast(variable, known)
+
+
+def direct_assign(original: Any, variable: Any, new: Any) -> Any:
+    """Hook of Keras's `Variable._direct_assign`, which every assignment ends in."""
+    updates = current()
+    if updates is None or not updates.assign(variable, tf.cast(new, private_api.raw_variable(variable).dtype)):
+        return original(variable, new)
+    return None
+
+
+def _graph() -> Any:
+    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+
+
+def _can_see(graph: Any) -> bool:
+    """Whether a value of a graph can be used where code is running now: in that graph, or inside of it."""
+    here = _graph()
+    while here is not None and here is not graph:
+        here = getattr(here, "outer_graph", None)
+    return here is graph

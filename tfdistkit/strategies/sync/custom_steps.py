@@ -1,0 +1,51 @@
+"""What a `train_step` of the user's own can ask for where plain arithmetic is not enough."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfdistkit.errors import UnsupportedError, explain
+from tfdistkit.strategies.sync import step as steps
+
+
+def global_gradients(gradients: Any) -> list[Any]:
+    """Returns the gradients of the global batch inside a `train_step`, before `optimizer.apply`.
+
+    Needed only where a step does something to gradients that is not linear: clips them, takes their norm or their
+    sign, ascends along them (SAM). `optimizer.apply` averages gradients by itself, and leaves these as they are.
+
+    Args:
+        gradients: What `tape.gradient` gave on this replica: a list of tensors, IndexedSlices and None.
+
+    Returns:
+        Their mean over the replicas, weighted by rows, the same on all replicas; `gradients` in one process.
+
+    Raises:
+        UnsupportedError: in `strategy.run` outside of a Keras step, where losses are divided by the user.
+
+    Example:
+        ```python
+        gradients = tape.gradient(loss, self.trainable_variables)
+        gradients, _ = tf.clip_by_global_norm(tfdistkit.global_gradients(gradients), 1.0)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        ```
+    """
+    gradients, step = list(gradients), steps.current()
+    if step is None:
+        return gradients
+    if not step.in_keras_step:
+        raise UnsupportedError(
+            explain(
+                "`tfdistkit.global_gradients` works in a Keras step only (`fit`, `train_on_batch`).",
+                received="a call in a function that `strategy.run` runs",
+                do="Sum them there: tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, ...).",
+            )
+        )
+    present = [i for i, g in enumerate(gradients) if g is not None]
+    parts = step.without_empty(step.weighted([gradients[i] for i in present]))
+    strategy: Any = tf.distribute.get_strategy()
+    for i, gradient in zip(present, strategy.sum_gradients(parts) if parts else []):
+        gradients[i] = gradient
+    return gradients

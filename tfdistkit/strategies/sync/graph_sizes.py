@@ -1,0 +1,56 @@
+"""How many numbers a tensor has: does a batch's number of rows say it, or what is in the rows?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+# Operations whose outputs have as many rows as the data says.
+_SIZED_BY_DATA = frozenset(
+    (
+        "Where",
+        "Unique",
+        "UniqueV2",
+        "UniqueWithCounts",
+        "UniqueWithCountsV2",
+        "DynamicPartition",
+        "RaggedRange",
+        "RaggedGather",
+        "StringSplit",
+        "StringSplitV2",
+        "NonMaxSuppressionV3",
+        "NonMaxSuppressionV4",
+        "NonMaxSuppressionV5",
+        "SparseFillEmptyRows",
+        "Bincount",
+        "DenseBincount",
+        "SetSize",
+    )
+)
+
+
+def depends_on_data(tensor: Any) -> bool:
+    """Returns whether the number of rows of a tensor may depend on more than the number of rows of the batch.
+
+    Args:
+        tensor: A tensor with at least one dimension.
+
+    Returns:
+        False where the first dimension is known while tracing, and where nothing that the tensor is computed from
+        makes sizes of data. True in eager execution: nobody knows where a tensor comes from.
+    """
+    if tf.executing_eagerly():
+        return True
+    if tensor.shape.rank is not None and tensor.shape[0] is not None:
+        return False
+    seen, waiting = set(), [tensor.op]
+    while waiting:
+        operation = waiting.pop()
+        if operation.name in seen:
+            continue
+        seen.add(operation.name)
+        if operation.type in _SIZED_BY_DATA:
+            return True
+        waiting.extend(one.op for one in operation.inputs)
+    return False

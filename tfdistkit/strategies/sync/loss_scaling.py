@@ -1,0 +1,140 @@
+"""What a replica's loss is, so that the weighted mean over the replicas is the loss of the global batch.
+
+There are two conventions, and each place in a program has one of them:
+
+- In a Keras step (`fit`, `train_on_batch`, ...) a replica's loss is that of its own rows, as if it were alone. The
+  gradients are averaged over the replicas, weighted by rows. A mean over rows and a term without rows (a
+  regularizer, a penalty) are exact under it whoever computes them. The losses of Keras that are neither (sums, means
+  over masks or weights) are scaled here so that their weighted mean is right.
+- In a loop of the user's own (`strategy.run`) gradients are summed over the replicas, as TensorFlow has it:
+  a loss is this replica's part of that of the global batch.
+  https://www.tensorflow.org/tutorials/distribute/custom_training
+
+Each function takes Keras's or TensorFlow's own (`original`) first and passes through to it outside of the replicas.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdistkit.strategies.sync import graph_sizes
+from tfdistkit.strategies.sync import step as steps
+
+
+def reduce_values(original: Any, values: Any, sample_weight: Any = None, reduction: Any = "sum_over_batch_size") -> Any:
+    """Divides by what the global batch holds, not by what this replica's part of it holds."""
+    step = steps.current()
+    if step is None or reduction in (None, "none"):
+        return original(values, sample_weight, reduction)
+    if values.shape.rank == 0:
+        # A loss function that returns a scalar: Keras forgets to scale it. A mean is what it must be.
+        return scale_loss(None, values)
+    if reduction == "mean_with_sample_weight" and sample_weight is not None:
+        total = step.sum(step.if_any_rows(tf.reduce_sum(tf.cast(sample_weight, values.dtype))))
+        return _part(step, tf.math.divide_no_nan(tf.reduce_sum(values), total))
+    if reduction == "sum":
+        return _part(step, tf.reduce_sum(values))
+    if graph_sizes.depends_on_data(values):
+        # As many values as the rows' content says (`tf.boolean_mask`): the mean is over those of all replicas.
+        count = step.sum(step.if_any_rows(tf.cast(tf.size(values), values.dtype)))
+        return _part(step, tf.math.divide_no_nan(tf.reduce_sum(values), count))
+    return original(values, sample_weight, reduction)
+
+
+def reduce_weighted_values(
+    original: Any,
+    values: Any,
+    sample_weight: Any = None,
+    mask: Any = None,
+    reduction: Any = "sum_over_batch_size",
+    dtype: Any = None,
+) -> Any:
+    """Weighs a mean that a loss function took itself by the weights of all rows, as Keras does with those of its batch.
+
+    Each element of the weights is multiplied by that mean, so it counts as often as they are large on average.
+    """
+    step = steps.current()
+    values = keras.ops.convert_to_tensor(values, dtype=dtype)
+    is_weighted = sample_weight is not None or mask is not None
+    if step is None or not is_weighted or values.shape.rank != 0:
+        return original(values, sample_weight, mask, reduction, dtype)
+    if reduction == "mean_with_sample_weight":
+        return scale_loss(None, values)
+    weight, count = _weight(sample_weight, mask, values.dtype)
+    sums = step.sum(step.if_any_rows(tf.stack([tf.reduce_sum(weight), count])))
+    if reduction in (None, "none"):  # As many elements as the weights have here, which sum to this replica's part.
+        part = values * tf.cast(step.share(), values.dtype) * sums[0] / tf.cast(tf.size(weight), values.dtype)
+        return part * tf.ones_like(weight)
+    return scale_loss(None, values) * (sums[0] if reduction == "sum" else tf.math.divide_no_nan(sums[0], sums[1]))
+
+
+def _weight(sample_weight: Any, mask: Any, dtype: Any) -> tuple[Any, Any]:
+    """Merges weights and mask as Keras does, and says how many elements count."""
+    if mask is None:
+        weight = keras.ops.convert_to_tensor(sample_weight, dtype=dtype)
+        return weight, tf.cast(tf.size(weight), dtype)
+    mask = tf.cast(mask, dtype)
+    if sample_weight is None:
+        return mask, tf.reduce_sum(mask)
+    weight = keras.ops.convert_to_tensor(sample_weight, dtype=dtype)
+    while weight.shape.rank < mask.shape.rank:
+        weight = weight[..., None]
+    while weight.shape.rank > mask.shape.rank:
+        weight = tf.squeeze(weight, -1)
+    return weight * mask, tf.reduce_sum(mask)
+
+
+def apply_mask(original: Any, sample_weight: Any, mask: Any, dtype: Any, reduction: Any) -> Any:
+    """Divides by the valid entries of the global batch, as Keras does by those of its own batch."""
+    step = steps.current()
+    if step is None or mask is None or reduction not in ("mean", "sum_over_batch_size"):
+        return original(sample_weight, mask, dtype, reduction)
+    weight = original(sample_weight, mask, dtype, "sum")
+    mask = tf.cast(mask, dtype)
+    counts = step.sum(step.if_any_rows(tf.stack([tf.cast(tf.size(mask), dtype), tf.reduce_sum(mask)])))
+    return weight * tf.math.divide_no_nan(counts[0], counts[1])
+
+
+def scale_loss(original: Any, value: Any) -> Any:
+    """Takes a mean over this replica's rows: as it is in a Keras step, else this replica's part of the mean."""
+    step = steps.current()
+    if step is None:
+        return original(value)
+    return value if step.in_keras_step else value * tf.cast(step.share(), value.dtype)
+
+
+def unscale_loss(original: Any, value: Any) -> Any:
+    """Undoes `scale_loss`, for trackers that weigh by this replica's rows."""
+    step = steps.current()
+    if step is None:
+        return original(value)
+    return value if step.in_keras_step else tf.math.divide_no_nan(value, tf.cast(step.share(), value.dtype))
+
+
+def compute_average_loss(
+    original: Any, per_example_loss: Any, sample_weight: Any = None, global_batch_size: Any = None
+) -> Any:
+    """`tf.nn.compute_average_loss` follows TensorFlow's convention; in a Keras step it gives what that step wants."""
+    step = steps.current()
+    if step is None or not step.in_keras_step:
+        return original(per_example_loss, sample_weight, global_batch_size)
+    if global_batch_size is not None:
+        return _part(step, original(per_example_loss, sample_weight, global_batch_size))
+    return original(per_example_loss, sample_weight) * step.replicas
+
+
+def scale_regularization_loss(original: Any, regularization_loss: Any) -> Any:
+    """`tf.nn.scale_regularization_loss` divides by the replicas; in a Keras step the term counts as it is."""
+    step = steps.current()
+    scaled = original(regularization_loss)
+    return scaled * step.replicas if step is not None and step.in_keras_step else scaled
+
+
+def _part(step: steps.ReplicaStep, value: Any) -> Any:
+    """Returns this replica's part of a loss of the global batch as the convention of this place wants it."""
+    if not step.in_keras_step:
+        return value
+    return tf.math.divide_no_nan(value, tf.cast(step.share(), value.dtype))

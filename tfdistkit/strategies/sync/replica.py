@@ -1,0 +1,193 @@
+"""How a strategy of ours runs its replicas. Shared by all of them; the transport stays TensorFlow's.
+
+TensorFlow runs each replica in a thread and lets them meet in `merge_call`, which cannot happen inside a
+branch or a loop: gradient accumulation, EMA overwriting and loss scaling fail under it (keras#20582).
+Here every replica stays in replica context and communicates with collectives, which can stand anywhere
+in a graph. A process with one device needs no thread at all: its replica runs inline.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import Any
+
+import tensorflow as tf
+
+from tfdistkit.keras_adapter import private_api
+from tfdistkit.strategies.sync import batch_sharding, placeholder_rows, step
+from tfdistkit.strategies.sync.replica_deadlocks import sum_that_ends
+from tfdistkit.strategies.variables import as_own_variable
+
+# What TensorFlow's all-gather cannot carry, and what carries it. Strings have no carrier.
+_GATHER_AS = {
+    tf.bfloat16: tf.float32,
+    tf.bool: tf.int32,
+    tf.int8: tf.int32,
+    tf.int16: tf.int32,
+    tf.uint8: tf.int32,
+    tf.uint16: tf.int32,
+    tf.uint32: tf.int64,
+    tf.uint64: tf.int64,
+}
+
+
+class ReplicaMixin:
+    """Goes in front of one of TensorFlow's `StrategyExtended` classes."""
+
+    def _use_merge_call(self) -> bool:
+        # Eager replicas run one after the other, so a collective of the first would wait for the second
+        # for ever: there, and only with several devices, they meet in merge_call.
+        return len(self.worker_devices) > 1 and tf.executing_eagerly()
+
+    @tf.autograph.experimental.do_not_convert
+    def _call_for_each_replica(self, fn: Any, args: tuple, kwargs: dict | None) -> Any:
+        kwargs = kwargs or {}
+        if private_api.is_tf_function(fn):
+            return self._lifted(fn)(*args, **kwargs)
+        if len(self.worker_devices) == 1:
+            return self._run_inline(fn, args, kwargs)
+        return super()._call_for_each_replica(self._in_step(fn, args, kwargs), args, kwargs)
+
+    def _lifted(self, fn: Any) -> Any:
+        """Returns a tf.function that runs the replicas inside, for one that the user gave to `strategy.run`.
+
+        So each replica's rows are counted inside the graph in which they are used.
+        """
+        cache = self.__dict__.setdefault("_lifted_functions", weakref.WeakKeyDictionary())
+        if fn not in cache:
+            inner = private_api.converted_python_function(fn)
+
+            @tf.autograph.experimental.do_not_convert
+            def lifted(*args: Any, **kwargs: Any) -> Any:
+                return self._call_for_each_replica(inner, args, kwargs)
+
+            cache[fn] = private_api.clone_tf_function(fn, lifted)
+        return cache[fn]
+
+    def _run_inline(self, fn: Any, args: tuple, kwargs: dict) -> Any:
+        args, kwargs = private_api.select_replica(0, (args, kwargs))
+        with (
+            tf.device(self.worker_devices[0]),
+            tf.distribute.ReplicaContext(
+                self._container_strategy(), replica_id_in_sync_group=self._get_replica_id_in_sync_group(0)
+            ),
+        ):
+            return self._run_step(fn, args, kwargs, step.is_predicting())
+
+    def _in_step(self, fn: Any, args: tuple, kwargs: dict) -> Any:
+        """Wraps what a replica thread runs so that it knows its rows."""
+        total = self._sum_of_local_rows(args, kwargs)
+        is_of_batch = [isinstance(value, tf.distribute.DistributedValues) for value in tf.nest.flatten((args, kwargs))]
+        is_predicting = step.is_predicting()
+
+        @tf.autograph.experimental.do_not_convert
+        def in_step(*args: Any, **kwargs: Any) -> Any:
+            return self._run_step(fn, args, kwargs, is_predicting, total, is_of_batch)
+
+        return in_step
+
+    def _run_step(
+        self,
+        fn: Any,
+        args: tuple,
+        kwargs: dict,
+        is_predicting: bool,
+        total: tf.Tensor | None = None,
+        is_of_batch: list[bool] | None = None,
+    ) -> Any:
+        """Runs what the user gave to `strategy.run` on one replica."""
+        args, part = batch_sharding.unwrap(args)
+        own = self._make_step(args, kwargs, part, total, is_of_batch)
+        is_empty = tf.equal(own.rows, 0) if is_predicting and own is not None and own.may_be_empty else None
+        if is_empty is not None and part is None:
+            args = placeholder_rows.with_stand_in(args, is_empty)
+        with step.running(own):
+            outputs = fn(*placeholder_rows.hide_emptiness(args), **placeholder_rows.hide_emptiness(kwargs))
+        return outputs if is_empty is None else placeholder_rows.without_stand_in(outputs, is_empty)
+
+    def _sum_of_local_rows(self, args: tuple, kwargs: dict) -> tf.Tensor | None:
+        """All replicas' rows where all of them live in this process, so that nothing has to be communicated."""
+        if self._num_replicas_in_sync != len(self.worker_devices):
+            return None
+        of_replicas = [private_api.select_replica(i, (args, kwargs)) for i in range(len(self.worker_devices))]
+        part = batch_sharding.unwrap(of_replicas[0][0])[1]
+        if part is not None:
+            return part.total_rows
+        is_of_batch = [isinstance(value, tf.distribute.DistributedValues) for value in tf.nest.flatten((args, kwargs))]
+        rows = [step.count_rows(values, is_of_batch)[0] for values in of_replicas]
+        return None if any(r is None for r in rows) else tf.add_n(rows)
+
+    def _make_step(
+        self,
+        args: tuple,
+        kwargs: dict,
+        part: batch_sharding.BatchPart | None,
+        total: tf.Tensor | None,
+        is_of_batch: list[bool] | None,
+    ) -> step.ReplicaStep | None:
+        replicas = self._num_replicas_in_sync
+        if replicas == 1:
+            return None
+        rows, static_rows = step.count_rows((args, kwargs), is_of_batch)
+        context = tf.distribute.get_replica_context()
+        if part is not None:
+            rows, total = part.rows, part.total_rows
+
+        def sum_rows(own: step.ReplicaStep) -> tf.Tensor:
+            return total if total is not None else context.all_reduce(tf.distribute.ReduceOp.SUM, own.rows)
+
+        own = step.ReplicaStep(rows, sum_rows, replicas, private_api.replica_id(context), static_rows)
+        own.has_stand_in = isinstance(part, batch_sharding.KerasPart)
+        if part is None:
+            own.check_rows = lambda: step.same_rows((args, kwargs), is_of_batch)
+        return own
+
+    def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        if self._num_replicas_in_sync == 1:
+            return value
+        reduce = functools.partial(super()._replica_ctx_all_reduce, reduce_op, options=options)
+        return reduce(value) if len(self.worker_devices) == 1 else sum_that_ends(reduce, value)
+
+    def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
+        return super()._reduce_to(reduce_op, self._per_replica(value), destinations, options)
+
+    def _batch_reduce_to(self, reduce_op: Any, value_destination_pairs: Any, options: Any) -> Any:
+        pairs = [(self._per_replica(value), destination) for value, destination in value_destination_pairs]
+        return super()._batch_reduce_to(reduce_op, pairs, options)
+
+    def _per_replica(self, value: Any) -> Any:
+        """Returns one tensor for each replica where TensorFlow has made a single value of one that all of them gave.
+
+        It does so with what is the same object in all replicas, and then counts it once, or refuses to sum it.
+        """
+        if len(self.worker_devices) == 1 or not isinstance(value, (tf.Tensor, tf.IndexedSlices)):
+            return value
+        copies = []
+        for device in self.worker_devices:
+            with tf.device(device):
+                copies.append(tf.nest.map_structure(tf.identity, value, expand_composites=True))
+        return private_api.regroup(copies)
+
+    def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
+        return as_own_variable(super()._create_variable(next_creator, **kwargs), kwargs)
+
+    def _gather_to_implementation(self, value: Any, destinations: Any, axis: int, options: Any) -> Any:
+        local = self._container_strategy().experimental_local_results(value)
+        dtype = local[0].dtype
+        carrier = _GATHER_AS.get(dtype)
+        gather = super()._gather_to_implementation
+        if carrier is None:
+            return gather(value, destinations, axis, options)
+        local = [tf.cast(v, carrier) for v in local]
+        gathered = gather(private_api.regroup(local), destinations, axis, options)
+        return tf.nest.map_structure(lambda v: tf.cast(v, dtype), gathered)
+
+
+def own_tensors(value: Any) -> Any:
+    """Returns a replica's value in tensors that no other replica has.
+
+    Where replicas hand one and the same tensor to `merge_call`, TensorFlow takes it for a single value: a sum over
+    the replicas would count it once.
+    """
+    return tf.nest.map_structure(lambda v: tf.identity(v) if tf.is_tensor(v) else v, value, expand_composites=True)

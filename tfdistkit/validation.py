@@ -1,0 +1,78 @@
+"""Checks of arguments: one function for each kind, so that all errors of a kind read alike."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Sequence
+
+from tfdistkit.errors import OptionError, explain, nearest
+
+
+def require_bool(name: str, value: object) -> bool:
+    """Returns an argument that is True or False.
+
+    Args:
+        name: The name of the argument, as the user wrote it.
+        value: What was given.
+
+    Raises:
+        OptionError: (a ValueError) if it is anything else.
+    """
+    if not isinstance(value, bool):
+        raise OptionError(explain(f"`{name}` must be True or False.", received=f"{name}={value!r}"))
+    return value
+
+
+def require_integer(name: str, value: object, at_least: int = 1, at_most: int | None = None) -> int:
+    """Returns an argument that is an integer of Python or NumPy.
+
+    Args:
+        name: The name of the argument.
+        value: What was given.
+        at_least: The smallest integer that is right.
+        at_most: The largest one; None for any.
+
+    Raises:
+        OptionError: (a ValueError) if it is none, or out of bounds. True and False are none.
+    """
+    is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not is_integer or value < at_least or (at_most is not None and value > at_most):  # type: ignore[operator]
+        bounds = f">= {at_least}" if at_most is None else f"from {at_least} to {at_most}"
+        raise OptionError(explain(f"`{name}` must be an integer {bounds}.", received=f"{name}={value!r}"))
+    return int(value)  # type: ignore[call-overload]
+
+
+def require_positive(name: str, value: object, unit: str = "") -> float:
+    """Returns an argument that is a number above 0, and not infinite.
+
+    Args:
+        name: The name of the argument.
+        value: What was given.
+        unit: What it counts, such as `seconds`.
+
+    Raises:
+        OptionError: (a ValueError) if it is none.
+    """
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not is_number or not value > 0 or not math.isfinite(value):  # type: ignore[operator, arg-type]
+        what = f"a positive number of {unit}" if unit else "a positive number"
+        raise OptionError(explain(f"`{name}` must be {what}.", received=f"{name}={value!r}"))
+    return float(value)  # type: ignore[arg-type]
+
+
+def require_choice(name: str, value: object, choices: Sequence[str]) -> str:
+    """Returns an argument that is one of several words.
+
+    Args:
+        name: The name of the argument.
+        value: What was given.
+        choices: The words.
+
+    Raises:
+        OptionError: (a ValueError) if it is another one; names the nearest.
+    """
+    if value not in choices:
+        what = f"`{name}` must be one of: {', '.join(choices)}.{nearest(str(value), list(choices))}"
+        raise OptionError(explain(what, received=f"{name}={value!r}"))
+    return str(value)
