@@ -11,11 +11,10 @@ import pytest
 from tfdistkit import env
 from tfdistkit.cluster import ClusterSpec
 from tfdistkit.errors import OptionError
-from tfdistkit.launcher import JobSpec, ProcessSpec, plan_processes
-from tfdistkit.launcher.backend import BACKENDS, WITH_ROLES
+from tfdistkit.launcher import JobSpec, ProcessSpec, plan_processes, registry
 from tfdistkit.launcher.mpi.backend import mpirun_command
 from tfdistkit.launcher.placement import places_here
-from tfdistkit.launcher.rank_variables import rank_variables
+from tfdistkit.launcher.registry import BackendRow, row_of
 
 
 def plan(backend: str, inherited: dict[str, str] | None = None, **variables: str) -> tuple[ProcessSpec, ...]:
@@ -23,7 +22,7 @@ def plan(backend: str, inherited: dict[str, str] | None = None, **variables: str
     return plan_processes(job, places_here((5001, 5002, 5003), 8, inherited or {}), python="python")
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", registry.names())
 def test_every_backend_tells_rank_and_place(backend: str) -> None:
     for rank, process in enumerate(plan(backend)):
         told = process.env
@@ -74,23 +73,58 @@ def test_the_interface_is_the_users() -> None:
 
 @pytest.mark.parametrize("backend", ["horovod", "mpi"])
 def test_the_rest_is_not(backend: str) -> None:
-    for name in rank_variables(backend, ClusterSpec({"worker": ("127.0.0.1:1",)})):
+    for name in row_of(backend).variables(ClusterSpec({"worker": ("127.0.0.1:1",)})):
         with pytest.raises(OptionError, match=f"itself gives to each worker. Received: {name}=9"):
             plan(backend, **{name: "9"})
     assert plan("local", HOROVOD_RANK="9")[0].env["HOROVOD_RANK"] == "9"
 
 
 def test_roles_are_for_backends_that_can_tell_them() -> None:
-    for backend in BACKENDS:
-        if backend not in WITH_ROLES:
+    for backend in registry.names():
+        if not row_of(backend).has_roles:
             with pytest.raises(OptionError, match=f"{backend}' has no parameter servers.* Received: ps=1, backend="):
                 JobSpec(2, ("train.py",), Path("/logs"), backend=backend, ps=1)
             assert JobSpec(2, ("train.py",), Path("/logs"), backend=backend, max_restarts=2).max_restarts == 2
 
 
 def test_an_unknown_backend() -> None:
-    with pytest.raises(OptionError, match="`backend` is unknown. Received: 'slurm'. Expected: one of local, horovod"):
-        JobSpec(1, ("train.py",), Path("/logs"), backend="slurm")
+    match = "`backend` must be one of: local, horovod, mpi. Did you mean 'mpi'.* Received: backend='mpirun'"
+    with pytest.raises(OptionError, match=match):
+        JobSpec(1, ("train.py",), Path("/logs"), backend="mpirun")
+
+
+class _EntryPoint:
+    name, value = "of others", "package.module:ROW"
+
+    def __init__(self, loaded: object):
+        self._loaded = loaded
+
+    def load(self) -> object:
+        if isinstance(self._loaded, Exception):
+            raise self._loaded
+        return self._loaded
+
+
+@pytest.mark.parametrize(
+    ("loaded", "message"),
+    [
+        (ImportError("no package"), "cannot be loaded: ImportError: no package.\nMend or remove .*package.module:ROW"),
+        (dict(launcher="x"), "must be a tfdistkit.launcher.registry.BackendRow. Received: package.module:ROW, a dict"),
+    ],
+)
+def test_entry_points_that_are_wrong(monkeypatch: pytest.MonkeyPatch, loaded: object, message: str) -> None:
+    monkeypatch.setattr(registry, "_entry_points", lambda: (_EntryPoint(loaded),))
+    with pytest.raises(OptionError, match=message):
+        JobSpec(1, ("train.py",), Path("/logs"), backend="of others")
+
+
+def test_a_backend_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = BackendRow("collections:OrderedDict", lambda cluster: {"MY_RANK": str(cluster.rank)})
+    monkeypatch.setattr(registry, "_entry_points", lambda: (_EntryPoint(row),))
+    assert registry.names() == ["local", "horovod", "mpi", "of others"]
+    assert [one.env["MY_RANK"] for one in plan("of others")] == ["0", "1", "2"]
+    with pytest.raises(OptionError, match="'of others' has no parameter servers"):
+        JobSpec(2, ("train.py",), Path("/logs"), backend="of others", ps=1)
 
 
 def test_mpirun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Start the processes of a job: what is wanted (spec), what to start (planning), how (one backend per place)."""
 
-from tfdistkit.launcher.backend import Backend, WorkerHandle, load_backend
+from tfdistkit.launcher.backend import Backend, WorkerHandle
 from tfdistkit.launcher.planning import plan_job, plan_processes
+from tfdistkit.launcher.registry import load_backend
 from tfdistkit.launcher.spec import JobSpec, ProcessSpec
 
 __all__ = ["Backend", "JobSpec", "ProcessSpec", "WorkerHandle", "load_backend", "plan_job", "plan_processes"]

@@ -1,31 +1,11 @@
-"""What a place to start processes must offer. A new one is one file and one row here."""
+"""What a backend must offer: something that starts processes. A new one is one file, and one row of `registry`."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Protocol
+from typing import IO, Protocol
 
-if TYPE_CHECKING:
-    from tfdistkit.launcher.spec import ProcessSpec
-
-# Name -> module; each has a class `Launcher`. What its workers are told of the cluster is in `rank_variables`.
-BACKENDS = {
-    "local": "tfdistkit.launcher.local.backend",
-    "horovod": "tfdistkit.launcher.local.horovod",
-    "mpi": "tfdistkit.launcher.mpi.backend",
-}
-
-# The same on several hosts, where a job names them.
-ON_HOSTS = {
-    "local": "tfdistkit.launcher.ssh.backend",
-    "horovod": "tfdistkit.launcher.ssh.backend",
-    "mpi": "tfdistkit.launcher.mpi.hosts",
-}
-
-# Those whose processes can have roles (chief, worker, ps): they are told of each other by TF_CONFIG.
-WITH_ROLES = ("local", "mpi")
+from tfdistkit.launcher.process_spec import ProcessSpec
 
 
 @dataclass(frozen=True)
@@ -100,20 +80,3 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Ends every process of the job that is still there, kindly or not, and gives everything back."""
-
-
-def load_backend(name: str, job_id: str, size: int, mpi_args: Sequence[str] = ()) -> Backend:
-    """Returns a place to start a job's processes.
-
-    Args:
-        name: One of `BACKENDS`.
-        job_id: The job's mark.
-        size: How many processes the job has.
-        mpi_args: More options for mpirun, for the one that calls it.
-
-    Raises:
-        TfdistkitError: if this machine lacks what the backend needs.
-    """
-    more = (mpi_args,) if mpi_args else ()
-    backend: Backend = importlib.import_module(BACKENDS[name]).Launcher(job_id, size, *more)
-    return backend

@@ -16,7 +16,8 @@ from tfdistkit.cluster.spec import ClusterSpec, TaskSpec
 from tfdistkit.launcher.hosts import spread
 from tfdistkit.launcher.local.limits import require_room
 from tfdistkit.launcher.placement import Place, places_here
-from tfdistkit.launcher.rank_variables import check_variables, default_variables, rank_variables
+from tfdistkit.launcher.rank_variables import check_variables
+from tfdistkit.launcher.registry import row_of
 from tfdistkit.launcher.spec import JobSpec, ProcessSpec
 from tfdistkit.report.names import ProcessName, attempt_folder
 
@@ -65,13 +66,14 @@ def plan_processes(job: JobSpec, places: Sequence[Place], *, python: str, attemp
         OptionError: if the user sets a variable that the backend gives to each worker.
     """
     clusters = _clusters(job, places)
-    check_variables(job.backend, job.env, clusters[0])
+    row = row_of(job.backend)
+    check_variables(job.backend, job.env, row.variables(clusters[0]))
     workers = Counter(place.address for place, one in zip(places, clusters, strict=True) if one.task.role == "worker")
     secret = secrets.token_hex(_SECRET_BYTES)
     processes = []
     for number, (place, cluster) in enumerate(zip(places, clusters, strict=True)):
         task = cluster.task
-        defaults = default_variables(job.backend, place.interface)
+        defaults = {} if place.interface is None else row.default_variables(place.interface)
         name = ProcessName(task.index, task.role if job.ps else None)
         folder = attempt_folder(job.run_dir, attempt) / name.folder
         variables = {
@@ -79,7 +81,7 @@ def plan_processes(job: JobSpec, places: Sequence[Place], *, python: str, attemp
             **{variable: value for variable, value in defaults.items() if not place.inherited.get(variable)},
             **_thread_variables(job, task.role, place, workers[place.address]),
             **job.env,
-            **rank_variables(job.backend, cluster),
+            **row.variables(cluster),
             env.RANK: str(task.index),
             env.LOCAL_RANK: str(cluster.local_rank),
             env.LOCAL_WORLD_SIZE: str(cluster.local_world_size),

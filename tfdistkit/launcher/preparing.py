@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tfdistkit.launcher.backend import ON_HOSTS, Backend
+from tfdistkit.launcher.backend import Backend
 from tfdistkit.launcher.planning import plan_job, plan_processes
+from tfdistkit.launcher.registry import row_of
 from tfdistkit.launcher.spec import JobSpec, ProcessSpec
 
 
@@ -17,7 +17,7 @@ class Prepared:
 
     Args:
         processes: What to start.
-        backend: Where, if that is open already; whoever gets this closes it. None: see `backend.load_backend`.
+        backend: Where, if that is open already; whoever gets this closes it. None: see `registry.load_backend`.
         told: What the user should see of the preparation; or an empty string.
     """
 
@@ -39,7 +39,8 @@ def prepare_attempt(job: JobSpec, attempt: int = 0, hurry: Callable[[], bool] = 
     """
     if job.hosts is None:
         return Prepared(plan_job(job, attempt))
-    backend = importlib.import_module(ON_HOSTS[job.backend]).Launcher(job, hurry)
+    row = row_of(job.backend)
+    backend = row.load(row.on_hosts)(job, hurry)
     try:
         processes = plan_processes(job, backend.places, python=job.hosts.python, attempt=attempt)
     except BaseException:

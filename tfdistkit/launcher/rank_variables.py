@@ -1,4 +1,4 @@
-"""How each backend tells a process its place in the job: the variables of the cluster, one function per backend.
+"""How each backend tells a process its rank: the variables of the cluster, one function for each row of `registry`.
 
 They say which description of a cluster counts, too: the shell may hold that of another job (a step of SLURM, mpirun,
 `HOROVOD_*`, `TFDISTKIT_CLUSTER`).
@@ -6,7 +6,7 @@ They say which description of a cluster counts, too: the shell may hold that of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from tfdistkit import env
 from tfdistkit.cluster.environments import horovod
@@ -19,42 +19,66 @@ from tfdistkit.launcher.placement import LOOPBACK
 NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"
 
 
-def rank_variables(backend: str, cluster: ClusterSpec) -> dict[str, str]:
-    """Returns what a backend tells one process about the cluster; some backends add what is known at the start only.
+def nccl_interface(interface: str) -> dict[str, str]:
+    """Returns the variable by which NCCL connects over a network interface.
+
+    NCCL makes its first connections over it, whatever carries the data then; on one machine it knows better ways.
 
     Args:
-        backend: One of `launcher.backend.BACKENDS`.
+        interface: The network interface of a process.
+    """
+    return {} if interface == LOOPBACK else {NCCL_INTERFACE: interface}
+
+
+def gloo_interface(interface: str) -> dict[str, str]:
+    """Returns the variables by which Horovod's Gloo and NCCL connect over a network interface.
+
+    Args:
+        interface: The network interface of a process.
+    """
+    return {**nccl_interface(interface), horovod.GLOO_INTERFACE: interface}
+
+
+def tf_config(cluster: ClusterSpec) -> dict[str, str]:
+    """Returns the variables of a process that learns its cluster from TF_CONFIG.
+
+    Args:
         cluster: All processes, and which one this is.
     """
-    return _OF_BACKEND[backend](cluster)
+    return {env.TF_CONFIG: to_tf_config(cluster), env.CLUSTER: "tf_config"}
 
 
-def default_variables(backend: str, interface: str | None) -> dict[str, str]:
-    """Returns what is best for a backend, unless the user says otherwise.
+def gloo(cluster: ClusterSpec) -> dict[str, str]:
+    """Returns the variables of one of Horovod's Gloo ranks.
 
     Args:
-        backend: One of `launcher.backend.BACKENDS`.
-        interface: The network interface of the process; None where it is not known.
+        cluster: All processes, and which one this is.
     """
-    if interface is None:
-        return {}
-    # NCCL makes its first connections over it, whatever carries the data then; on one machine it knows better ways.
-    nccl = {} if interface == LOOPBACK else {NCCL_INTERFACE: interface}
-    return {**nccl, horovod.GLOO_INTERFACE: interface} if backend == "horovod" else nccl
+    return {**horovod.gloo_variables(cluster), env.CLUSTER: "horovod"}
 
 
-def check_variables(backend: str, wanted: Mapping[str, str], cluster: ClusterSpec) -> None:
-    """Lets nobody set what the launcher itself tells each worker.
+def mpi(cluster: ClusterSpec) -> dict[str, str]:
+    """Returns the variables of an MPI rank. Rank and size are MPI's own to tell; roles are not.
 
     Args:
-        backend: One of `launcher.backend.BACKENDS`.
+        cluster: All processes, and which one this is.
+    """
+    if "ps" in cluster.addresses:
+        return tf_config(cluster)
+    return {horovod.CONTROLLER: "mpi", horovod.CPU_OPERATIONS: "mpi", env.CLUSTER: "mpi"}
+
+
+def check_variables(backend: str, wanted: Mapping[str, str], own: Mapping[str, str]) -> None:
+    """Refuses variables of the user that the launcher itself sets for each worker.
+
+    Args:
+        backend: The name of the backend.
         wanted: The variables that the user sets for the workers.
-        cluster: All processes.
+        own: Those that the backend sets.
 
     Raises:
         OptionError: if one of them is the launcher's.
     """
-    own = rank_variables(backend, cluster)
     for name in wanted:
         if name in own:
             raise OptionError(
@@ -64,25 +88,3 @@ def check_variables(backend: str, wanted: Mapping[str, str], cluster: ClusterSpe
                     expected=f"any variable but {', '.join(own)}",
                 )
             )
-
-
-def _tf_config(cluster: ClusterSpec) -> dict[str, str]:
-    return {env.TF_CONFIG: to_tf_config(cluster), env.CLUSTER: "tf_config"}
-
-
-def _gloo(cluster: ClusterSpec) -> dict[str, str]:
-    return {**horovod.gloo_variables(cluster), env.CLUSTER: "horovod"}
-
-
-def _mpi(cluster: ClusterSpec) -> dict[str, str]:
-    """Rank and size are MPI's own to tell; roles are not."""
-    if "ps" in cluster.addresses:
-        return _tf_config(cluster)
-    return {horovod.CONTROLLER: "mpi", horovod.CPU_OPERATIONS: "mpi", env.CLUSTER: "mpi"}
-
-
-_OF_BACKEND: dict[str, Callable[[ClusterSpec], dict[str, str]]] = {
-    "local": _tf_config,
-    "horovod": _gloo,
-    "mpi": _mpi,
-}

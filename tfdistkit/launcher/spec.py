@@ -1,4 +1,4 @@
-"""What the user wants (JobSpec), and what is to be started for it (ProcessSpec): plain data."""
+"""What the user wants (JobSpec), as plain data, and the run folder of a job."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 
 from tfdistkit import env
 from tfdistkit.errors import OptionError, explain
-from tfdistkit.launcher.backend import BACKENDS, ON_HOSTS, WITH_ROLES
 from tfdistkit.launcher.hosts import HostsSpec
+from tfdistkit.launcher.process_spec import ProcessSpec as ProcessSpec
+from tfdistkit.launcher.registry import names_with, row_of
 from tfdistkit.report.alone import FILE_NAME as ALONE_FILE
 from tfdistkit.report.crashes import FILE_NAME as CRASH_FILE
-from tfdistkit.report.names import ProcessName
 from tfdistkit.report.private_files import make_folder
 from tfdistkit.report.progress import FILE_NAME as STEPS_FILE
 
@@ -34,7 +34,7 @@ class JobSpec:
         threads_per_worker: Threads for one TensorFlow operation; None shares the cores out.
         timeout_s: How long the whole job may take; None for as long as it takes.
         passes_stdin: Whether a single worker reads what this process would read.
-        backend: What starts the workers and tells them of each other, one of `launcher.backend.BACKENDS`.
+        backend: What starts the workers and tells them of each other, one of `launcher.registry.names()`.
         ps: How many parameter servers. With any, there is a coordinator besides, and the workers take orders.
         max_restarts: How often processes may be started again after a failure.
         hosts: The hosts to start it on, by ssh; None for this machine.
@@ -73,61 +73,27 @@ class JobSpec:
             )
         for name, value in self.env.items():
             _check_variable(name, value)
-        if self.backend not in BACKENDS:
-            raise OptionError(
-                explain("`backend` is unknown.", received=repr(self.backend), expected=f"one of {', '.join(BACKENDS)}")
-            )
-        if self.ps and self.backend not in WITH_ROLES:
+        row = row_of(self.backend)
+        if self.ps and not row.has_roles:
             raise OptionError(
                 explain(
                     f"The backend {self.backend!r} has no parameter servers: its processes are all alike.",
                     received=f"ps={self.ps}, backend={self.backend!r}",
-                    expected=f"`ps` with one of the backends: {', '.join(WITH_ROLES)}",
+                    expected=f"`ps` with one of the backends: {', '.join(names_with('has_roles'))}",
                     do="Leave out one of the two.",
                 )
             )
-        if self.mpi_args and self.backend != "mpi":
+        if self.mpi_args and not row.takes_mpi_args:
             what = "`mpi_args` are options of mpirun, which only the backend 'mpi' calls."
             raise OptionError(explain(what, received=f"backend={self.backend!r}", do="Leave out one of the two."))
-        if self.hosts is not None and self.backend not in ON_HOSTS:
+        if self.hosts is not None and row.on_hosts is None:
             raise OptionError(
                 explain(
                     f"The backend {self.backend!r} knows one machine only.",
                     received=f"hosts {', '.join(one.host for one in self.hosts.slots)}, backend={self.backend!r}",
-                    expected=f"hosts with one of the backends: {', '.join(ON_HOSTS)}",
+                    expected=f"hosts with one of the backends: {', '.join(names_with('on_hosts'))}",
                 )
             )
-
-
-@dataclass(frozen=True)
-class ProcessSpec:
-    """One process to start.
-
-    Args:
-        name: What it is called, by its rank or by its role.
-        host: The machine to start it on.
-        command: The program and its arguments.
-        env: The variables to set, over those of the starting process.
-        folder: Where its logs, its crash record and what it leaves for the launcher go.
-        passes_stdin: Whether it reads what the starting process would read; otherwise it reads nothing.
-        number: Its number among all processes of the job, whatever their roles.
-    """
-
-    name: ProcessName
-    host: str
-    command: tuple[str, ...]
-    env: Mapping[str, str]
-    folder: Path
-    passes_stdin: bool = False
-    number: int = 0
-
-    @property
-    def stdout_path(self) -> Path:
-        return self.folder / "stdout"
-
-    @property
-    def stderr_path(self) -> Path:
-        return self.folder / "stderr"
 
 
 def make_folders(run_dir: Path, processes: Sequence[ProcessSpec]) -> None:

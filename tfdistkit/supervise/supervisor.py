@@ -10,9 +10,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from tfdistkit.errors import TfdistkitError
-from tfdistkit.launcher.backend import Backend, load_backend
+from tfdistkit.launcher.backend import Backend
 from tfdistkit.launcher.output.console import Console
 from tfdistkit.launcher.preparing import prepare_attempt
+from tfdistkit.launcher.registry import load_backend
 from tfdistkit.launcher.spec import JobSpec, ProcessSpec, make_folders
 from tfdistkit.report.events import EventLog
 from tfdistkit.report.failures import Failure

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tfdistkit.cli.run import host_options, slurm_options
-from tfdistkit.launcher.backend import BACKENDS
+from tfdistkit.launcher import registry
 
 _SUMMARY = """\
 Starts a script in several worker processes, here or on other hosts, and watches over them until all have ended."""
@@ -112,7 +112,7 @@ def make_parser() -> Parser:
     )
     add(
         "--backend",
-        choices=[*BACKENDS, slurm_options.BACKEND],
+        choices=[*registry.names(), slurm_options.BACKEND],
         default="local",
         help="local: TensorFlow's own collectives (default); horovod: Horovod with Gloo; mpi: Horovod with mpirun, "
         "or with --ps roles in MPI's world; slurm: a job of SLURM",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from tfdistkit.launcher.piped_script import given_name
+from tfdistkit.launcher.registry import row_of
 from tfdistkit.launcher.spec import JobSpec
 from tfdistkit.report.startup_lines import StartupLines, are_wanted
 
@@ -23,7 +24,7 @@ def starting_line(job: JobSpec, is_isolated: bool = False) -> str:
     what = _count(job.world_size, "worker")
     if job.ps:
         what = f"a coordinator, {what} and {_count(job.ps, 'parameter server')}"
-    how = {"horovod": " for Horovod", "mpi": " by mpirun"}.get(job.backend, "")
+    how = row_of(job.backend).suffix
     is_module = job.program[0] == "-m"
     script = " ".join(job.program[:2]) if is_module else given_name(job.program)
     where = _places(job) + (", in a network of its own" if is_isolated else "")

@@ -24,6 +24,7 @@ from tfdistkit.launcher.hosts import HostsSpec, is_this_machine
 from tfdistkit.launcher.local import backend as local
 from tfdistkit.launcher.placement import Place
 from tfdistkit.launcher.planning import hosts_of_tasks
+from tfdistkit.launcher.registry import row_of
 from tfdistkit.launcher.spec import JobSpec, ProcessSpec
 from tfdistkit.launcher.ssh.agent import bootstrap
 from tfdistkit.launcher.ssh.connection import Connection, Question
@@ -94,7 +95,7 @@ class Launcher(local.Launcher):
             checked = check_hosts(self._fleet, job, hurry)
             # Where each process of the job runs, in their order; and what was seen, as a table.
             self.places, self.table = checked.places, checked.table
-            if job.backend == "horovod":
+            if row_of(job.backend).needs_horovod:
                 self._more_variables = self._open_store(job.world_size)
             self._fleet.watch()
         except BaseException:

@@ -20,6 +20,7 @@ from tfdistkit.launcher.hosts import HostsSpec
 from tfdistkit.launcher.placement import HERE, Place
 from tfdistkit.launcher.planning import hosts_of_tasks
 from tfdistkit.launcher.rank_variables import NCCL_INTERFACE
+from tfdistkit.launcher.registry import row_of
 from tfdistkit.launcher.spec import JobSpec
 from tfdistkit.launcher.ssh import problems
 from tfdistkit.launcher.ssh.connection import Question
@@ -73,7 +74,7 @@ def check_hosts(fleet: Fleet, job: JobSpec, hurry: Callable[[], bool]) -> Checke
     examination.meet()
     examination.choose_addresses()
     examination.look_around(_wanted(job), job.env, [names.count(look.host) for look in looks])
-    compare(looks, _own_checksum(job), needs_horovod=job.backend == "horovod")
+    compare(looks, _own_checksum(job), needs_horovod=row_of(job.backend).needs_horovod)
     examination.connect_all()
     table = describe(looks)
     if any(look.problems for look in looks):

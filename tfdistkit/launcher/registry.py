@@ -1,0 +1,149 @@
+"""Backends by name: all that is known of one stands in ONE row. Others register theirs by an entry point.
+
+A package adds a backend with `[options.entry_points]`, `tfdistkit.backends = <name> = <module>:<BackendRow>`; see
+docs/extending.md.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.metadata
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tfdistkit.errors import OptionError, explain, nearest
+from tfdistkit.launcher import rank_variables
+
+if TYPE_CHECKING:
+    from tfdistkit.cluster.spec import ClusterSpec
+    from tfdistkit.launcher.backend import Backend
+
+ENTRY_POINT_GROUP = "tfdistkit.backends"
+
+
+@dataclass(frozen=True)
+class BackendRow:
+    """One backend.
+
+    Args:
+        launcher: `module:class` of the class that starts processes on this machine (see `backend.Backend`), made with
+            the job's mark, the number of processes and, if it has `mpi_args`, those.
+        variables: Takes the cluster as one process sees it, and returns the variables that tell that process its rank.
+        on_hosts: `module:class` of the class that starts processes on other hosts, made with the JobSpec and a
+            function that tells whether to stop connecting; None for a backend of one machine.
+        has_roles: Whether processes can have roles (chief, worker, ps).
+        takes_mpi_args: Whether `--mpi-args` are for it.
+        needs_horovod: Whether its workers need Horovod.
+        suffix: What `tfdistkit: starting 2 workers` adds, such as ` by mpirun`.
+        default_variables: Takes the network interface of a process, and returns variables for it that the user's win
+            over.
+    """
+
+    launcher: str
+    variables: Callable[[ClusterSpec], dict[str, str]]
+    on_hosts: str | None = None
+    has_roles: bool = False
+    takes_mpi_args: bool = False
+    needs_horovod: bool = False
+    suffix: str = ""
+    default_variables: Callable[[str], dict[str, str]] = rank_variables.nccl_interface
+
+    def load(self, where: str | None = None) -> Any:
+        """Imports the class that starts processes.
+
+        Args:
+            where: `launcher` or `on_hosts`. Default: `launcher`.
+        """
+        module, _, name = (where or self.launcher).partition(":")
+        return getattr(importlib.import_module(module), name)
+
+
+_BUILT_IN: Mapping[str, BackendRow] = {
+    "local": BackendRow(
+        launcher="tfdistkit.launcher.local.backend:Launcher",
+        variables=rank_variables.tf_config,
+        on_hosts="tfdistkit.launcher.ssh.backend:Launcher",
+        has_roles=True,
+    ),
+    "horovod": BackendRow(
+        launcher="tfdistkit.launcher.local.horovod:Launcher",
+        variables=rank_variables.gloo,
+        on_hosts="tfdistkit.launcher.ssh.backend:Launcher",
+        needs_horovod=True,
+        suffix=" for Horovod",
+        default_variables=rank_variables.gloo_interface,
+    ),
+    "mpi": BackendRow(
+        launcher="tfdistkit.launcher.mpi.backend:Launcher",
+        variables=rank_variables.mpi,
+        on_hosts="tfdistkit.launcher.mpi.hosts:Launcher",
+        has_roles=True,
+        takes_mpi_args=True,
+        suffix=" by mpirun",
+    ),
+}
+
+
+def names() -> list[str]:
+    """Returns the names of all backends, tfdistkit's own first. Loads none of them."""
+    return list(dict.fromkeys([*_BUILT_IN, *(entry.name for entry in _entry_points())]))
+
+
+def row_of(name: str) -> BackendRow:
+    """Returns the row of a backend.
+
+    Args:
+        name: One of `names()`.
+
+    Raises:
+        OptionError: (a ValueError) if there is no such backend, or its entry point is no `BackendRow`.
+    """
+    if name in _BUILT_IN:
+        return _BUILT_IN[name]
+    for entry in _entry_points():
+        if entry.name == name:
+            return _loaded(entry)
+    what = f"`backend` must be one of: {', '.join(names())}.{nearest(str(name), names())}"
+    raise OptionError(explain(what, received=f"backend={name!r}"))
+
+
+def names_with(attribute: str) -> list[str]:
+    """Returns the names of tfdistkit's backends whose row has something, such as `has_roles`."""
+    return [name for name, row in _BUILT_IN.items() if getattr(row, attribute)]
+
+
+def load_backend(name: str, job_id: str, size: int, mpi_args: tuple[str, ...] = ()) -> Backend:
+    """Makes what starts a job's processes on this machine.
+
+    Args:
+        name: One of `names()`.
+        job_id: The job's mark.
+        size: How many processes the job has.
+        mpi_args: More options for mpirun, for the backend that takes them.
+
+    Raises:
+        TfdistkitError: if this machine lacks what the backend needs.
+    """
+    more = (mpi_args,) if mpi_args else ()
+    backend: Backend = row_of(name).load()(job_id, size, *more)
+    return backend
+
+
+@functools.cache
+def _entry_points() -> tuple[importlib.metadata.EntryPoint, ...]:
+    return tuple(importlib.metadata.entry_points(group=ENTRY_POINT_GROUP))
+
+
+def _loaded(entry: importlib.metadata.EntryPoint) -> BackendRow:
+    try:
+        row = entry.load()
+    except Exception as error:
+        what = f"The backend {entry.name!r} cannot be loaded: {type(error).__name__}: {error}."
+        do = f"Mend or remove the package that registers it ({entry.value})."
+        raise OptionError(explain(what, do=do)) from error
+    if not isinstance(row, BackendRow):
+        what = f"The entry point {entry.name!r} of {ENTRY_POINT_GROUP} must be a {__name__}.BackendRow."
+        raise OptionError(explain(what, received=f"{entry.value}, a {type(row).__name__}"))
+    return row
