@@ -16,7 +16,7 @@ BUILT = re.compile(r"\.(?!ci$|github$)|__pycache__$|build$|dist$|runs$|logs$|.*\
 MACHINE_PATHS = re.compile("|".join(["/" + "work/", "/" + "root/", "/tmp/" + "v/", "/" + r"home/\w", "/" + "opt/"]))
 LONGEST_FILE = 400
 # What knows private names of Keras and TensorFlow stays in one file, so that one file breaks with them.
-LONGER_FILES = {"tfdistkit/keras_adapter/private_api.py": 1150}
+LONGER_FILES = {"tfdistkit/keras_adapter/private_api.py": 700, "tfdistkit/keras_adapter/private_names.py": 560}
 LONGEST_FUNCTION = 60
 
 

@@ -17,9 +17,9 @@ _SCRIPT = str(Path(__file__).with_name("run_untouched.py"))
 
 
 def _seams() -> Any:
-    from tfdistkit.keras_adapter import private_api
+    from tfdistkit.keras_adapter import private_names
 
-    return private_api
+    return private_names
 
 
 def test_every_seam_is_where_it_was() -> None:
@@ -52,6 +52,28 @@ def test_a_parameter_that_went_away_is_named(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(trainer, "reduce_per_replica", lambda values, strategy: values)
     with pytest.raises(seams.UnsupportedError, match="reduce_per_replica`: it no longer takes reduction"):
         seams.resolve("reduce_per_replica")
+
+
+def test_parameters_in_another_order_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import keras.src.backend.tensorflow.trainer as trainer
+
+    seams = _seams()
+    monkeypatch.setattr(trainer, "reduce_per_replica", lambda strategy, values, reduction: values)
+    with pytest.raises(seams.UnsupportedError, match="it takes its parameters in another order: strategy, values"):
+        seams.resolve("reduce_per_replica")
+
+
+def test_every_attribute_is_where_it_was() -> None:
+    names = _seams()
+    for one in (*names.ATTRIBUTES, *names.OVERRIDES):
+        names.require_attributes(one)
+
+
+def test_an_attribute_that_went_away_is_named() -> None:
+    names = _seams()
+    gone = names.Attributes(names.ATTRIBUTES[0].where, ("_num_batches", "_num_lots"), "a test")
+    with pytest.raises(names.UnsupportedError, match="TFEpochIterator`: it has no _num_lots. .* for: a test"):
+        names.require_attributes(gone)
 
 
 @pytest.fixture(scope="module")

@@ -1,23 +1,19 @@
-"""Every private name of TensorFlow and Keras that we stand on, and the little code that touches them.
+"""The code that touches private names of Keras and TensorFlow, which `private_names` lists with their reasons.
 
-`SEAMS` lists the names with the reason and the upstream issue; a test resolves each of them and says which
-one a new version moved. `keras_patches` hangs its hooks on them by key, everything else calls the functions
-below, so that no other file has to know where TensorFlow and Keras keep things.
+Everything else calls these functions, so that no other file has to know where Keras and TensorFlow keep things.
 """
 
 from __future__ import annotations
 
-import functools
 import gc
-import importlib
 import inspect
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend import set_keras_mask
+from keras.src.backend import get_keras_mask, set_keras_mask
 from keras.src.backend.common.stateless_scope import get_stateless_scope
 from keras.src.trainers.compile_utils import CompileMetrics, MetricsList
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
@@ -46,7 +42,7 @@ from tensorflow.python.eager import executor as tf_executor
 from tensorflow.python.ops import control_flow_v2_func_graphs as control_flow_graphs
 from tensorflow.python.trackable import base as trackable_base
 
-from tfdistkit.errors import UnsupportedError, explain
+from tfdistkit.keras_adapter import private_names
 
 __all__ = [
     "CollectiveAllReduceExtended",
@@ -59,393 +55,6 @@ __all__ = [
 ]
 
 _REDUCED = (tf.VariableAggregation.SUM, tf.VariableAggregation.MEAN)
-
-
-class Seam(NamedTuple):
-    """A name that we stand on.
-
-    Args:
-        where: `module:attribute`.
-        parameters: Those of its parameters that we rely on; empty for what is not called.
-        why: What it is for, with the upstream issue where there is one.
-    """
-
-    where: str
-    parameters: tuple[str, ...]
-    why: str
-
-
-_TRAINER = "keras.src.backend.tensorflow.trainer"
-_MODEL = f"{_TRAINER}:TensorFlowTrainer"
-_LOSS = "keras.src.losses.loss"
-_VARIABLE = "keras.src.backend.common.variables:Variable"
-_OPTIMIZER = "keras.src.optimizers.base_optimizer:BaseOptimizer"
-_LOSS_SCALER = "keras.src.optimizers.loss_scale_optimizer:LossScaleOptimizer"
-_PS = "tensorflow.python.distribute.parameter_server_strategy_v2"
-_MWMS = "tensorflow.python.distribute.collective_all_reduce_strategy:CollectiveAllReduceExtended"
-_MIRRORED = "tensorflow.python.distribute.mirrored_strategy:MirroredExtended"
-_VALUES = "tensorflow.python.distribute.values:MirroredVariable"
-
-SEAMS: dict[str, Seam] = {
-    # Keras: what is hooked.
-    "make_function": Seam(f"{_MODEL}._make_function", ("self", "step_function"), "agreed logs and state (keras#20585)"),
-    "symbolic_build": Seam(
-        f"{_MODEL}._maybe_symbolic_build",
-        ("self", "iterator", "data_batch"),
-        "MEAN over a batch (keras#20585, keras#20329, keras#21172)",
-    ),
-    "fit": Seam(f"{_MODEL}.fit", ("self",), "a lost worker is named"),
-    "evaluate": Seam(f"{_MODEL}.evaluate", ("self",), "a lost worker is named"),
-    "predict": Seam(f"{_MODEL}.predict", ("self",), "a lost worker is named"),
-    "train_on_batch": Seam(f"{_MODEL}.train_on_batch", ("self",), "a lost worker is named"),
-    "test_on_batch": Seam(f"{_MODEL}.test_on_batch", ("self",), "a lost worker is named"),
-    "predict_on_batch": Seam(f"{_MODEL}.predict_on_batch", ("self", "x"), "one prediction for each row"),
-    "model_made": Seam(f"{_MODEL}.__init__", ("self",), "the line that made a model in no strategy"),
-    "compile": Seam(
-        "keras.src.trainers.trainer:Trainer.compile",
-        ("self", "optimizer", "metrics", "weighted_metrics"),
-        "variables of optimizers and metrics in the scope of the model",
-    ),
-    "make_predict_function": Seam(
-        f"{_MODEL}.make_predict_function", ("self", "force"), "a replica without rows predicts none"
-    ),
-    "epoch_iterator": Seam(f"{_TRAINER}:TFEpochIterator.__init__", ("self", "distribute_strategy"), "shuffling seeds"),
-    "epoch_steps": Seam(
-        "keras.src.trainers.epoch_iterator:EpochIterator._enumerate_iterator", ("self",), "resume in the middle"
-    ),
-    "epoch_data": Seam(f"{_TRAINER}:TFEpochIterator._get_iterator", ("self",), "how often the data was shuffled"),
-    "epoch_logs": Seam(f"{_MODEL}._get_metrics_result_or_logs", ("self", "logs"), "an epoch resumed at its end"),
-    "end_epoch": Seam(f"{_TRAINER}:TFEpochIterator._interrupted_warning", ("self",), "datasets that the user sharded"),
-    "progress_bar": Seam("keras.src.callbacks.progbar_logger:ProgbarLogger.set_params", ("self", "params"), "one bar"),
-    "reduce_per_replica": Seam(
-        f"{_TRAINER}:reduce_per_replica", ("values", "strategy", "reduction"), "scalars along axis 0 (tensorflow#72388)"
-    ),
-    "sum_gradients": Seam(
-        "keras.src.backend.tensorflow.optimizer:TFOptimizer._all_reduce_sum_gradients",
-        ("self", "grads_and_vars"),
-        "gradients are summed before clipping, accumulation and loss scaling (keras#20582)",
-    ),
-    "apply": Seam(
-        "keras.src.optimizers.base_optimizer:BaseOptimizer.apply",
-        ("self", "grads", "trainable_variables"),
-        "gradients are summed before clipping, accumulation and loss scaling (keras#20582)",
-    ),
-    "apply_scaled": Seam(
-        f"{_LOSS_SCALER}.apply", ("self", "grads", "trainable_variables"), "gradients are summed before they are tested"
-    ),
-    "apply_finite": Seam(
-        f"{_LOSS_SCALER}._tf_apply", ("self", "grads", "trainable_variables"), "eager replicas would sum twice"
-    ),
-    "common_apply": Seam(
-        f"{_LOSS_SCALER}._common_apply", ("self", "grads", "trainable_variables"), "what each replica does alone"
-    ),
-    "apply_gradients": Seam(
-        f"{_OPTIMIZER}.apply_gradients", ("self", "grads_and_vars"), "gradients are summed before an overridden `apply`"
-    ),
-    "scale_optimizer_loss": Seam(f"{_OPTIMIZER}.scale_loss", ("self", "loss"), "a replica's gradient weighs by rows"),
-    "scale_scaled_loss": Seam(f"{_LOSS_SCALER}.scale_loss", ("self", "loss"), "a replica's gradient weighs by rows"),
-    "optimizer": Seam(
-        "keras.src.optimizers.base_optimizer:BaseOptimizer.__init__", ("self",), "central_storage: whose variables"
-    ),
-    "optimizer_variable": Seam(
-        "keras.src.optimizers.base_optimizer:BaseOptimizer.add_variable", ("self",), "central_storage: whose variables"
-    ),
-    "reduce_values": Seam(f"{_LOSS}:reduce_values", ("values", "sample_weight", "reduction"), "losses weigh by rows"),
-    "apply_mask": Seam(f"{_LOSS}:apply_mask", ("sample_weight", "mask", "dtype", "reduction"), "losses weigh by rows"),
-    "reduce_weighted": Seam(f"{_LOSS}:reduce_weighted_values", ("values",), "a loss that is a scalar has no rows"),
-    "scale_loss": Seam(f"{_LOSS}:scale_loss_for_distribution", ("value",), "losses weigh by rows"),
-    "unscale_loss": Seam(f"{_LOSS}:unscale_loss_for_distribution", ("value",), "losses weigh by rows"),
-    "tape_gradient": Seam(
-        "tensorflow:GradientTape.gradient", ("self", "target", "sources"), "the gradient of losses of rows is a sum"
-    ),
-    "context_all_reduce": Seam(
-        "tensorflow:distribute.ReplicaContext.all_reduce",
-        ("self", "reduce_op", "value", "options"),
-        "a replica without rows adds nothing to sums of layers",
-    ),
-    "compute_average_loss": Seam(
-        "tensorflow:nn.compute_average_loss",
-        ("per_example_loss", "sample_weight", "global_batch_size"),
-        "right in a Keras step, too",
-    ),
-    "scale_regularization_loss": Seam(
-        "tensorflow:nn.scale_regularization_loss", ("regularization_loss",), "right in a Keras step, too"
-    ),
-    "next_seed": Seam("keras.src.random.seed_generator:SeedGenerator.next", ("self", "ordered"), "keras#20611"),
-    "take": Seam(
-        "keras.src.backend.tensorflow.numpy:take", ("x", "indices", "axis"), "a lookup reads rows, not the whole table"
-    ),
-    "adagrad_step": Seam(
-        "keras.src.optimizers.adagrad:Adagrad.update_step",
-        ("self", "gradient", "variable", "learning_rate"),
-        "no root of the whole accumulator for the rows of a sparse gradient",
-    ),
-    "clip_by_global_norm": Seam(
-        "keras.src.optimizers.base_optimizer:clip_by_global_norm",
-        ("value_list", "clip_norm"),
-        "a sparse gradient stays sparse under `global_clipnorm`",
-    ),
-    "slot": Seam(
-        "keras.src.backend.tensorflow.optimizer:TFOptimizer.add_variable_from_reference",
-        ("self", "reference_variable"),
-        "the slots of a sharded table are parts of one",
-    ),
-    "save_optimizer": Seam(f"{_OPTIMIZER}.save_own_variables", ("self", "store"), "a sharded table is saved as one"),
-    "load_optimizer": Seam(f"{_OPTIMIZER}.load_own_variables", ("self", "store"), "a sharded table is saved as one"),
-    "add_weight": Seam("keras.src.layers.layer:Layer.add_weight", ("self", "trainable", "aggregation"), "layer state"),
-    "to_float": Seam(f"{_VARIABLE}.__float__", ("self",), "float(optimizer.iterations)"),
-    "to_int": Seam(f"{_VARIABLE}.__int__", ("self",), "int(optimizer.iterations)"),
-    "deferred_capture": Seam(
-        "tensorflow.python.ops.control_flow_v2_func_graphs:ControlFlowFuncGraph.capture_call_time_value",
-        ("self", "closure", "spec", "key", "default_value"),
-        "collectives of a tf.function that is called in a branch (steps_per_execution)",
-    ),
-    # Keras: what is called.
-    "stateless_scope": Seam("keras.src.backend.common.stateless_scope:get_stateless_scope", (), "rows of a table"),
-    "slot_index": Seam(f"{_OPTIMIZER}._get_variable_index", ("self", "variable"), "rows of a slot of Adagrad"),
-    "layers": Seam("keras.src.layers.layer:Layer._flatten_layers", ("self",), "is a backup of the same model?"),
-    "compile_arguments": Seam("keras.src.saving.serialization_lib:SerializableDict", (), "is it of the same losses?"),
-    "model_build": Seam(f"{_MODEL}._symbolic_build", ("self", "data_batch"), "a model is built from shapes"),
-    "variable_value": Seam(f"{_VARIABLE}.value", (), "no lost updates: Keras's assign_add is assign(self + v)"),
-    "variable_assign": Seam(
-        "keras.src.backend.tensorflow.core:Variable._direct_assign", ("self", "value"), "no lost updates"
-    ),
-    "metric": Seam("keras.src.metrics.metric:Metric.__init__", ("self",), "metrics see the rows of all replicas"),
-    "metric_variable": Seam(
-        "keras.src.metrics.metric:Metric.add_variable", ("self", "aggregation"), "state that is the same on all"
-    ),
-    "metric_function": Seam(
-        "keras.src.metrics.reduction_metrics:MeanMetricWrapper", ("fn",), "functions as metrics see all rows"
-    ),
-    "metrics_list": Seam("keras.src.trainers.compile_utils:MetricsList", ("metrics",), "metrics that hold metrics"),
-    "compile_metrics": Seam("keras.src.trainers.compile_utils:CompileMetrics", ("metrics",), "the same"),
-    "keras_mask": Seam("keras.src.backend:set_keras_mask", ("x", "mask"), "masks of gathered rows"),
-    "variable_autocast": Seam(f"{_VARIABLE}._maybe_autocast", ("self", "value"), "no lost updates"),
-    "epoch_end": Seam(f"{_TRAINER}:TFEpochIterator.tf_sync", ("self",), "an epoch ends with its steps"),
-    "data_adapter": Seam("keras.src.trainers.data_adapters.data_adapter:DataAdapter", (), "data that workers read"),
-    # TensorFlow: what is overridden.
-    "ps_extended": Seam(
-        f"{_PS}:ParameterServerStrategyV2Extended._call_for_each_replica",
-        ("self", "fn", "args", "kwargs"),
-        "parameter_server: the inline replica",
-    ),
-    "mwms_initialize": Seam(f"{_MWMS}._initialize_multi_worker", ("self", "cluster_resolver"), "multiworker"),
-    "mwms_run": Seam(f"{_MWMS}._call_for_each_replica", ("self", "fn", "args", "kwargs"), "the inline replica"),
-    "mwms_merge": Seam(f"{_MWMS}._use_merge_call", ("self",), "collectives in branches (keras#20582)"),
-    "mwms_sum": Seam(f"{_MWMS}._replica_ctx_all_reduce", ("self", "reduce_op", "value", "options"), "one replica"),
-    "mwms_gather": Seam(
-        f"{_MWMS}._gather_to_implementation", ("self", "value", "destinations", "axis", "options"), "gather of bfloat16"
-    ),
-    "mwms_variable": Seam(f"{_MWMS}._create_variable", ("self", "next_creator"), "layer state"),
-    "mirrored_run": Seam(f"{_MIRRORED}._call_for_each_replica", ("self", "fn", "args", "kwargs"), "weights by rows"),
-    "mirrored_merge": Seam(f"{_MIRRORED}._use_merge_call", ("self",), "collectives in branches (keras#20582)"),
-    "mirrored_sum": Seam(
-        f"{_MIRRORED}._replica_ctx_all_reduce", ("self", "reduce_op", "value", "options"), "sums without merge_call"
-    ),
-    "mirrored_variable": Seam(
-        f"{_MIRRORED}._create_variable", ("self", "next_creator"), "central_storage: a variable on one device"
-    ),
-    "mirrored_update": Seam(
-        f"{_MIRRORED}._replica_ctx_update",
-        ("self", "var", "fn", "args", "kwargs", "group"),
-        "central_storage: one update",
-    ),
-    "mwms_replica_id": Seam(f"{_MWMS}._get_replica_id_in_sync_group", ("self", "replica_id"), "rows of a replica"),
-    "variable_update": Seam(f"{_VALUES}._update_replica", ("self", "update_fn", "value"), "layer state"),
-    "variable_of_replica": Seam(f"{_VALUES}._get_replica", ("self", "replica_id"), "central_storage: one copy"),
-    "strategy_scope": Seam(
-        "tensorflow.python.distribute.distribute_lib:StrategyBase.scope", ("self",), "scopes in scopes, in clear words"
-    ),
-    # TensorFlow: what is called.
-    "variable_update_all": Seam(
-        f"{_VALUES}._update_cross_replica", ("self", "update_fn", "value"), "central_storage: one update"
-    ),
-    "variable_local": Seam(f"{_VALUES}._get_on_device_or_primary", ("self",), "layer state"),
-    "select_replica": Seam(
-        "tensorflow.python.distribute.distribute_utils:select_replica", ("replica_id", "structured"), "replicas"
-    ),
-    "regroup": Seam("tensorflow.python.distribute.distribute_utils:regroup", ("values",), "replicas"),
-    "function_context": Seam(
-        "tensorflow.python.eager.polymorphic_function.function_context:make_function_context",
-        ("scope_type",),
-        "a tf.function that a step calls is traced for this step alone",
-    ),
-    "loop": Seam("tensorflow.python.ops.control_flow_v2_func_graphs:WhileBodyFuncGraph", (), "all-reduces in a loop"),
-    "call_time_value": Seam(
-        "tensorflow.python.framework.func_graph:FuncGraph.capture_call_time_value",
-        ("self", "closure", "spec"),
-        "a tf.function that eager steps call sees the rows of each",
-    ),
-    "autograph_status": Seam(
-        "tensorflow.python.autograph.core.ag_ctx:ControlStatusCtx", ("status",), "a tf.function given to strategy.run"
-    ),
-    "batch_size": Seam(
-        "tensorflow.python.data.experimental.ops.distribute:compute_batch_size", ("dataset",), "arrays kept safe"
-    ),
-    "is_mirrored": Seam("tensorflow.python.distribute.distribute_utils:is_mirrored", ("val",), "horovod"),
-    "checkpoint_value": Seam("tensorflow.python.trackable.base:CheckpointInitialValue", (), "horovod"),
-    "mwms_local": Seam(f"{_MWMS}._initialize_local", ("self", "cluster_resolver", "devices"), "horovod"),
-    "mwms_reduce": Seam(f"{_MWMS}._reduce_to", ("self", "reduce_op", "value", "destinations", "options"), "horovod"),
-    "mwms_initial": Seam(
-        f"{_MWMS}._get_variable_creator_initial_value", ("self", "replica_id", "device", "primary_var"), "horovod"
-    ),
-    "all_reduce": Seam(
-        "tensorflow.python.ops.collective_ops:all_reduce_v2", ("t", "timeout"), "a deadline without a thread for each"
-    ),
-    "all_gather": Seam(
-        "tensorflow.python.ops.collective_ops:all_gather_v2", ("t", "timeout"), "a deadline without a thread for each"
-    ),
-    "launch_all_reduce": Seam(
-        "tensorflow.python.distribute.cross_device_utils:CollectiveReplicaLauncher.all_reduce",
-        ("self", "input_tensor"),
-        "memory that does not grow with every step",
-    ),
-    "instance_key": Seam(
-        "tensorflow.python.distribute.cross_device_utils:CollectiveReplicaLauncher._next_instance_key",
-        ("self",),
-        "the same",
-    ),
-    "abort": Seam(
-        "tensorflow.python.eager.context:Context.abort_collective_ops", ("self", "code", "message"), "the same"
-    ),
-    "report": Seam(
-        "tensorflow.python.eager.context:Context.report_error_to_cluster",
-        ("self", "error_code", "error_message"),
-        "an error of collectives that one rank alone sees ends them on all",
-    ),
-    "coordination": Seam(
-        "tensorflow.python.eager.context:Context.configure_coordination_service",
-        ("self", "service_type", "service_leader", "cluster_register_timeout_in_ms", "coordinated_jobs"),
-        "a deadline for the start (tensorflow#46931)",
-    ),
-    "remote_value": Seam(
-        "tensorflow.python.distribute.coordinator.values:RemoteValueImpl._wait_and_maybe_error",
-        ("self",),
-        "parameter_server: waiting for a step with a deadline",
-    ),
-    "remote_value_get": Seam(
-        "tensorflow.python.distribute.coordinator.values:RemoteValueImpl.get",
-        ("self",),
-        "parameter_server: the next step need not wait for the results of the last, and hearing of its end",
-    ),
-    "worker_resource": Seam(
-        "tensorflow.python.distribute.coordinator.cluster_coordinator:Worker.create_resource",
-        ("self", "function", "args", "kwargs"),
-        "parameter_server: an input pipeline of its own for each worker",
-    ),
-    "worker_iterators": Seam(
-        "tensorflow.python.distribute.coordinator.values:PerWorkerDistributedIterator", (), "the same"
-    ),
-    "function_counts": Seam(
-        "tensorflow.python.eager.polymorphic_function.atomic_function:RUNTIME_FUNCTION_REFS",
-        (),
-        "parameter_server: a coordinator that ends says nothing of functions on workers that are gone",
-    ),
-    "executor": Seam(
-        "tensorflow.python.eager.executor:new_executor",
-        ("enable_async",),
-        "parameter_server: no waiting for operations of other threads",
-    ),
-    "thread_executor": Seam("tensorflow.python.eager.context:Context.executor", (), "the same"),
-    "global_seed": Seam("tensorflow.python.eager.context:global_seed", (), "shuffling seeds"),
-    "arrays": Seam(
-        "keras.src.trainers.data_adapters.array_data_adapter:ArrayDataAdapter", ("shuffle",), "an order for each epoch"
-    ),
-    "dataset_inputs": Seam("tensorflow.python.data.ops.dataset_ops:DatasetV2._inputs", ("self",), "the same"),
-    "parallel_interleave": Seam(
-        "tensorflow.python.data.ops.interleave_op:_ParallelInterleaveDataset.__init__",
-        ("self", "deterministic"),
-        "it does not keep whether it has an order",
-    ),
-    "dataset_graph": Seam(
-        "tensorflow.python.data.ops.dataset_ops:DatasetV2._as_serialized_graph",
-        ("self", "external_state_policy"),
-        "random sources behind a variant tensor",
-    ),
-    "dataset_function": Seam(
-        "tensorflow.python.data.ops.structured_function:StructuredFunctionWrapper.function",
-        (),
-        "random sources in the functions of datasets",
-    ),
-    "variant_dataset": Seam(
-        "tensorflow.python.data.ops.dataset_ops:_VariantDataset",
-        ("dataset_variant",),
-        "random sources behind a variant tensor",
-    ),
-    "random_dataset": Seam("tensorflow.python.data.ops.random_op:_RandomDataset", ("seed",), "random sources"),
-    "graph_function": Seam(
-        "tensorflow.python.framework.ops:Graph._get_function", ("self", "name"), "random sources in nested functions"
-    ),
-    "tensors_dataset": Seam(
-        "tensorflow.python.data.ops.from_tensors_op:_TensorDataset", ("element",), "do ranks read the same arrays?"
-    ),
-    "slices_dataset": Seam(
-        "tensorflow.python.data.ops.from_tensor_slices_op:_TensorSliceDataset", ("element",), "the same"
-    ),
-}
-
-
-def resolve(key: str) -> tuple[Any, str, Any]:
-    """Finds what a seam names.
-
-    Args:
-        key: A key of `SEAMS`.
-
-    Returns:
-        The module or class that holds it, its name there, and the thing itself.
-
-    Raises:
-        UnsupportedError: if it is not there, or no longer takes the parameters that we rely on.
-    """
-    seam = SEAMS[key]
-    module, _, path = seam.where.partition(":")
-    *owners, name = path.split(".")
-    try:
-        owner = functools.reduce(getattr, owners, importlib.import_module(module))
-        found = getattr(owner, name)
-    except (ImportError, AttributeError):
-        raise UnsupportedError(_moved(seam, "it is gone")) from None
-    if seam.parameters:
-        has = inspect.signature(found).parameters
-        takes_any = any(p.kind is p.VAR_KEYWORD for p in has.values())
-        missing = [p for p in seam.parameters if p not in has and not takes_any]
-        if missing:
-            raise UnsupportedError(_moved(seam, f"it no longer takes {', '.join(missing)}"))
-    return owner, name, found
-
-
-def _moved(seam: Seam, how: str) -> str:
-    return explain(
-        f"TensorFlow {tf.__version__} with Keras {keras.__version__} moved `{seam.where}`: {how}. "
-        f"tfdistkit stands on it for: {seam.why}.",
-        do="Install versions that tfdistkit is tested with: see the README.",
-    )
-
-
-def check() -> None:
-    """Resolves every seam.
-
-    Raises:
-        UnsupportedError: naming the first that this TensorFlow or Keras moved.
-    """
-    for key in SEAMS:
-        resolve(key)
-
-
-def hook(key: str, around: Callable[..., Any]) -> None:
-    """Replaces what a seam names by `around(original, *args, **kwargs)`."""
-    owner, name, original = resolve(key)
-    if isinstance(original, property):
-        read: Any = original.fget
-        setattr(owner, name, property(lambda of: around(read, of), original.fset, original.fdel, original.__doc__))
-        return
-
-    @functools.wraps(original)
-    @tf.autograph.experimental.do_not_convert
-    def hooked(*args: Any, **kwargs: Any) -> Any:
-        return around(original, *args, **kwargs)
-
-    setattr(owner, name, hooked)
 
 
 # --------------------------------------------------------------------- Keras
@@ -618,6 +227,11 @@ def as_dense_tensor(value: Any) -> Any:
     if isinstance(value, (keras.Variable, tf.Variable)):
         return tf.convert_to_tensor(value)
     return tf.sparse.to_dense(value) if isinstance(value, tf.SparseTensor) else value
+
+
+def mask_of(tensor: Any) -> Any:
+    """Returns Keras's mask of a tensor; None if it has none."""
+    return get_keras_mask(tensor)
 
 
 def set_mask(tensor: Any, mask: Any) -> None:
@@ -1056,7 +670,7 @@ def leave_functions() -> None:
 
     TensorFlow does as much when Python has unloaded its modules; before that, it reports each that it cannot reach.
     """
-    owner, name, _ = resolve("function_counts")
+    owner, name, _ = private_names.resolve("function_counts")
     setattr(owner, name, None)
 
 

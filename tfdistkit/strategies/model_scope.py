@@ -24,7 +24,7 @@ from tfdistkit import env
 from tfdistkit.cluster.detection import detect_cluster
 from tfdistkit.collectives import registry
 from tfdistkit.errors import UnsupportedError, explain
-from tfdistkit.keras_adapter import private_api
+from tfdistkit.keras_adapter import private_api, private_names
 
 # Frames of these packages are not the user's.
 _PACKAGES = tuple(os.path.dirname(str(module.__file__)) + os.sep for module in (keras, tf, tfdistkit))
@@ -46,16 +46,16 @@ _OF_TENSORFLOW = (
 
 def install() -> None:
     """Hooks what makes, compiles, trains and evaluates a model, around the hooks that are there."""
-    private_api.hook("model_made", _note_line)
-    private_api.hook("compile", _compile)
-    private_api.hook("strategy_scope", _scope)
-    private_api.hook("apply", _apply)
+    private_names.hook("model_made", _note_line)
+    private_names.hook("compile", _compile)
+    private_names.hook("strategy_scope", _scope)
+    private_names.hook("apply", _apply)
     for key in ("fit", "train_on_batch"):
-        private_api.hook(key, functools.partial(_train_or_test, key, True))
+        private_names.hook(key, functools.partial(_train_or_test, key, True))
     for key in ("evaluate", "test_on_batch"):
-        private_api.hook(key, functools.partial(_train_or_test, key, False))
+        private_names.hook(key, functools.partial(_train_or_test, key, False))
     for key in ("predict", "predict_on_batch"):
-        private_api.hook(key, _in_clear_words)
+        private_names.hook(key, _in_clear_words)
 
 
 def _note_line(original: Any, model: Any) -> None:

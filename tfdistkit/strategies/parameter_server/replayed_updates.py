@@ -135,7 +135,7 @@ def tensors_of(value: Any) -> list[tf.Tensor]:
         return [value.flat_values, *value.nested_row_lengths()]
     if not isinstance(value, tf.Tensor) or value.shape.rank == 0 and known_value(value) is not None:
         return []
-    mask = getattr(value, "_keras_mask", None)
+    mask = private_api.mask_of(value)
     return [value] if mask is None else [value, mask]
 
 
