@@ -1,7 +1,7 @@
 """One tensor summed over 2 local processes: multiworker, horovod over Gloo and over MPI, raw Horovod, torch, memcpy.
 
-Ours and raw Horovod take turns within one process; the jobs take turns too. Goal: ours over raw Horovod at least
-0.95 of its speed. Run: python benchmarks/all_reduce.py
+tfdistkit and raw Horovod take turns within one process; the jobs take turns too. Goal: at least 0.95 of the speed of
+raw Horovod. Run: python benchmarks/all_reduce.py
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _JOBS = {
 
 
 def seconds(call: Callable[[], object], elements: int) -> float:
-    """Returns the median time of a call, of fewer calls for larger tensors."""
+    """Returns the median seconds of a call, over fewer calls for larger tensors."""
     times = []
     for _ in range(max(5, min(40, 20_000_000 // elements))):
         start = time.perf_counter()
@@ -38,7 +38,7 @@ def seconds(call: Callable[[], object], elements: int) -> float:
 
 
 def calls(job: str) -> dict[str, Callable[[int], Callable[[], object]]]:
-    """Returns what a rank of a job measures: name -> elements -> a call that sums them."""
+    """Returns the variants that a rank of a job measures: name -> elements -> a call that sums them."""
     if job == "torch Gloo":
         import torch
         import torch.distributed as dist

@@ -1,7 +1,7 @@
 """Memory and bytes of an epoch over TFRecords written by `tfdistkit data write`: tfdistkit.data against plain tf.data.
 
-Each variant goes through one epoch in a process of its own, over a small and a large data set. Told are: by how much
-its memory peaked above that of the process with TensorFlow loaded, the bytes it read (/proc/self/io), and the time.
+Each variant reads one epoch in a separate process, over a small and a large data set. Prints the peak memory above the
+process with TensorFlow loaded, the bytes read (/proc/self/io), and the time.
 Run: python benchmarks/data_sharding.py [--gigabytes 2] [--folder FOLDER]
 """
 
@@ -22,12 +22,12 @@ _ROW_BYTES = 16384
 _FILES = 8
 _BUFFER = 1000
 _BATCH = 64
-# The small data set is this part of the large one.
+# Size of the small data set, as a fraction of the large one.
 _SMALL = 0.25
 
 
 def plain(folder: Path) -> Any:
-    """As the guides of tf.data say: files shuffled and read in turns, elements shuffled in a buffer."""
+    """Returns the pipeline of the tf.data guides: interleaves shuffled files, and shuffles elements in a buffer."""
     import tensorflow as tf
 
     files = tf.data.Dataset.list_files(str(folder / "*.tfrecord"), seed=1)
@@ -35,7 +35,7 @@ def plain(folder: Path) -> Any:
 
 
 def plain_parallel(folder: Path) -> Any:
-    """The same, read by as many threads as TensorFlow likes."""
+    """Returns the same pipeline with parallel reads (AUTOTUNE)."""
     import tensorflow as tf
 
     files = tf.data.Dataset.list_files(str(folder / "*.tfrecord"), seed=1)
@@ -44,7 +44,7 @@ def plain_parallel(folder: Path) -> Any:
 
 
 def ours(**options: Any) -> Callable[[Path], Any]:
-    """Returns `from_files` with options."""
+    """Returns a function that calls `from_files` with options."""
 
     def make(folder: Path) -> Any:
         import tensorflow as tf
@@ -59,7 +59,7 @@ def ours(**options: Any) -> Callable[[Path], Any]:
 
 
 def sharded(policy: str) -> Callable[[Path], Any]:
-    """Returns plain tf.data, of which `shard` takes the first of two parts."""
+    """Returns a function that takes the first of two parts of plain tf.data with `shard`."""
 
     def make(folder: Path) -> Any:
         import tfdistkit
@@ -83,22 +83,22 @@ VARIANTS: dict[str, Callable[[Path], Any]] = {
 
 
 def bytes_read() -> int:
-    """Returns what this process has read so far, also from the page cache."""
+    """Returns the bytes that this process has read so far, also from the page cache."""
     lines = Path("/proc/self/io").read_text().splitlines()
     return int(dict(line.split(": ") for line in lines)["rchar"])
 
 
 def peak_mb() -> float:
-    """Returns the most memory that this process ever had (getrusage would count that of its parent)."""
+    """Returns the peak memory of this process in MB (getrusage would count its parent's)."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(dict(line.split(":") for line in lines)["VmHWM"].split()[0]) / 1024
 
 
 def measure(name: str, folder: Path) -> dict[str, float]:
-    """Goes through one epoch of a variant, in this process."""
+    """Reads one epoch of a variant in this process, and returns its measurements."""
     import tensorflow as tf
 
-    list(tf.data.Dataset.range(4).shuffle(4).batch(2))  # what the first dataset of a process takes
+    list(tf.data.Dataset.range(4).shuffle(4).batch(2))  # allocates the memory of the first dataset of a process
     memory, read, start = peak_mb(), bytes_read(), time.perf_counter()
     rows = 0
     for batch in VARIANTS[name](folder).batch(_BATCH).prefetch(2):
@@ -108,11 +108,11 @@ def measure(name: str, folder: Path) -> dict[str, float]:
 
 
 def in_process(name: str, folder: Path) -> dict[str, float]:
-    """Runs `measure` in a process of its own."""
+    """Runs `measure` in a separate process."""
     command = [sys.executable, __file__, "--variant", name, "--folder", str(folder)]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    said = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=True).stdout
-    found: dict[str, float] = json.loads(said.splitlines()[-1])
+    output = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=True).stdout
+    found: dict[str, float] = json.loads(output.splitlines()[-1])
     return found
 
 

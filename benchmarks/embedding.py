@@ -1,8 +1,8 @@
-"""A table of a million rows in one process: steps per second stock and ours, and what a step copies of the table.
+"""A table of a million rows in one process: steps per second and copies of the table in a step, stock and ours.
 
 The steps: the model of the variants is the same, an Embedding of 1M x 16 and one Dense layer; batches of 256 x 8.
-The copies (`--copies`): one process for each optimizer, in which no memory of the table's size is free when the steps
-begin. TensorFlow keeps memory that it has freed, so what the process has grown by is what lay there at one time.
+The copies (`--copies`): one process for each optimizer, with no free block of the table's size when the steps begin.
+TensorFlow keeps memory that it has freed, so the growth of the process is the peak.
 Run: python benchmarks/embedding.py [--copies]
 """
 
@@ -82,7 +82,7 @@ def rate(model: Any, steps: int) -> Callable[[], float]:
 
 
 def compare_rates(rounds: int, steps: int) -> None:
-    """Prints how the variants compare, for each optimizer that can update rows alone."""
+    """Prints the rates of the variants, for each optimizer that can update single rows."""
     ours = tfdistkit.strategy("one_device")
     for optimizer in ("SGD", "Adagrad"):
         variants = {
@@ -94,11 +94,11 @@ def compare_rates(rounds: int, steps: int) -> None:
 
 
 def copies(way: str, optimizer: str) -> float:
-    """Returns how many copies of the table, or of what has its size, are there at one time in a step."""
+    """Returns the peak number of copies of the table, or of tensors of its size, in a step."""
     import tensorflow as tf
 
     model = trained(tfdistkit.strategy("one_device") if way == "ours" else None, optimizer)
-    model.fit(batches(1), verbose=0)  # It makes the slots, but may leave free memory behind.
+    model.fit(batches(1), verbose=0)  # Makes the slots, but may leave free memory behind.
     model.fit(batches(1), verbose=0)
     table_bytes = _ROWS * _WIDTH * 4
     filled: list[Any] = []
@@ -133,7 +133,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--copies", action="store_true", help="what a step copies, instead of steps per second")
+    parser.add_argument("--copies", action="store_true", help="count the copies in a step, instead of steps per second")
     parser.add_argument("--copies-of", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.copies_of:

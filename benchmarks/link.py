@@ -2,7 +2,7 @@
 
 Each of two ranks sends and receives as many bytes as the gradients have, 100 MB, so the link allows one step in
 `bytes / rate`. Needs root: the hosts are network namespaces with sshd, and the link is shaped.
-Run: python benchmarks/link.py [--horovod DIR] [--rate 1gbit]; DIR holds Horovod where it is not installed.
+Run: python benchmarks/link.py [--horovod DIR] [--rate 1gbit]; DIR holds Horovod if it is not installed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _PATHS = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if
 
 
 def seconds_of_steps(hosts: NetHosts, backend: str, steps: int, paths: list[str]) -> tuple[int, list[float]]:
-    """Trains on both hosts; returns the bytes of all gradients, and how long each step took."""
+    """Trains on both hosts; returns the bytes of all gradients and the seconds of each step."""
     variables = {"PYTHONPATH": os.pathsep.join(paths), "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
     given = [word for name, value in variables.items() for word in ("-x", f"{name}={value}")]
     strategy = "horovod" if backend == "horovod" else "multiworker"
@@ -65,11 +65,11 @@ def seconds_of_steps(hosts: NetHosts, backend: str, steps: int, paths: list[str]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--rate", default="1gbit", help="as `tc` writes it: 1gbit, 100mbit")
+    parser.add_argument("--rate", default="1gbit", help="rate of the link in the syntax of `tc`: 1gbit, 100mbit")
     parser.add_argument("--horovod", help="a folder with Horovod")
     args = parser.parse_args()
     if why_no_hosts():
-        raise SystemExit(f"no hosts can be made here: {why_no_hosts()}")
+        raise SystemExit(f"cannot create hosts: {why_no_hosts()}")
     bits_per_s = float(args.rate[:-4]) * _UNITS[args.rate[-4:]]
     backends = {"local": _PATHS, "horovod": [args.horovod, *_PATHS] if args.horovod else _PATHS}
     with tempfile.TemporaryDirectory() as folder, net_hosts(Path(folder, "net"), 2) as hosts:
@@ -81,8 +81,8 @@ def main() -> None:
                 size, seconds = seconds_of_steps(hosts, backend, args.steps, paths)
                 median = statistics.median(seconds)
                 limit = f", {size * 8 / bits_per_s / median:.3f} of the link's limit" if rate else ""
-                told = f"{1 / median:.2f} steps/s ({median:.3f} s){limit}"
-                print(f"{backend:<8} {rate or 'no limit':<9} {told}", flush=True)
+                line = f"{1 / median:.2f} steps/s ({median:.3f} s){limit}"
+                print(f"{backend:<8} {rate or 'no limit':<9} {line}", flush=True)
 
 
 if __name__ == "__main__":

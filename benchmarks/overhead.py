@@ -1,7 +1,7 @@
-"""What a strategy costs where there is nothing to distribute: `fit` plain, under `one_device`, under `multiworker`.
+"""Overhead of a strategy with nothing to distribute: `fit` plain, under `one_device`, under `multiworker`.
 
-Goal: at most 1.05 times plain Keras. And what it costs that two workers compare their data (`check_data`): at most 1.01
-times `fit` without. Run: python benchmarks/overhead.py
+Goal: at most 1.05 times plain Keras. Also the overhead of comparing the data of two workers (`check_data`). Goal: at
+most 1.01 times `fit` without. Run: python benchmarks/overhead.py
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def fit_under(strategy: object, steps: int) -> Callable[[], float]:
 
 
 def compare_data(rounds: int, steps: int) -> None:
-    """Runs in each of two workers: `fit` that compares the data of the ranks, and `fit` that does not."""
+    """Runs in each of two workers: times `fit` with and without the comparison of data, and the comparison alone."""
     from tfdistkit.strategies.consistency import row_exchange
 
     strategy = tfdistkit.strategy("multiworker")
@@ -83,11 +83,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--compare-data", action="store_true", help="what each of the two workers runs")
+    parser.add_argument(
+        "--compare-data", action="store_true", help="run as one of the two workers that compare their data"
+    )
     args = parser.parse_args()
     if args.compare_data:
         return compare_data(args.rounds, args.steps)
-    # multiworker comes first: it configures collectives, which has to happen before the first operation.
+    # multiworker comes first: it must configure collectives before the first operation.
     multiworker = tfdistkit.strategy("multiworker")
     one_device = tfdistkit.strategy("one_device")
     variants = {

@@ -1,4 +1,4 @@
-"""Side-by-side timing: variants take turns within one run, and only their ratios are told."""
+"""Side-by-side timing: runs variants in turn within one run, and prints their ratios."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 
 
 def in_turn(variants: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Runs every variant once a round, so that a slow moment of the machine meets all of them.
+    """Runs every variant once a round, so that a slow moment of the machine affects all of them.
 
     Args:
-        variants: Name -> a call that does the work once and returns what is measured (seconds, say).
-        rounds: How many counted rounds; one uncounted round goes before.
+        variants: Name -> a call that does the work once and returns the measurement (seconds, say).
+        rounds: The number of rounds, after one warm-up round.
 
     Returns:
         Name -> the measurements, one for each round.
@@ -32,7 +32,7 @@ def ratio(results: Mapping[str, list[float]], name: str, to: str) -> tuple[float
 
 
 def show(results: Mapping[str, list[float]], to: str, unit: str) -> None:
-    """Prints one line for each variant: the median of what was measured, and its ratio to the variant `to`."""
+    """Prints one line for each variant: the median measurement, and its ratio to the variant `to`."""
     for name, values in results.items():
         least, median, most = ratio(results, name, to)
         print(

@@ -1,11 +1,11 @@
 """`parameter_server`: steps per second with 1 and 2 workers of one thread and one server, against one process.
 
-An MLP of 1M parameters and an embedding-heavy model (a table of 1M x 16), with `steps_per_execution` 1 and 10. For
-the gain of the second worker (goal: 1.7): a compute-bound model whose step takes 20 ms or more, and one on a stand-in
-for an accelerator, whose step waits 25 ms while the cores are free, as they are when a GPU computes: so the workers do
-not share what they compute on. Where tf_keras is installed, legacy Keras with TensorFlow's own strategy runs the
-same models. Also told: bytes on the loopback device per step against the rows that a step touches, and the memory of a
-worker beside a table of 1 GB.
+Models: an MLP of 1M parameters and an embedding-heavy model (a table of 1M x 16), with `steps_per_execution` 1 and 10.
+Two more for the speedup of the second worker (goal: 1.7): a compute-bound model whose step takes 20 ms or more, and a
+simulated accelerator, whose step waits 25 ms while the cores are free, as when a GPU computes, so that the workers do
+not share a device. If tf_keras is installed, legacy Keras with TensorFlow's own strategy runs the same models. Also
+prints bytes on the loopback device per step against the rows that a step touches, and the memory of a worker with a
+table of 1 GB on the server.
 Run: python benchmarks/parameter_server.py
 """
 
@@ -34,7 +34,7 @@ _LOOKUPS = 4
 
 
 def build(keras: Any, name: str, table: tuple[int, int]) -> tuple[Any, tuple[int, ...], str]:
-    """Returns a model, the shape of a row of its input, and the dtype of it."""
+    """Returns a model, the shape of an input row, and its dtype."""
     layers = keras.layers
     if name == "embedding":
         lookup = layers.Embedding(*table, embeddings_initializer="zeros")
@@ -52,17 +52,17 @@ def build(keras: Any, name: str, table: tuple[int, int]) -> tuple[Any, tuple[int
 
 
 def waiting(base: Any) -> Any:
-    """Returns a layer that waits, in the worker's graph: Python functions do not run on workers."""
+    """Returns a layer that sleeps in the worker's graph, because Python functions do not run on workers."""
     import tensorflow as tf
     from tensorflow.python.data.experimental.ops import testing
 
     class Waiting(base):  # type: ignore[misc]
         def call(self, inputs: Any) -> Any:
-            # Made of the inputs, or it would wait once, when the graph is simplified.
+            # Depends on the inputs, or constant folding would run it only once.
             data = tf.data.Dataset.from_tensors(tf.stop_gradient(inputs))
-            # It sleeps for the element, and again for the end.
-            late = data.apply(testing.sleep(int(1e6 * _ACCELERATOR_S / 2)))
-            with tf.control_dependencies([late.get_single_element()]):
+            # Sleeps twice: for the element and for the end of the dataset.
+            delayed = data.apply(testing.sleep(int(1e6 * _ACCELERATOR_S / 2)))
+            with tf.control_dependencies([delayed.get_single_element()]):
                 return tf.identity(inputs)
 
     return Waiting
@@ -89,7 +89,7 @@ def worker_memory() -> int:
 
 
 def legacy_strategy() -> Any:
-    """TensorFlow's own strategy under legacy Keras; serves in workers and servers."""
+    """Returns TensorFlow's own strategy for legacy Keras; in workers and servers, serves without returning."""
     import tensorflow as tf
 
     task = json.loads(os.environ["TF_CONFIG"])["task"]["type"]
@@ -102,18 +102,18 @@ def legacy_strategy() -> Any:
 
 
 def repeated(rows: Any, _: Any = None) -> Any:
-    """Returns a dataset without end."""
+    """Returns an endless dataset."""
     import tensorflow as tf
 
-    # TensorFlow's thread that tunes a pipeline can sleep through its end, in plain Keras too: of 12 fits of 5.1 s,
-    # 3 took 10.22 s, until the thread's next turn.
+    # TensorFlow's autotune thread can delay the end of a pipeline until its next turn, in plain Keras too: of 12 fits
+    # of 5.1 s, 3 took 10.22 s.
     options = tf.data.Options()
     options.autotune.enabled = False
     return tf.data.Dataset.from_tensors(rows).repeat().with_options(options)
 
 
 def measure(args: argparse.Namespace) -> None:
-    """The training script: writes what it measured."""
+    """Trains each model, and writes its measurements as JSON (the training script of the job)."""
     import tfdistkit
 
     legacy = args.how == "legacy"
@@ -139,14 +139,14 @@ def measure(args: argparse.Namespace) -> None:
         draw = np.random.default_rng(0)
         x = draw.integers(0, table[0], (_ROWS, *shape)) if dtype == "int32" else draw.normal(size=(_ROWS, *shape))
         rows = (tf.constant(x.astype(dtype)), tf.zeros((_ROWS, 1)))
-        # Enough of them that the last one, which a single worker runs, does not matter.
+        # Enough executions that the last one, which runs on a single worker, does not matter.
         steps = max(_MODELS[name], _EXECUTIONS * args.spe)
         data: Any = repeated(rows)
         if args.how == "reading":
             data = strategy.distribute_datasets_from_function(functools.partial(repeated, rows))
         if legacy:
             data = keras.utils.experimental.DatasetCreator(functools.partial(repeated, rows))
-        # Each of the workers is to have run some.
+        # Warm-up: each worker has run some steps.
         model.fit(data, steps_per_epoch=4 * tfdistkit.world_size() * args.spe, verbose=0)
         before, start = loopback_bytes(), time.perf_counter()
         model.fit(data, steps_per_epoch=steps, verbose=0)
@@ -176,10 +176,10 @@ def has_legacy() -> bool:
     return importlib.util.find_spec("tf_keras") is not None
 
 
-def tell_ratio(
+def print_ratios(
     what: str, above: str, below: str, spe: int, rates: dict[tuple[str, int, str], list[float]], models: list[str]
 ) -> None:
-    """Prints medians of ratios; those of a round stand beside each other."""
+    """Prints the medians of ratios within a round."""
     print(f"{what:<26}", end="")
     for name in models:
         pairs = zip(rates[above, spe, name], rates[below, spe, name])
@@ -193,15 +193,15 @@ def main() -> None:
     parser.add_argument("--how", help=argparse.SUPPRESS)
     parser.add_argument("--spe", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--out", help=argparse.SUPPRESS)
-    parser.add_argument("--only", choices=_MODELS, help="one model only")
-    parser.add_argument("--reading", action="store_true", help="also workers that read their data themselves")
+    parser.add_argument("--only", choices=_MODELS, help="measure one model only")
+    parser.add_argument("--reading", action="store_true", help="also measure workers that read their own data")
     parser.add_argument("--table-rows", type=int, default=_TABLE[0], help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.how:
         measure(args)
         return
     kinds = {"one process": ("one_device", 0), "ours, 1 worker": ("ours", 1), "ours, 2 workers": ("ours", 2)}
-    if args.reading:  # As legacy's workers do.
+    if args.reading:  # As the workers of legacy Keras do.
         kinds |= {"ours, 1 that reads": ("reading", 1), "ours, 2 that read": ("reading", 2)}
     if has_legacy():
         kinds |= {"legacy, 1 worker": ("legacy", 1), "legacy, 2 workers": ("legacy", 2)}
@@ -220,16 +220,16 @@ def main() -> None:
         print(f"{f'steps per second, spe={spe}':<26}" + "".join(f"{name:>16}" for name in models))
         for kind in kinds:
             print(f"{kind:<26}" + "".join(f"{statistics.median(rates[kind, spe, n]):>16.1f}" for n in models))
-        tell_ratio("2 workers over 1", "ours, 2 workers", "ours, 1 worker", spe, rates, models)
+        print_ratios("2 workers over 1", "ours, 2 workers", "ours, 1 worker", spe, rates, models)
         if has_legacy():
-            tell_ratio("1 worker over legacy", "ours, 1 worker", "legacy, 1 worker", spe, rates, models)
-            tell_ratio("2 workers over legacy", "ours, 2 workers", "legacy, 2 workers", spe, rates, models)
+            print_ratios("1 worker over legacy", "ours, 1 worker", "legacy, 1 worker", spe, rates, models)
+            print_ratios("2 workers over legacy", "ours, 2 workers", "legacy, 2 workers", spe, rates, models)
     if "embedding" not in models:
         return
     touched = _ROWS * _LOOKUPS * _TABLE[1] * 4
     print(f"embedding: {statistics.median(moved):,.0f} bytes moved per step; the rows of a step hold {touched:,}")
     large = run("ours", 1, 1, "--only", "embedding", "--table-rows", str(16 * _TABLE[0]))
-    print(f"memory of a worker beside a table of 1.02 GB: {large['worker_bytes'] / 1e9:.2f} GB")
+    print(f"memory of a worker with a table of 1.02 GB on the server: {large['worker_bytes'] / 1e9:.2f} GB")
 
 
 if __name__ == "__main__":

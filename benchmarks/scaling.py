@@ -1,8 +1,8 @@
-"""Scaling from 1 to 2 workers of one thread each, same batch per worker, a compute-bound convolutional net.
+"""Scaling from 1 to 2 workers of one thread each: a compute-bound convolutional net, with the same batch per worker.
 
-Runs take turns: one worker; two processes that do not talk to each other, which shows what sharing the machine
-costs; two workers of `multiworker`; with `--horovod` two of Horovod too. Efficiency is examples per second of two
-over twice those of one. What is lost after the second of these runs is communication. Goal: 0.90.
+Runs take turns: one worker; two independent processes, which shows the cost of sharing the machine; two workers of
+`multiworker`; with `--horovod` two of Horovod too. Efficiency is examples per second of two over twice those of one.
+The loss relative to two independent processes is communication. Goal: 0.90.
 Run: python benchmarks/scaling.py --horovod
 """
 
@@ -22,7 +22,7 @@ _THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "2", "OMP_N
 
 
 def train(args: argparse.Namespace) -> None:
-    """One worker: trains, and writes examples per second of each round."""
+    """Trains as one worker, and writes examples per second of each round."""
     import time
 
     import tfdistkit
@@ -55,7 +55,7 @@ def train(args: argparse.Namespace) -> None:
 
 
 def measure(processes: int, strategy: str, args: argparse.Namespace) -> float:
-    """Runs the workers of one kind and returns examples per second of all of them."""
+    """Runs the workers of one kind and returns their examples per second in total."""
     together = strategy != "one_device"
     with tempfile.TemporaryDirectory() as out:
         sizes = ["--batch", str(args.batch), "--steps", str(args.steps)]
@@ -79,14 +79,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batch", type=int, default=64, help="rows per worker")
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--horovod", action="store_true", help="two workers of Horovod too (Gloo)")
+    parser.add_argument("--horovod", action="store_true", help="also measure two workers of Horovod (Gloo)")
     parser.add_argument("--strategy", help=argparse.SUPPRESS)
     parser.add_argument("--out", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.strategy:
         train(args)
         return
-    kinds = {"two that do not talk": "one_device", "two of multiworker": "multiworker"}
+    kinds = {"two independent": "one_device", "two of multiworker": "multiworker"}
     if args.horovod:
         kinds["two of horovod"] = "horovod"
     efficiency: dict[str, list[float]] = {name: [] for name in kinds}

@@ -1,7 +1,7 @@
-"""What the light parts cost: `import tfdistkit`, `tfdistkit --help`, and the launcher itself.
+"""Startup times without TensorFlow: `import tfdistkit`, `tfdistkit --help`, and the launcher.
 
-Against `python -c pass`, and `tfdistkit run -np 2` against starting the same two processes by hand (goal: at
-most 0.5 s more). Run: python benchmarks/startup.py
+Compares with `python -c pass`, and `tfdistkit run -np 2` with starting the same two processes by hand (goal: at most
+0.5 s more). Run: python benchmarks/startup.py
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _PYTHON = sys.executable
 
 
 def seconds_of(*commands: list[str]) -> Callable[[], float]:
-    """Returns a call that runs commands at the same time and returns how long the longest took."""
+    """Returns a call that runs commands at the same time and returns the seconds until all have ended."""
 
     def run() -> float:
         start = time.perf_counter()
         running = [subprocess.Popen(c, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for c in commands]
-        # Without a timeout: with one, Python looks for the end only every now and then.
+        # Without a timeout: with one, Python polls for the end at intervals.
         if any([process.wait() for process in running]):
             raise SystemExit(f"failed: {commands}")
         return time.perf_counter() - start

@@ -1,4 +1,4 @@
-"""What `StepTimer` costs: `fit` with it to `fit` without: in one process, on two workers, on two workers and a server.
+"""Overhead of `StepTimer`: `fit` with and without it in one process, on two workers, on two workers and a server.
 
 Goal: less than 1 % of a step. Run: python benchmarks/step_timer.py
 """

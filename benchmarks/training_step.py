@@ -1,7 +1,7 @@
 """A training step on 2 workers of one thread: ours over Horovod against a raw Horovod loop, multiworker, torch DDP.
 
-Three models: MLPs of 1M and of 25M parameters, and a small convolutional net. Each is trained by `fit` and by a
-loop: what `fit` does for itself in every step (data, callbacks, logs) is no matter of how workers meet. Ours and raw
+Three models: MLPs of 1M and of 25M parameters, and a small convolutional net. Each is trained by `fit` and by a loop,
+because the overhead of `fit` in every step (data, callbacks, logs) is independent of the all-reduce. Ours and raw
 Horovod take turns within one process, the jobs take turns too. Goal: ours at least 0.95 of raw steps per second.
 Run: python benchmarks/training_step.py
 """
@@ -22,7 +22,7 @@ from typing import Any
 
 _THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "2", "OMP_NUM_THREADS": "1"}
 _JOBS = {"horovod Gloo": "horovod", "horovod MPI": "mpi", "multiworker": "local", "torch DDP": "local"}
-# Model -> shape of a row, counted steps in a round. 32 rows a worker.
+# Model -> shape of a row, timed steps in a round. 32 rows a worker.
 _MODELS: dict[str, tuple[tuple[int, ...], int]] = {
     "MLP 1M": ((512,), 60),
     "MLP 25M": ((1024,), 8),
@@ -31,7 +31,7 @@ _MODELS: dict[str, tuple[tuple[int, ...], int]] = {
 _ROWS = 32
 _WIDTHS = {"MLP 1M": (1000, 500, 10), "MLP 25M": (4096, 4096, 1000)}
 
-# A run of some steps, for the clock.
+# Runs a number of steps, to be timed.
 Run = Callable[[int], object]
 
 
@@ -185,7 +185,7 @@ def torch_ddp(name: str) -> Run:
 
 
 def variants(job: str) -> dict[str, Callable[[str], Run]]:
-    """Returns what a rank of a job measures: name -> model -> a run of some steps."""
+    """Returns the variants that a rank of a job measures: name -> model -> a run of some steps."""
     if job == "torch DDP":
         import torch
         import torch.distributed as dist
@@ -234,7 +234,7 @@ def run_job(job: str, turns: int) -> dict[str, dict[str, list[float]]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3, help="how often each job runs")
+    parser.add_argument("--rounds", type=int, default=3, help="number of runs of each job")
     parser.add_argument("--turns", type=int, default=3, help="measurements of each variant in a job")
     parser.add_argument("--jobs", nargs="+", default=list(_JOBS), choices=list(_JOBS))
     parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)

@@ -3,7 +3,7 @@
     python examples/char_lm.py
     tfdistkit run -np 2 examples/char_lm.py --epochs=2
 
-Shows a tf.data pipeline that every worker reads its own part of: shard first, then batch.
+Shows how each worker reads its own part of a tf.data pipeline: shard first, then batch.
 """
 
 import json
@@ -19,19 +19,19 @@ from absl import app, flags
 import tfdistkit
 
 FLAGS = flags.FLAGS
-flags.DEFINE_string("strategy", "auto", "How to train: auto, one_device, mirrored, multiworker, horovod.")
-flags.DEFINE_integer("epochs", 1, "How often to see the training data.", lower_bound=1)
-flags.DEFINE_integer("batch_size", 64, "Sequences of a step, over all workers.", lower_bound=1)
-flags.DEFINE_integer("seed", 0, "Seed of weights and order. The same on every worker.")
-flags.DEFINE_integer("sequences", 2048, "How many sequences of the text to use; 0 for all.", lower_bound=0)
-flags.DEFINE_string("checkpoint", None, "Where to save the model after each epoch, such as char_lm.keras.")
-flags.DEFINE_string("history_file", None, "Where to write what was measured, as JSON.")
+flags.DEFINE_string("strategy", "auto", "Strategy: auto, one_device, mirrored, multiworker, horovod.")
+flags.DEFINE_integer("epochs", 1, "Passes over the training data.", lower_bound=1)
+flags.DEFINE_integer("batch_size", 64, "Global batch size: sequences a step, over all workers.", lower_bound=1)
+flags.DEFINE_integer("seed", 0, "Seed of weights and shuffle order, the same on every worker.")
+flags.DEFINE_integer("sequences", 2048, "Number of sequences of the text to use; 0 for all.", lower_bound=0)
+flags.DEFINE_string("checkpoint", None, "File to save the model in after each epoch, such as char_lm.keras.")
+flags.DEFINE_string("history_file", None, "JSON file for losses and throughput.")
 
 LENGTH = 64
 
 
 def load():
-    """Returns the text as sequences of character numbers, in an order that the seed decides, and their number."""
+    """Returns the text as sequences of character ids, shuffled by the seed, and the number of characters."""
     text = "\n".join(topics.topics[name] for name in sorted(topics.topics))
     characters, numbers = np.unique(list(text), return_inverse=True)
     numbers = numbers[: len(numbers) // (LENGTH + 1) * (LENGTH + 1)].reshape(-1, LENGTH + 1).astype("int32")
@@ -40,7 +40,7 @@ def load():
 
 
 def dataset(sequences):
-    """This worker's part of the sequences; `batch_size` stays the global one."""
+    """Returns batches of this worker's part of the sequences; `batch_size` is the global one."""
     part = tfdistkit.data.shard(tf.data.Dataset.from_tensor_slices((sequences[:, :-1], sequences[:, 1:])))
     return part.batch(FLAGS.batch_size).prefetch(tf.data.AUTOTUNE)
 
@@ -54,7 +54,7 @@ def build_model(characters):
 
 
 def main(_):
-    tf.get_logger().setLevel("WARNING")  # absl shows INFO, and TensorFlow tells of each collective there
+    tf.get_logger().setLevel("WARNING")  # absl shows INFO, where TensorFlow logs each collective
     strategy = tfdistkit.strategy(FLAGS.strategy)
     keras.utils.set_random_seed(FLAGS.seed)
     sequences, characters = load()

@@ -1,10 +1,10 @@
-"""Trains two examples on two worker processes and on one, and compares: what `make demo` runs.
+"""Trains two examples on two worker processes and on one, and compares results and speed (`make demo`).
 
     python examples/demo.py [options of simulated.py]
 
-`digits.py` shows that two workers compute what one computes, `simulated.py` what they gain where one process cannot use
-two cores. Ends with exit code 1 if a run fails or if the loss curves differ by more than rounding; not if nothing is
-gained, for that is up to the machine.
+`digits.py` compares the results, `simulated.py` the speed where one process cannot use two cores. The exit code is 1 if
+a run fails or if the loss curves differ by more than rounding. A missing speedup is no failure, because it depends on
+the machine.
 """
 
 import json
@@ -15,17 +15,17 @@ import sys
 import tempfile
 
 EXAMPLES = pathlib.Path(__file__).parent
-# The sums of two workers are added in another order than those of one: float32 differs in the seventh digit.
+# Relative. Two workers sum in another order than one, so float32 differs in the seventh digit.
 LARGEST_DIFFERENCE = 1e-5
 TIMEOUT_S = 300
 
 
 class RunFailed(Exception):
-    """What was shown of a run that failed has to do."""
+    """A run failed, and its output has been shown."""
 
 
 def train(example, workers, folder, quiet, *options):
-    """Runs an example on `workers` processes and returns what it measured."""
+    """Runs an example on `workers` processes and returns its measurements."""
     history_file = folder / f"{example}-{workers}.json"
     command = [sys.executable, "-m", "tfdistkit", "run", "-np", str(workers), str(EXAMPLES / example)]
     shown = " ".join(["tfdistkit", *command[3:6], f"examples/{example}"])
@@ -51,8 +51,8 @@ def largest_relative_difference(curve, other):
 
 
 def compare_results(folder):
-    """Do two workers compute what one computes?"""
-    print("Two workers train a digit classifier. Then one does, for comparison.\n")
+    """Trains on two workers and on one, and returns the largest relative difference of the loss curves."""
+    print("Two workers train a digit classifier. Then one worker does, for comparison.\n")
     checkpoint = folder / "digits.keras"
     two = train("digits.py", 2, folder, False, f"--checkpoint={checkpoint}")
     one = train("digits.py", 1, folder, True)
@@ -65,7 +65,7 @@ def compare_results(folder):
 
 
 def compare_times(folder):
-    """Are two workers faster? In `digits.py` a step is too small to be shared; here each has a lot to compute."""
+    """Times one worker and two on `simulated.py`; the steps of `digits.py` are too small for a speedup."""
     print("\nNow a model that learns from simulations in Python, which one process runs on one core only.\n")
     one = train("simulated.py", 1, folder, True, *sys.argv[1:])
     two = train("simulated.py", 2, folder, True, *sys.argv[1:])
@@ -90,7 +90,7 @@ def main():
         except RunFailed:
             return 1
     if not difference <= LARGEST_DIFFERENCE:
-        print(f"\nThat is more than {LARGEST_DIFFERENCE:.0e}: two workers did not compute what one computes.")
+        print(f"\nThat is more than {LARGEST_DIFFERENCE:.0e}: two workers did not compute the results of one.")
         return 1
     return 0
 

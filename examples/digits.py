@@ -3,7 +3,7 @@
     python examples/digits.py
     tfdistkit run -np 2 examples/digits.py
 
-The batch size is the global one: two workers compute what one computes, on half of each batch each.
+The batch size is the global one: each of two workers computes half of each batch, with the results of one worker.
 """
 
 import json
@@ -18,16 +18,16 @@ from sklearn.model_selection import train_test_split
 import tfdistkit
 
 FLAGS = flags.FLAGS
-flags.DEFINE_string("strategy", "auto", "How to train: auto, one_device, mirrored, multiworker, horovod.")
-flags.DEFINE_integer("epochs", 10, "How often to see the training data.", lower_bound=1)
-flags.DEFINE_integer("batch_size", 64, "Rows of a step, over all workers.", lower_bound=1)
-flags.DEFINE_integer("seed", 0, "Seed of weights and order. The same on every worker.")
-flags.DEFINE_string("checkpoint", None, "Where to save the model after each epoch, such as digits.keras.")
-flags.DEFINE_string("history_file", None, "Where to write what was measured, as JSON.")
+flags.DEFINE_string("strategy", "auto", "Strategy: auto, one_device, mirrored, multiworker, horovod.")
+flags.DEFINE_integer("epochs", 10, "Passes over the training data.", lower_bound=1)
+flags.DEFINE_integer("batch_size", 64, "Global batch size: rows a step, over all workers.", lower_bound=1)
+flags.DEFINE_integer("seed", 0, "Seed of weights and shuffle order, the same on every worker.")
+flags.DEFINE_string("checkpoint", None, "File to save the model in after each epoch, such as digits.keras.")
+flags.DEFINE_string("history_file", None, "JSON file for losses, accuracy and throughput.")
 
 
 class EpochTimes(keras.callbacks.Callback):
-    # The first epoch does not count: TensorFlow traces the model in it.
+    # Skips the first epoch, in which TensorFlow traces the model.
     def on_train_begin(self, logs=None):
         self.ends = [time.perf_counter()]
 
@@ -46,7 +46,7 @@ def load():
 
 
 def build_model():
-    # Smooth throughout: where relu or max pooling switch, another order of additions shows in the loss curve.
+    # Smooth layers only: at the kinks of relu and max pooling, rounding would show in the loss curve.
     layers = keras.layers
     images = keras.Input((8, 8, 1))
     features = layers.Conv2D(32, 3, padding="same", activation="gelu")(images)
@@ -55,7 +55,7 @@ def build_model():
 
 
 def main(_):
-    tf.get_logger().setLevel("WARNING")  # absl shows INFO, and TensorFlow tells of each collective there
+    tf.get_logger().setLevel("WARNING")  # absl shows INFO, where TensorFlow logs each collective
     strategy = tfdistkit.strategy(FLAGS.strategy)
     keras.utils.set_random_seed(FLAGS.seed)
     x_train, x_test, y_train, y_test = load()

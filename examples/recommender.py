@@ -1,10 +1,10 @@
-"""Trains a recommender with a table of a million users on ratings with a known answer.
+"""Trains a recommender with a table of a million users on synthetic ratings with a known best accuracy.
 
     python examples/recommender.py
     tfdistkit run --ps 1 -np 2 examples/recommender.py --strategy=parameter_server
 
-Each user belongs to a group and each item to a genre, and a group likes a genre or not; one rating in ten says the
-opposite. So the best that any model can do on new ratings is an accuracy of 0.9.
+Each user belongs to a group and each item to a genre. A group likes a genre or not, and one rating in ten is flipped.
+So the best possible accuracy on new ratings is 0.9.
 """
 
 import json
@@ -18,13 +18,13 @@ from absl import app, flags
 import tfdistkit
 
 FLAGS = flags.FLAGS
-flags.DEFINE_string("strategy", "auto", "How to train: auto, one_device, multiworker, parameter_server, ...")
-flags.DEFINE_integer("users", 1_000_000, "Rows of the table of users. Of these, 1,000 rate.", lower_bound=1_000)
-flags.DEFINE_integer("epochs", 6, "How often to see the ratings.", lower_bound=1)
-flags.DEFINE_integer("batch_size", 500, "Ratings of a step.", lower_bound=1)
-flags.DEFINE_integer("steps_per_execution", 4, "Steps that a worker is given at once.", lower_bound=1)
-flags.DEFINE_integer("seed", 0, "Seed of weights and order.")
-flags.DEFINE_string("history_file", None, "Where to write what was measured, as JSON.")
+flags.DEFINE_string("strategy", "auto", "Strategy: auto, one_device, multiworker, parameter_server, ...")
+flags.DEFINE_integer("users", 1_000_000, "Rows of the table of users; 1,000 of them have ratings.", lower_bound=1_000)
+flags.DEFINE_integer("epochs", 6, "Passes over the ratings.", lower_bound=1)
+flags.DEFINE_integer("batch_size", 500, "Ratings a step.", lower_bound=1)
+flags.DEFINE_integer("steps_per_execution", 4, "Steps that are sent to a worker at once.", lower_bound=1)
+flags.DEFINE_integer("seed", 0, "Seed of weights and shuffle order.")
+flags.DEFINE_string("history_file", None, "JSON file for losses, accuracy and throughput.")
 
 ITEMS, GROUPS, RATERS, RATINGS = 300, 4, 1_000, 150_000
 
@@ -52,12 +52,12 @@ def build_model(users):
 
 def main(_):
     tf.get_logger().setLevel("WARNING")
-    strategy = tfdistkit.strategy(FLAGS.strategy)  # Workers and servers serve here until the training is over.
+    strategy = tfdistkit.strategy(FLAGS.strategy)  # Workers and servers serve here until training ends.
     keras.utils.set_random_seed(FLAGS.seed)
     train, test = make_ratings(FLAGS.users)
     with strategy.scope():
         model = build_model(FLAGS.users)
-        # Adagrad touches only the rows of the batch; Adam would write the whole table in every step.
+        # Adagrad updates only the rows of the batch; Adam would update the whole table in every step.
         optimizer = keras.optimizers.Adagrad(0.1, initial_accumulator_value=1e-8)
         loss = keras.losses.BinaryCrossentropy(from_logits=True)
         accuracy = keras.metrics.BinaryAccuracy("accuracy", threshold=0.0)

@@ -1,9 +1,9 @@
-"""Learns how predators and prey live on each other, from simulations in Python: making the data is most of the work.
+"""Learns the rates of a predator-prey model from simulations in Python, which take most of the time.
 
     python examples/simulated.py
     tfdistkit run -np 2 examples/simulated.py
 
-Python runs on one core of a process, however many threads ask it to. Two workers have two, and share the simulations.
+Python code of one process runs on one core, whatever the number of threads. Two workers share the simulations on two.
 """
 
 import json
@@ -18,17 +18,17 @@ from absl import app, flags
 import tfdistkit
 
 FLAGS = flags.FLAGS
-flags.DEFINE_integer("epochs", 3, "How many epochs.", lower_bound=1)
-flags.DEFINE_integer("simulations", 3072, "Simulations of an epoch, over all workers.", lower_bound=1)
-flags.DEFINE_integer("batch_size", 512, "Simulations of a step, over all workers.", lower_bound=1)
-flags.DEFINE_integer("seed", 0, "Seed of weights and simulations. The same on every worker.")
-flags.DEFINE_string("history_file", None, "Where to write what was measured, as JSON.")
+flags.DEFINE_integer("epochs", 3, "Number of epochs.", lower_bound=1)
+flags.DEFINE_integer("simulations", 3072, "Simulations an epoch, over all workers.", lower_bound=1)
+flags.DEFINE_integer("batch_size", 512, "Global batch size: simulations a step, over all workers.", lower_bound=1)
+flags.DEFINE_integer("seed", 0, "Seed of weights and simulations, the same on every worker.")
+flags.DEFINE_string("history_file", None, "JSON file for losses and times.")
 
 STEPS, SHOWN_STEPS, STEP = 4000, 64, 0.005
 
 
 class EpochTimes(keras.callbacks.Callback):
-    # The first epoch does not count: TensorFlow traces the model in it.
+    # Skips the first epoch, in which TensorFlow traces the model.
     def on_train_begin(self, logs=None):
         self.ends = [time.perf_counter()]
 
@@ -41,33 +41,33 @@ class EpochTimes(keras.callbacks.Callback):
 
 
 def simulate(number):
-    """Returns how many prey and predators there are over time, and the four rates that made it so."""
+    """Returns the numbers of prey and predators over time, and the four rates of the simulation."""
     chance = random.Random(f"{FLAGS.seed} {number}")
     births, eaten, deaths, fed = rates = [chance.uniform(0.5, 1.5) for _ in range(4)]
-    prey, predators, seen = 1.0, 0.5, []
+    prey, predators, curve = 1.0, 0.5, []
     for step in range(STEPS):
-        rendezvous = prey * predators
-        prey += STEP * (births * prey - eaten * rendezvous)
-        predators += STEP * (fed * rendezvous - deaths * predators)
+        encounters = prey * predators
+        prey += STEP * (births * prey - eaten * encounters)
+        predators += STEP * (fed * encounters - deaths * predators)
         if step % (STEPS // SHOWN_STEPS) == 0:
-            seen += prey, predators
-    return np.array(seen[: 2 * SHOWN_STEPS], "float32"), np.array(rates, "float32")
+            curve += prey, predators
+    return np.array(curve[: 2 * SHOWN_STEPS], "float32"), np.array(rates, "float32")
 
 
 def dataset():
-    """This worker's part of the simulations, without end; `batch_size` stays the global one."""
+    """Returns batches of this worker's part of endless simulations; `batch_size` is the global one."""
 
     def load(number):
-        seen, rates = tf.numpy_function(simulate, [number], (tf.float32, tf.float32))
-        return tf.ensure_shape(seen, (2 * SHOWN_STEPS,)), tf.ensure_shape(rates, (4,))
+        curve, rates = tf.numpy_function(simulate, [number], (tf.float32, tf.float32))
+        return tf.ensure_shape(curve, (2 * SHOWN_STEPS,)), tf.ensure_shape(rates, (4,))
 
     part = tfdistkit.data.shard(tf.data.Dataset.counter())
-    # `num_parallel_calls` would not make it faster: Python's threads take turns.
+    # `num_parallel_calls` would not help: Python's threads share one core (the GIL).
     return part.map(load).batch(FLAGS.batch_size).prefetch(2)
 
 
 def main(_):
-    tf.get_logger().setLevel("WARNING")  # absl shows INFO, and TensorFlow tells of each collective there
+    tf.get_logger().setLevel("WARNING")  # absl shows INFO, where TensorFlow logs each collective
     strategy = tfdistkit.strategy("auto")
     keras.utils.set_random_seed(FLAGS.seed)
     with strategy.scope():
