@@ -81,6 +81,14 @@ def test_a_rank_that_is_gone_sends_the_others_to_the_collective(three: Ranks, go
     assert time.monotonic() - since < 10
 
 
+def test_a_rank_that_stops_before_its_vote(three: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_exchange, "_VOTE_S", 0.3)
+    one, two, stopped = three
+    stopped._peers[0].send(local_exchange._ROW, 1, b"x")
+    assert at_once([one, two], gather(b"x"), gather(b"x")) == [None] * 2
+    assert stopped.gather(b"x") is None, "once it runs again, it uses the collective, too"
+
+
 def test_all_ranks_decide_alike_however_late_they_are() -> None:
     """Delays around the patience, where one rank gives up while another one has just come."""
     chance = random.Random(7)
