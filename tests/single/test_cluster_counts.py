@@ -61,7 +61,7 @@ def test_launchers(
         ({**HOROVODRUN, "HOROVOD_SIZE": "0"}, "`HOROVOD_SIZE` does not fit .*1 or more"),
         ({**HOROVODRUN, "HOROVOD_LOCAL_RANK": "2"}, "`HOROVOD_LOCAL_RANK` does not fit .*0 to 1"),
         ({**HOROVODRUN, "HOROVOD_LOCAL_SIZE": "5"}, "`HOROVOD_LOCAL_SIZE` does not fit .*1 to 4"),
-        ({**HOROVODRUN, "HOROVOD_RANK": "one"}, "`HOROVOD_RANK` is not a number"),
+        ({**HOROVODRUN, "HOROVOD_RANK": "one"}, "`HOROVOD_RANK` must be an integer"),
         ({"OMPI_COMM_WORLD_RANK": "1"}, "Only one of `OMPI_COMM_WORLD_RANK` and `OMPI_COMM_WORLD_SIZE`"),
     ],
 )

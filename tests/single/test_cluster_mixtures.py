@@ -9,7 +9,7 @@ from slurm_steps import BATCH, SALLOC, put, step
 
 from tfdistkit import env
 from tfdistkit.cluster import ClusterSpec, detect_cluster
-from tfdistkit.cluster.detection import look_around
+from tfdistkit.cluster.detection import run_all_readers
 from tfdistkit.errors import ClusterConfigError
 
 
@@ -136,7 +136,7 @@ WRONG: dict[str, tuple[list[dict[str, str]], str, str, str]] = {
 def test_wrong_mixtures_show_both(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     variables, first, second, choices = WRONG[name]
     put(monkeypatch, *variables)
-    with pytest.raises(ClusterConfigError, match="tell this process two different things") as caught:
+    with pytest.raises(ClusterConfigError, match="must describe the same job") as caught:
         detect_cluster()
     for words in (first, second, choices, "Received: ", "Expected: "):
         assert words in str(caught.value)
@@ -170,8 +170,11 @@ def test_the_user_says_which_one_counts(
 @pytest.mark.parametrize(
     ("variables", "words"),
     [
-        ({env.CLUSTER: "slrum"}, "Did you mean 'slurm'.*one of: tf_config, horovod, mpi, slurm, single"),
-        ({env.CLUSTER: "slurm", **BATCH}, "nothing is there.*TFDISTKIT_CLUSTER=slurm.*SLURM_STEP_ID"),
+        ({env.CLUSTER: "slrum"}, "must be one of: tf_config, horovod, mpi, slurm, single. Did you mean 'slurm'"),
+        (
+            {env.CLUSTER: "slurm", **BATCH},
+            "must name a launcher whose variables are set.*TFDISTKIT_CLUSTER=slurm.*SLURM_STEP_ID",
+        ),
     ],
 )
 def test_a_wrong_choice(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], words: str) -> None:
@@ -180,13 +183,13 @@ def test_a_wrong_choice(monkeypatch: pytest.MonkeyPatch, variables: dict[str, st
         detect_cluster()
 
 
-def test_look_around(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [(one.reader, one.variables, one.cluster) for one in look_around()] == [
+def test_run_all_readers(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [(one.reader, one.variables, one.cluster) for one in run_all_readers()] == [
         (name, {}, None) for name in ("tf_config", "horovod", "mpi", "slurm")
     ]
     put(monkeypatch, {env.TF_CONFIG: "{"}, horovod(2, 3), BATCH)
-    tf, hvd, mpi, slurm = look_around()
-    assert tf.cluster is None and "TF_CONFIG is not JSON" in str(tf.error)
+    tf, hvd, mpi, slurm = run_all_readers()
+    assert tf.cluster is None and "TF_CONFIG must be JSON" in str(tf.error)
     assert hvd.variables == horovod(2, 3) and hvd.error is None
     assert hvd.cluster == ClusterSpec({}, hvd.cluster.task, source="Horovod's variables", size=3)
     assert (mpi.variables, mpi.cluster, slurm.cluster, slurm.error) == ({}, None, None, None)

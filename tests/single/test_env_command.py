@@ -87,9 +87,9 @@ def test_a_wrong_mixture(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     rows, error = shown(capsys, code=2)
     assert "  tf_config   rank 1 of 2" in rows and "  slurm       rank 0 of 2" in rows
     assert not any(row.startswith("rank ") for row in rows), "nothing was chosen"
-    assert error.startswith("tfdistkit env: TF_CONFIG and SLURM's variables tell this process two different things.")
+    assert error.startswith("tfdistkit env: TF_CONFIG and SLURM's variables must describe the same job.")
     told = json.loads("\n".join(shown(capsys, "--json", code=2)[0]))
-    assert told["cluster"] is None and "two different things" in told["error"]
+    assert told["cluster"] is None and "must describe the same job" in told["error"]
 
 
 def test_the_choice_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,9 +102,9 @@ def test_the_choice_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 def test_a_mistake_of_one_reader(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     put(monkeypatch, {env.TF_CONFIG: "{" + "x" * 1000})
     rows, error = shown(capsys, code=2)
-    assert rows[1].startswith("  tf_config   wrong: TF_CONFIG is not JSON")
+    assert rows[1].startswith("  tf_config   wrong: TF_CONFIG must be JSON")
     assert rows[2] == "    TF_CONFIG={" + "x" * 99 + "..."
-    assert "TF_CONFIG is not JSON" in error
+    assert "TF_CONFIG must be JSON" in error
 
 
 def test_jobs_that_are_no_clusters(

@@ -59,7 +59,7 @@ def test_all_ranks_get_the_rows_in_order(three: Ranks) -> None:
 @pytest.mark.parametrize("late", range(3))
 def test_a_rank_that_comes_late_sends_all_to_the_collective(three: Ranks, late: int) -> None:
     after = [0.0, 0.0, 0.0]
-    after[late] = 4 * local_exchange._PATIENCE_S
+    after[late] = 4 * local_exchange._JOIN_S
     assert at_once(three, *(gather(b"x", one) for one in after)) == [None] * 3
     assert at_once(three, *[gather(b"y")] * 3) == [[b"y"] * 3] * 3, "the next round is in step again"
 
@@ -85,7 +85,7 @@ def test_all_ranks_decide_alike_however_late_they_are() -> None:
     """Delays around the patience, where one rank gives up while another one has just come."""
     chance = random.Random(7)
     rounds = 60
-    limit = local_exchange._PATIENCE_S
+    limit = local_exchange._JOIN_S
     delays = [[chance.choice([0, 0, limit * chance.uniform(0.9, 1.1)]) for _ in range(3)] for _ in range(rounds)]
     ranks = connected(3)
     start = threading.Barrier(3)

@@ -285,5 +285,5 @@ def test_all_addresses_must_be_known() -> None:
 
 
 def test_a_parameter_server_does_not_meet() -> None:
-    with pytest.raises(ClusterConfigError, match="takes no part in training"):
+    with pytest.raises(ClusterConfigError, match="defined for training processes only"):
         exchange_facts(ClusterSpec({"worker": ("h1:1",), "ps": ("h2:2",)}, TaskSpec("ps")), {}, 1)

@@ -141,7 +141,7 @@ TWO_BY_TWO = step(["n1", "n1", "n2", "n2"], "n[1-2]", "2(x2)")
         (1, {"SLURM_PROCID": None}, "not complete.*SLURM_JOB_ID=4711.*no SLURM_PROCID"),
         (1, {"SLURM_STEP_NODELIST": None, "SLURM_NODEID": None}, "no SLURM_NODEID and no SLURM_STEP_NODELIST"),
         (1, {"SLURM_STEP_ID": None}, "no SLURM_STEP_ID"),
-        (1, {"SLURM_PROCID": "x"}, "`SLURM_PROCID` is not a number"),
+        (1, {"SLURM_PROCID": "x"}, "`SLURM_PROCID` must be an integer"),
         (1, {"SLURM_PROCID": "4"}, "`SLURM_PROCID` does not fit.*SLURM_PROCID=4. Expected: 0 to 3"),
         (1, {"SLURM_PROCID": "-1"}, "`SLURM_PROCID` does not fit"),
         (1, {"SLURM_STEP_NUM_TASKS": "0"}, "`SLURM_STEP_NUM_TASKS` does not fit.*1 or more"),
@@ -166,7 +166,7 @@ TWO_BY_TWO = step(["n1", "n1", "n2", "n2"], "n[1-2]", "2(x2)")
         (0, BATCH, "SLURM_GTIDS 0. Expected: SLURM_GTIDS 0,1.*sbatch --export=NONE.*TFDISTKIT_CLUSTER=single"),
         (1, {env.PS: "3"}, "`TFDISTKIT_PS` does not fit.*TFDISTKIT_PS=3, SLURM_STEP_NUM_TASKS=4.*srun -n 5"),
         (1, {env.PS: "-1"}, "`TFDISTKIT_PS` does not fit.*0 to 2 parameter servers"),
-        (1, {env.PS: "two"}, "`TFDISTKIT_PS` is not a number"),
+        (1, {env.PS: "two"}, "`TFDISTKIT_PS` must be an integer"),
         (1, {env.PORT: "70000"}, "`TFDISTKIT_PORT` is no first port for 2 tasks.*from 1 to 65534"),
         (1, {env.PORT: "0"}, "`TFDISTKIT_PORT` is no first port"),
     ],
@@ -221,7 +221,7 @@ def test_ports_stay_below_those_of_outgoing_connections() -> None:
 def test_what_can_be_done_about_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(env.KUBERNETES, raising=False)
     put(monkeypatch, step(["n1.invalid", "n2.invalid"], "n[1-2].invalid", "1(x2)")[0])
-    with pytest.raises(ClusterConfigError, match="(?s)does not resolve.*SLURM's nodes must be in the DNS"):
+    with pytest.raises(ClusterConfigError, match="(?s)does not resolve.*Enter the names of SLURM's nodes in the DNS"):
         check_own_address(detect_cluster())
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

@@ -72,16 +72,19 @@ def test_tfjob(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
         (
             '{"sparseCluster":{"worker":{"1":"job-worker-1.ns.svc:2222"},"ps":["job-ps-0.ns.svc:2222"]},'
             '"task":{"type":"worker","index":1}}',
-            "of itself and of the parameter servers only.*enableDynamicWorker: false",
+            "must list all processes, not a `sparseCluster`.*enableDynamicWorker: false",
         ),
         (
             '{"sparseCluster":{"worker":{},"ps":["job-ps-1.ns.svc:2222"]},"task":{"type":"ps","index":1}}',
             "`sparseCluster`.*enableDynamicWorker: false",
         ),
         # Servers and workers without a chief were right for TensorFlow 1.
-        (tfjob({"ps": 1, "worker": 2}, "worker", 0), "parameter servers, but no chief.*Add a task of the type 'chief'"),
-        (tfjob({"evaluator": 1, "ps": 1, "worker": 1}, "worker", 0), "parameter servers, but no chief"),
-        (tfjob({"master": 1, "worker": 2}, "master", 0), "Rename 'master' to 'chief'"),
+        (
+            tfjob({"ps": 1, "worker": 2}, "worker", 0),
+            "parameter servers must have a chief.*Add a task of the type 'chief'",
+        ),
+        (tfjob({"evaluator": 1, "ps": 1, "worker": 1}, "worker", 0), "parameter servers must have a chief"),
+        (tfjob({"master": 1, "worker": 2}, "master", 0), "Rename 'master', a role of TensorFlow 1, to 'chief'"),
     ],
 )
 def test_what_cannot_be_trained(monkeypatch: pytest.MonkeyPatch, text: str, words: str) -> None:

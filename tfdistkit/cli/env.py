@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from tfdistkit import env
-from tfdistkit.cluster.detection import Finding, detect_cluster, look_around
+from tfdistkit.cluster.detection import Finding, detect_cluster, run_all_readers
 from tfdistkit.cluster.environments import sge, slurm
 from tfdistkit.cluster.environments.host_list import HostSlots
 from tfdistkit.cluster.environments.mpi_addresses import can_exchange
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
         The exit code, see `tfdistkit env --help`.
     """
     options = make_parser().parse_args(list(arguments))
-    findings = look_around()
+    findings = run_all_readers()
     cluster, error = None, None
     try:
         cluster = detect_cluster()

@@ -136,7 +136,7 @@ def _version(name: str, version: str, wanted: tuple[tuple[int, int], tuple[int, 
     lowest, before = wanted
     if lowest <= numbers < before:
         return Finding("versions", name, Level.GOOD, version)
-    told = f"{version}; tested are {supported.told(wanted)}"
+    told = f"{version}; tested are {supported.range_text(wanted)}"
     return Finding("versions", name, Level.PROBLEM if numbers < lowest else Level.WARNING, told, do)
 
 
