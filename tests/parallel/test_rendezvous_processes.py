@@ -135,7 +135,7 @@ def test_a_killed_rank_is_missing(processes: list[Job]) -> None:
     killed.kill()
     result = outcome(first)
     assert result["error"] == "RendezvousError"
-    assert f"rank 1 ({job.addresses[1]}), rank 2 ({job.addresses[2]}) did not come" in str(result["message"])
+    assert f"rank 1 ({job.addresses[1]}), rank 2 ({job.addresses[2]}) did not join" in str(result["message"])
 
 
 def test_rank_0_killed_and_started_again(processes: list[Job]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tfdistkit.cluster import ClusterSpec, Rendezvous, TaskSpec, exchange_facts, free_ports
 from tfdistkit.cluster.rendezvous import protocol
-from tfdistkit.cluster.rendezvous.secret import GUEST, Session, WrongSecret, new_nonce
+from tfdistkit.cluster.rendezvous.secret import CLIENT, Session, WrongSecret, new_nonce
 
 # Long enough for a loaded machine; reached only when something is broken.
 LONG_S = 60.0
@@ -89,7 +89,7 @@ class Impostor:
         self.connection.sendall(protocol.encode("knock", nonce=nonce, protocol=protocol.PROTOCOL))
         challenge = self._file.readline().rstrip(b"\n")
         rank_0s = protocol.decode_nonce(protocol.decode(challenge.partition(b" ")[2]))
-        self.session = Session(secret, nonce, rank_0s, GUEST)
+        self.session = Session(secret, nonce, rank_0s, CLIENT)
         self.trusts = True
         try:
             self.session.verified(challenge)

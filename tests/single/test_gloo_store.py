@@ -146,7 +146,7 @@ def test_strangers_that_say_nothing_keep_no_rank_out(store: GlooStore) -> None:
 def test_a_stranger_that_never_ends_its_question_is_turned_away(
     store: GlooStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gloo_store, "_PATIENCE_WITH_STRANGERS_S", 0.3)
+    monkeypatch.setattr(gloo_store, "_SECRET_TIMEOUT_S", 0.3)
     with socket.create_connection(store.address, timeout=DEADLINE_S) as stranger:
         with pytest.raises(OSError):
             for _ in range(DEADLINE_S * 100):
@@ -155,7 +155,7 @@ def test_a_stranger_that_never_ends_its_question_is_turned_away(
 
 
 def test_a_rank_that_waits_is_no_stranger(store: GlooStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gloo_store, "_PATIENCE_WITH_STRANGERS_S", 0.1)
+    monkeypatch.setattr(gloo_store, "_SECRET_TIMEOUT_S", 0.1)
     with ThreadPoolExecutor(1) as pool:
         ask(store, "PUT", "/global/0", b"mine")
         waiting = pool.submit(ask, store, "GET", "/global/1")

@@ -60,10 +60,10 @@ def config(task: dict[str, Any] | None = CHIEF, **changes: Any) -> str:
 CASES: dict[str, tuple[str | None, dict[str, Any], str, list[str]]] = {
     "no cluster": (None, {}, "ClusterConfigError", ["needs a chief, workers and parameter servers", "--ps 1"]),
     "no servers": (config(ps=None), {}, "ClusterConfigError", ["missing: ps"]),
-    "no worker": (config(worker=None), {}, "ClusterConfigError", ["no worker"]),
+    "no worker": (config(worker=None), {}, "ClusterConfigError", ["must have a worker"]),
     "no chief": (config({"type": "worker", "index": 0}, chief=None), {}, "ClusterConfigError", ["must have a chief"]),
     "no task": (config(None), {}, "ClusterConfigError", ["must have a `task`"]),
-    "no index": (config({"type": "ps"}), {}, "ClusterConfigError", ["no `index`"]),
+    "no index": (config({"type": "ps"}), {}, "ClusterConfigError", ["must have an `index`"]),
     "an unknown role": (
         config({"type": "trainer", "index": 0}),
         {},

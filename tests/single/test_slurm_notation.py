@@ -48,7 +48,9 @@ def test_as_many_hosts_as_slurm_allows() -> None:
      "n[1-1000]x[1-1000]", "n[1-40000],m[1-40000]", f"n[{'9' * 5000}]"],
 )  # fmt: skip
 def test_no_hosts(text: str) -> None:
-    with pytest.raises(ClusterConfigError, match="`SLURM_STEP_NODELIST` is no list of hosts.*Received: SLURM_STEP_NOD"):
+    with pytest.raises(
+        ClusterConfigError, match="`SLURM_STEP_NODELIST` must be a list of hosts.*Received: SLURM_STEP_NOD"
+    ):
         expand_hosts(text, "SLURM_STEP_NODELIST")
 
 
@@ -71,5 +73,5 @@ def test_counts(text: str, counts: list[int]) -> None:
 
 @pytest.mark.parametrize("text", ["", "2,", "x", "2(x", "2(x0)", "2(3)", "-1", "2x3", "1(x99999999999)", "9" * 5000])
 def test_no_counts(text: str) -> None:
-    with pytest.raises(ClusterConfigError, match="`SLURM_STEP_TASKS_PER_NODE` does not tell the number of tasks"):
+    with pytest.raises(ClusterConfigError, match="`SLURM_STEP_TASKS_PER_NODE` must list the number of tasks"):
         expand_counts(text, "SLURM_STEP_TASKS_PER_NODE")
