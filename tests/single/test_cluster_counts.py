@@ -1,4 +1,4 @@
-"""Ranks that Horovod and MPI tell in their variables, as these launchers set them."""
+"""Ranks from the variables of Horovod and MPI, as these launchers set them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def started_with(monkeypatch: pytest.MonkeyPatch, *groups: dict[str, str], **mor
         (HOROVODRUN, 3, 4, 1, 2, "Horovod's variables"),
         (MPIRUN, 1, 3, 1, 2, "Open MPI's variables"),
         (MPIEXEC, 2, 4, 0, 2, "the variables of MPI's mpiexec"),
-        # A launcher that says nothing about hosts.
+        # A launcher without variables for local ranks.
         ({"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2"}, 1, 2, 0, 1, "Horovod's variables"),
         ({"PMI_RANK": "1", "PMI_SIZE": "2"}, 1, 2, 0, 1, "the variables of MPI's mpiexec"),
     ],

@@ -26,7 +26,7 @@ def wait_until(true: Callable[[], bool]) -> None:
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
 def test_every_rank_gets_the_facts_of_all(size: int) -> None:
     job = Job(size)
-    for rank in reversed(range(size)):  # rank 0 comes last
+    for rank in reversed(range(size)):  # rank 0 starts last
         job.start(rank, seed=100 + rank)
     job.assert_met(size)
     for outcome in job.outcomes():
@@ -75,7 +75,7 @@ def test_the_port_is_free_again_at_once() -> None:
     for rank in range(3):
         job.start(rank)
     job.assert_met(3)
-    # As strict as can be: without SO_REUSEADDR even a connection in TIME_WAIT would keep the port.
+    # Without SO_REUSEADDR, even a connection in TIME_WAIT keeps the port taken.
     for held in ports.bind("", job.port, exclusive=True):
         held.listen()
         held.close()
@@ -228,7 +228,7 @@ def test_another_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
     job.start(0, LONG_S)
     with closing(connected(job.port)) as connection:
         hello = protocol.Hello(1, tuple(job.addresses), {"tfdistkit": "9.0"}, "h", 1, "t", LONG_S, protocol=1)
-        connection.sendall(protocol.encode_hello(hello))  # as the first version began
+        connection.sendall(protocol.encode_hello(hello))  # the first message of protocol 1
         answer = protocol.decode(connection.makefile("rb").readline())
     assert answer["kind"] == "error"
     assert "0.1.0 on rank 0, another one there" in answer["message"]
@@ -252,8 +252,8 @@ def test_a_rank_that_no_longer_answers_is_named() -> None:
     job.start(0, SHORT_S)
     job.start(2, SHORT_S)
     hello = protocol.Hello(1, tuple(job.addresses), VERSIONS, "h", 1, "t", SHORT_S)
-    with closing(Impostor(job.port)) as asleep:
-        asleep.say(protocol.encode_hello(hello))
+    with closing(Impostor(job.port)) as stopped:
+        stopped.say(protocol.encode_hello(hello))
         messages = job.errors(RendezvousError)
     assert len(set(messages)) == 1
     assert f"rank 1 ({job.addresses[1]}) joined, but no longer answered" in messages[0]

@@ -40,7 +40,7 @@ def test_other_programs_do_not_break_a_rendezvous(name: str) -> None:
             while stranger.recv(1000):
                 pass
         except ConnectionError:
-            pass  # turned away in the middle of its line
+            pass  # closed in the middle of its line
         job.start(1)
         job.assert_met(2)
 
@@ -49,7 +49,7 @@ def test_silent_connections_do_not_break_a_rendezvous() -> None:
     job = Job(2)
     job.start(0)
     with ExitStack() as stack:
-        for _ in range(100):  # more than are kept
+        for _ in range(100):  # more than rank 0 keeps open
             stack.enter_context(closing(connected(job.port)))
         job.start(1)
         job.assert_met(2)

@@ -1,4 +1,4 @@
-"""The cluster of a SLURM step: every task computes the same addresses, and its own is where it runs."""
+"""The cluster of a SLURM step: all tasks compute the same addresses, and each checks its own host."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_each_task_knows_all_addresses(monkeypatch: pytest.MonkeyPatch, name: st
 
 
 @pytest.mark.parametrize("variables", [BATCH, SALLOC], ids=["sbatch", "salloc"])
-def test_a_job_is_no_step(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
+def test_a_job_without_a_step_is_a_single_process(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
     put(monkeypatch, variables)
     assert detect_cluster() == ClusterSpec()
     assert (tfdistkit.rank(), tfdistkit.world_size(), tfdistkit.is_chief()) == (0, 1, True)
@@ -100,7 +100,7 @@ def test_parameter_servers_are_the_last_tasks(monkeypatch: pytest.MonkeyPatch) -
     assert [spec.is_chief for spec in specs] == [True] + [False] * 5
     assert [spec.rank for spec in specs[:4]] == [0, 0, 1, 2]
     assert {spec.world_size for spec in specs} == {3}
-    # What a GPU is picked by: the coordinator, which computes nothing, does not count.
+    # The local rank selects the GPU, so the coordinator does not count.
     assert [(spec.local_rank, spec.local_world_size) for spec in specs[1:4]] == [(0, 2), (1, 2), (0, 1)]
 
 
@@ -124,7 +124,7 @@ def test_a_heterogeneous_step_in_the_order_of_its_nodes(monkeypatch: pytest.Monk
 
 
 def test_a_heterogeneous_step_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SLURM sorts the nodes of all components into one list: whose they were is not to be told any more."""
+    """SLURM sorts the nodes of all components into one list, so their components are unknown."""
     tasks = step(["n2", "n1"], "n[1-2]", "1(x2)", nodes=["n1", "n2"], SLURM_HET_SIZE="2")
     put(monkeypatch, tasks[0])
     with pytest.raises(ClusterConfigError, match="SLURMD_NODENAME n2.*Expected: SLURMD_NODENAME n1") as caught:
@@ -183,8 +183,8 @@ def test_too_few_tasks_for_parameter_servers(monkeypatch: pytest.MonkeyPatch) ->
         detect_cluster()
 
 
-def test_uneven_overcommitment_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """10 tasks in cycles over 4 and 2 processors: when the second node is full, SLURM first fills the other one."""
+def test_uneven_overcommitment_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """10 cyclic tasks over 4 and 2 processors: when the second node is full, SLURM first fills the other one."""
     hosts = ["n1", "n2", "n1", "n2", "n1", "n1", "n1", "n2", "n1", "n2"]
     tasks = step(hosts, "n[1-2]", "6,4", SLURM_DISTRIBUTION="cyclic", SLURM_OVERCOMMIT="1")
     for variables in tasks:
@@ -216,7 +216,7 @@ def test_ports_stay_below_those_of_outgoing_connections() -> None:
     assert len(set(found)) == len(found)
 
 
-def test_what_can_be_done_about_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fixes_for_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(env.KUBERNETES, raising=False)
     put(monkeypatch, step(["n1.invalid", "n2.invalid"], "n[1-2].invalid", "1(x2)")[0])
     with pytest.raises(ClusterConfigError, match="(?s)does not resolve.*Enter the names of SLURM's nodes in the DNS"):

@@ -1,4 +1,4 @@
-"""TF_CONFIG <-> ClusterSpec, and every mistake by its name."""
+"""TF_CONFIG <-> ClusterSpec, and its error messages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def error_of(tf_config: str) -> str:
         ClusterSpec({"worker": ("h1:1",)}, TaskSpec("evaluator", 0)),
     ],
 )
-def test_both_ways(spec: ClusterSpec) -> None:
+def test_round_trip(spec: ClusterSpec) -> None:
     read = from_tf_config(to_tf_config(spec))
     assert (read.addresses, read.task) == (spec.addresses, spec.task)
     assert to_tf_config(read) == to_tf_config(spec)
@@ -92,8 +92,8 @@ def test_kubeflow_form_with_parameter_servers(
             cluster.rank()
 
 
-def test_the_launchers_variables_say_nothing_about_processes_without_a_replica(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They may be those of a job around this one."""
+def test_the_launchers_variables_are_ignored_without_a_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may belong to an enclosing job."""
     monkeypatch.setenv(env.LOCAL_RANK, "5")
     monkeypatch.setenv(env.LOCAL_WORLD_SIZE, "9")
     for role in ("chief", "ps"):
@@ -116,7 +116,7 @@ def test_sparse_cluster() -> None:
     assert not spec.is_complete
 
 
-def test_index_as_digits_is_taken_as_tensorflow_takes_it() -> None:
+def test_an_index_may_be_digits_as_in_tensorflow() -> None:
     assert from_tf_config(text(TWO_WORKERS, index="1")).rank == 1
 
 
