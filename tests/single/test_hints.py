@@ -1,4 +1,4 @@
-"""What people type who know other launchers: it works, or the answer is the whole command to type."""
+"""Commands of users of other launchers: they work, or the error proposes the whole command."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def check_versions() -> tuple[list[Finding], Mapping[str, Any]]:
 
 
 def check_network() -> list[Finding]:
-    """Returns what was found of ports, interfaces, this machine's own name, who else reaches it, and proxies."""
+    """Checks interfaces, ports, the host name, the exposure of ports, and proxies."""
     findings = []
     interfaces = list_interfaces()
     told = ", ".join(f"{name} {address}" for name, address in interfaces.items()) or "none"
