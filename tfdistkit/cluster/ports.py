@@ -9,8 +9,7 @@ from typing import Any
 
 from tfdistkit.cluster import port_locks
 from tfdistkit.cluster.addresses import LOOPBACK_HOSTS
-from tfdistkit.errors import ClusterConfigError, explain
-from tfdistkit.validation import require_integer
+from tfdistkit.errors import ClusterConfigError, OptionError, explain
 
 # Lower ports belong to well-known services and servers that users start by hand.
 _LOWEST_PORT = 10_000
@@ -106,10 +105,11 @@ def free_ports(count: int) -> list[int]:
         `count` distinct port numbers.
 
     Raises:
-        OptionError: if `count` is not an integer >= 0.
+        OptionError: if `count` is negative.
         ClusterConfigError: if this host has fewer free ports.
     """
-    count = require_integer("count", count, at_least=0)
+    if count < 0:  # not `require_integer`: the agent on other hosts gets this module without `validation`
+        raise OptionError(explain("`count` must be an integer >= 0.", received=f"count={count}"))
     candidates = _candidates()
     found: list[int] = []
     # Ports returned earlier may belong to a running job of this process, so they come last.
