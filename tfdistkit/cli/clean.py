@@ -16,8 +16,8 @@ _USAGE_EXIT_CODE = 2
 
 _DESCRIPTION = f"""\
 Removes the run folders (logs, events, crash records) that `tfdistkit run` without --log-dir and tfdistkit.launch kept
-after a failure. Keeps folders of running jobs, of other users, and those named by --log-dir. When a job starts, it
-removes the folders of jobs that ended {KEPT_DAYS:g} days ago."""
+after a failure. Keeps folders of running jobs, of other users, and those named by --log-dir. Folders of
+jobs that ended at least {KEPT_DAYS:g} days ago are removed when the next job starts."""
 
 _EPILOG = """\
 examples:
