@@ -12,8 +12,8 @@ model.fit(...)
 
 Start it with `tfdistkit run -np 2 train.py`.
 
-Nothing heavy is loaded here: each public name below is imported when it is first used, so a launcher or a
-script that only asks for `tfdistkit.rank()` never waits for TensorFlow.
+Public names are imported on first use, so a launcher, or a script that only calls `tfdistkit.rank()`, never loads
+TensorFlow.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # what type checkers and editors see; at run time `__getattr__` does the same, later
+if TYPE_CHECKING:  # for type checkers and editors; at run time `__getattr__` imports the same names lazily
     from tfdistkit import callbacks, cluster, collectives, data, errors, layers, strategies
     from tfdistkit.cluster.detection import is_chief, local_rank, rank, world_size
     from tfdistkit.strategies.factory import register_strategy
@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time `__getattr_
 
 __version__ = "0.1.0"
 
-# Public name -> (module, attribute of it; None for the module itself).
+# Public name -> (module, attribute in it; None for the module itself).
 _PUBLIC: dict[str, tuple[str, str | None]] = {
     "strategy": ("tfdistkit.strategies.overloads", "strategy"),
     "register_strategy": ("tfdistkit.strategies.factory", "register_strategy"),
@@ -80,7 +80,7 @@ def _property(name: str) -> property:
         try:
             return vars(package)[name]
         except KeyError:
-            raise AttributeError(name) from None  # Python goes on to `__getattr__`
+            raise AttributeError(name) from None  # Python then calls `__getattr__`
 
     def put(package: ModuleType, value: Any) -> None:
         vars(package)[name] = value
@@ -95,14 +95,14 @@ def _by_name(package: ModuleType) -> tuple[Any, tuple[str]]:
     return importlib.import_module, (package.__name__,)
 
 
-# Completion in Python's own shell (`tfdistkit.<TAB>`) asks for the value of every name, except where the type of the
-# package says that it is a property. So it lists all names, and loads nothing. Functions that use the package are
-# sent to workers with its name, as they are with that of any module.
+# Completion in Python's shell (`tfdistkit.<TAB>`) evaluates every name that is not a property of the package's type.
+# As properties, all names are listed without an import. `__reduce__` pickles the package by name, as any module is, so
+# that functions that use it can be sent to workers.
 _Package = type("_Package", (ModuleType,), {**{name: _property(name) for name in _PUBLIC}, "__reduce__": _by_name})
 sys.modules[__name__].__class__ = _Package
 
 
-if not TYPE_CHECKING:  # where type checkers see it, they take any misspelt name for one that it knows
+if not TYPE_CHECKING:  # with `__getattr__` in sight, type checkers accept any misspelt name
 
     def __getattr__(name: str) -> Any:
         """Loads a public name on its first use (PEP 562)."""
@@ -111,7 +111,7 @@ if not TYPE_CHECKING:  # where type checkers see it, they take any misspelt name
         module_name, attribute = _PUBLIC[name]
         module = importlib.import_module(module_name)
         value = module if attribute is None else getattr(module, attribute)
-        globals()[name] = value  # the next access does not come here
+        globals()[name] = value  # cached: the next access skips `__getattr__`
         return value
 
 

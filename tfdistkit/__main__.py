@@ -1,4 +1,4 @@
-"""`python -m tfdistkit`: the command line."""
+"""Runs the command line: `python -m tfdistkit`."""
 
 import sys
 

@@ -2,34 +2,34 @@
 
 ```
 TfdistkitError
-├── OptionError              (ValueError)    an argument or a flag that cannot be right
+├── OptionError              (ValueError)    an invalid argument or flag
 ├── ClusterConfigError       (ValueError)    TF_CONFIG or a scheduler's variables are wrong
 ├── MissingDependencyError   (ImportError)   a package is not installed; names the command that installs it
-├── TooLateError             (RuntimeError)  a strategy was asked for after TensorFlow took its devices
-├── UnsupportedError         (RuntimeError)  a combination that cannot work, found before training starts
-├── BuildFailedError         (RuntimeError)  something could not be built on this machine; shows the first error
-├── CheckpointError          (OSError)       a checkpoint is damaged, or not there
-├── DivergenceError          (RuntimeError)  replicas that have to hold the same weights do not
-├── RendezvousError          (TimeoutError)  the workers did not find each other before the deadline
+├── TooLateError             (RuntimeError)  a strategy was requested after TensorFlow initialised its devices
+├── UnsupportedError         (RuntimeError)  an unsupported combination, found before training starts
+├── BuildFailedError         (RuntimeError)  a build failed on this machine; shows the first error
+├── CheckpointError          (OSError)       a checkpoint is damaged or missing
+├── DivergenceError          (RuntimeError)  replicas whose weights must be equal differ
+├── RendezvousError          (TimeoutError)  the rendezvous did not complete before its timeout
 └── WorkerFailedError        (RuntimeError)  a worker process of a job failed; carries the first failure
 ```
 
-Each is also the built-in that hands expect, so `except ValueError` goes on working. Every message
-says what is wrong, what was received, what is expected, and the next step: see `explain`.
+Each also derives from the built-in exception in parentheses, so `except ValueError` works as usual. Every message
+states what must hold, what was received, and the fix: see `explain`.
 """
 
 from __future__ import annotations
 
 
 class TfdistkitError(Exception):
-    """The root of the tree: `except tfdistkit.errors.TfdistkitError` catches all of ours."""
+    """Base class of all exceptions of this package."""
 
-    # AutoGraph raises a `StagingError` of its own in the place of errors that do not have this.
+    # Without this, AutoGraph replaces the error by its own `StagingError`.
     ag_pass_through = True
 
 
 class OptionError(TfdistkitError, ValueError):
-    """An argument or a flag that cannot be right."""
+    """An argument or a flag is invalid."""
 
 
 class ClusterConfigError(TfdistkitError, ValueError):
@@ -41,31 +41,31 @@ class MissingDependencyError(TfdistkitError, ImportError):
 
 
 class TooLateError(TfdistkitError, RuntimeError):
-    """A strategy was asked for after TensorFlow had already taken its devices."""
+    """A strategy was requested after TensorFlow had initialised its devices."""
 
 
 class UnsupportedError(TfdistkitError, RuntimeError):
-    """A combination that cannot work, found before training starts."""
+    """A combination is unsupported; raised before training starts."""
 
 
 class BuildFailedError(TfdistkitError, RuntimeError):
-    """Something could not be downloaded, compiled or installed on this machine."""
+    """A download, a compilation or an installation failed on this machine."""
 
 
 class CheckpointError(TfdistkitError, OSError):
-    """A checkpoint is damaged, or not there."""
+    """A checkpoint is damaged or missing."""
 
 
 class DivergenceError(TfdistkitError, RuntimeError):
-    """Replicas that have to hold the same weights do not."""
+    """Replicas whose weights must be equal differ."""
 
 
 class RendezvousError(TfdistkitError, TimeoutError):
-    """The workers did not find each other before the deadline."""
+    """The rendezvous of the workers did not complete before its timeout."""
 
 
 class WorkerFailedError(TfdistkitError, RuntimeError):
-    """A worker process failed. `failure` describes the first one (`tfdistkit.report.Failure`)."""
+    """A worker process failed. `failure` is the first failure (`tfdistkit.report.Failure`)."""
 
     def __init__(self, message: str, failure: object | None = None):
         super().__init__(message)
@@ -73,13 +73,13 @@ class WorkerFailedError(TfdistkitError, RuntimeError):
 
 
 def explain(what: str, *, received: object = None, expected: str | None = None, do: str | None = None) -> str:
-    """Puts an error message into the house's form.
+    """Formats an error message: what must hold, what was received, the fix.
 
     Args:
-        what: What is wrong, with the argument in backticks, ending in a full stop.
-        received: What was given, as the user would write it; left out when None.
-        expected: What would have been right, without a full stop at the end.
-        do: The next step, as an imperative sentence.
+        what: What must hold, with the argument in backticks, ending in a full stop.
+        received: The value, as the user would write it; left out when None.
+        expected: A valid value, without a full stop at the end; left out when None.
+        do: The fix, as an imperative sentence; left out when None.
 
     Returns:
         `<what> Received: <received>. Expected: <expected>.` and, on a line of its own, `<do>`.
@@ -94,8 +94,8 @@ def explain(what: str, *, received: object = None, expected: str | None = None, 
 
 
 def nearest(word: str, known: list[str]) -> str:
-    """Returns ` Did you mean 'x'?` for the closest of `known`, or an empty string when none is close."""
-    import difflib  # only on the way to an error
+    """Returns ` Did you mean 'x'?` for the closest match in `known`, or an empty string without one."""
+    import difflib  # loaded only for an error
 
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f" Did you mean {close[0]!r}?" if close else ""

@@ -1,13 +1,13 @@
-"""`python -m tfdistkit.worker script.py ...`, what the launcher starts for each rank: the script as under plain Python.
+"""Runs a script in a worker process as plain Python would: `python -m tfdistkit.worker script.py ...`.
 
 ```
 python -m tfdistkit.worker script.py [args]
 python -m tfdistkit.worker -m module [args]
 ```
 
-The script gets the `__main__`, `sys.argv`, `__file__` and `sys.path[0]` that `python script.py` would give it, and
-keeps them until the interpreter ends. When it ends with an exception or a code other than 0, a crash record is left
-in the run folder (see `tfdistkit.report.crashes`). When the launcher dies, this process dies too.
+The script gets the `__main__`, `sys.argv`, `__file__` and `sys.path[0]` of `python script.py`, and keeps them until the
+interpreter exits. After an exception or an exit code other than 0, this module writes a crash record into the run
+folder (see `tfdistkit.report.crashes`). When the launcher dies, this process is killed.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
 from tfdistkit import env
-from tfdistkit.report import broken_exit  # noqa: F401  # registered before all that the script registers
+from tfdistkit.report import broken_exit  # noqa: F401  # its exit function must be registered before the script's
 from tfdistkit.report.alone import leave_alone_mark
 from tfdistkit.report.crashes import CrashRecord, kinds_of, write_crash
 from tfdistkit.report.no_terminal import explain_empty_input
 from tfdistkit.report.progress import leave_steps, steps_taken
 from tfdistkit.report.tracebacks import folded, whole
 
-# prctl(2): the signal that a process gets when its parent ends.
+# prctl(2): the signal sent to a process when its parent exits.
 _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Runs the program named in `sys.argv`, and ends as it ends."""
+    """Runs the program named in `sys.argv`, and exits as the program does."""
     _die_with_launcher()
     if not faulthandler.is_enabled():
         faulthandler.enable()
@@ -52,7 +52,7 @@ def main() -> None:
         if os.getpid() == pid:
             _leave_marks()
     except SystemExit as leave:
-        if os.getpid() != pid:  # a process that the script forked ends here: that is no end of the worker
+        if os.getpid() != pid:  # a process that the script forked exits here, not the worker
             raise
         if _exit_code(leave):
             _record(leave, _without_own_frames(leave.__traceback__))
@@ -65,10 +65,10 @@ def main() -> None:
         explain_empty_input(error)
         if os.getpid() == pid:
             _record(error, own)
-        # As the interpreter would do it, with the frames of the script only; then the interpreter does the rest:
-        # exit code 1, or death by SIGINT after a KeyboardInterrupt.
+        # Prints the traceback in place of the interpreter, with the frames of the script only. The interpreter then
+        # sets the exit code: 1, or death by SIGINT after a KeyboardInterrupt.
         _show(error, own)
-        sys.excepthook = _say_nothing
+        sys.excepthook = _print_nothing
         raise
 
 
@@ -78,15 +78,15 @@ def _leave_marks() -> None:
 
 
 def _show(error: BaseException, tb: TracebackType | None) -> None:
-    """Shows an exception; what a launcher starts folds the frames of libraries, unless the script shows its own way.
+    """Prints an exception: under a launcher with library frames folded, unless the script has its own `excepthook`.
 
-    In one piece, so that the launcher can tell that another rank shows the same.
+    Writes it at once, so that the launcher can detect another rank that prints the same.
     """
     if env.text(env.TASK_DIR) is None or sys.excepthook is not sys.__excepthook__:
         sys.excepthook(type(error), error, tb)
         return
     text = folded(error, tb)
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr is closed, or gone
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr is closed or None
         sys.stderr.write(text)
         sys.stderr.flush()
 
@@ -97,7 +97,7 @@ def _die_with_launcher() -> None:
         return
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != launcher:  # it ended before we asked to be told
+    if os.getppid() != launcher:  # it exited before the prctl call
         os._exit(128 + signal.SIGKILL)
 
 
@@ -107,14 +107,14 @@ def _program_as_main() -> tuple[CodeType, dict[str, Any]]:
     if sys.argv[1] == "--text":
         return _text_as_main()
     path = os.path.join(os.getcwd(), sys.argv[1])
-    # A folder or a zip file, by whatever name: something that modules can be imported from.
+    # An importer exists for a folder or a zip file of any name.
     return _script_as_main() if pkgutil.get_importer(path) is None else _container_as_main(path)
 
 
 def _script_as_main() -> tuple[CodeType, dict[str, Any]]:
     script = sys.argv[1]
     sys.argv[:] = sys.argv[1:]
-    # Python makes `__file__` absolute, and resolves links for `sys.path[0]` only.
+    # As Python: `__file__` is absolute, and symbolic links are resolved for `sys.path[0]` only.
     path = os.path.join(os.getcwd(), script)
     _replace_first_path(os.path.dirname(os.path.realpath(path)))
     main = _new_main(__file__=path, __cached__=None, __package__=None, __spec__=None)
@@ -126,9 +126,9 @@ def _script_as_main() -> tuple[CodeType, dict[str, Any]]:
 def _container_as_main(path: str) -> tuple[CodeType, dict[str, Any]]:
     sys.argv[:] = sys.argv[1:]
     _replace_first_path(path)
-    if sys.path[0] != path:  # python -P leaves the folders of scripts out, not this
+    if sys.path[0] != path:  # python -P omits the folders of scripts, not this one
         sys.path.insert(0, path)
-    # Where this is what we are: the search would come back with ourselves.
+    # While this module is `__main__`, `find_spec` would return it.
     del sys.modules["__main__"]
     spec = importlib.util.find_spec("__main__")
     code = _code_of(spec)
@@ -138,7 +138,7 @@ def _container_as_main(path: str) -> tuple[CodeType, dict[str, Any]]:
 
 
 def _text_as_main() -> tuple[CodeType, dict[str, Any]]:
-    """A script that the launcher read from a pipe, for `--text <file> <folder> <name> ...`."""
+    """Compiles a script that the launcher read from a pipe, for `--text <file> <folder> <name> ...`."""
     stored, folder, name = sys.argv[2:5]
     sys.argv[:] = sys.argv[4:]
     _replace_first_path(folder)
@@ -148,7 +148,7 @@ def _text_as_main() -> tuple[CodeType, dict[str, Any]]:
     main["__loader__"] = (
         importlib.machinery.SourceFileLoader("__main__", path) if is_file else importlib.machinery.BuiltinImporter
     )
-    # Under the name of what can be read again: tracebacks and AutoGraph need its lines.
+    # Compiled under the name of the stored file: tracebacks and AutoGraph read its lines.
     with io.open_code(stored) as file:
         return compile(file.read(), stored, "exec", dont_inherit=True), main
 
@@ -168,7 +168,7 @@ def _module_as_main() -> tuple[CodeType, dict[str, Any]]:
 
 
 def _code_of(spec: importlib.machinery.ModuleSpec | None) -> CodeType | None:
-    # Asked for by name: the loader of zip files belongs to no class of loaders.
+    # Looked up by name: the loader of zip files is not an `InspectLoader`.
     get_code = getattr(spec.loader, "get_code", None) if spec is not None else None
     code: CodeType | None = get_code(spec.name) if spec is not None and get_code is not None else None
     return code
@@ -181,7 +181,7 @@ def _main_of(spec: importlib.machinery.ModuleSpec) -> dict[str, Any]:
 
 
 def _new_main(**variables: Any) -> dict[str, Any]:
-    """Puts a fresh `__main__` in the place of this module, for good: `pickle`, `atexit` and multiprocessing need it."""
+    """Replaces this module by a new `__main__` for good: `pickle`, `atexit` and multiprocessing need it."""
     main = ModuleType("__main__")
     vars(main).update(variables, __builtins__=builtins)
     if sys.version_info < (3, 14):
@@ -191,7 +191,7 @@ def _new_main(**variables: Any) -> dict[str, Any]:
 
 
 def _replace_first_path(folder: str) -> None:
-    # `python -m` has put the current folder first, unless it was told not to (python -P).
+    # `python -m` has put the current folder first, except under `python -P`.
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = folder
 
@@ -203,7 +203,7 @@ def _without_own_frames(tb: TracebackType | None) -> TracebackType | None:
 
 
 def _exit_code(leave: SystemExit) -> int:
-    """What the process will end with (see `sys.exit`)."""
+    """Returns the exit code of the process (see `sys.exit`)."""
     if leave.code is None:
         return 0
     return leave.code & 0xFF if isinstance(leave.code, int) else 1
@@ -238,12 +238,12 @@ def _record(error: BaseException, tb: TracebackType | None) -> None:
 def _text_of(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception:  # a broken __str__ must not hide the failure
+    except Exception:  # a broken `__str__` must not hide the failure
         return "<no text>"
 
 
-def _say_nothing(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
-    """The exception was shown already."""
+def _print_nothing(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
+    """Replaces `sys.excepthook` once the exception is printed."""
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Every public name resolves and explains itself."""
+"""Every public name resolves and has a docstring."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def module_name(file: Path) -> str:
 
 
 def exports(tree: ast.Module) -> list[str]:
-    """The names in a module's `__all__`."""
+    """Returns the names in a module's `__all__`."""
     for node in tree.body:
         if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["__all__"]:
             return list(ast.literal_eval(node.value))
@@ -34,7 +34,7 @@ def exports(tree: ast.Module) -> list[str]:
 
 
 EXPORTING = [file for file in MODULES if exports(TREES[file])]
-# What users call; the other packages are for the launcher itself.
+# Packages for user scripts; the other ones are internal to the launcher.
 USED_BY_SCRIPTS = (
     "tfdistkit",
     "tfdistkit.callbacks",
@@ -51,7 +51,7 @@ def definitions() -> Iterator[tuple[Path, ast.FunctionDef | ast.ClassDef]]:
     for file, tree in TREES.items():
         for node in tree.body:
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
-                if "overload" not in map(ast.unparse, node.decorator_list):  # the function itself has the docstring
+                if "overload" not in map(ast.unparse, node.decorator_list):  # the implementation has the docstring
                     yield file, node
 
 
@@ -91,14 +91,14 @@ def test_a_public_name_can_be_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tfdistkit.rank is original
 
 
-def test_functions_that_use_the_package_can_be_sent() -> None:
+def test_functions_that_use_the_package_can_be_pickled() -> None:
     sent = cloudpickle.dumps(lambda: (tfdistkit, tfdistkit.rank()))
     assert cloudpickle.loads(sent)() == (tfdistkit, tfdistkit.rank())
     assert pickle.loads(pickle.dumps(tfdistkit)) is tfdistkit
 
 
-def test_what_a_module_fails_with_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Such as the AttributeError of a TensorFlow that does not fit its NumPy: it is none of our names.
+def test_errors_of_an_import_are_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Such as the AttributeError of a TensorFlow with an incompatible NumPy: it is not about a public name.
     def fail(name: str) -> None:
         raise AttributeError("_ARRAY_API not found")
 
@@ -122,8 +122,8 @@ def test_public_functions_stay_functions_after_submodules_are_imported() -> None
     assert set(tfdistkit._PUBLIC) == set(tfdistkit.__all__) - {"__version__"}
 
 
-def test_no_public_function_is_called_like_a_module() -> None:
-    """Where both are in one package, importing the module would put it in the place of the function."""
+def test_no_public_function_has_the_name_of_a_module() -> None:
+    """Importing a module replaces a function of the same name in its package."""
     rooms = [file for file in MODULES if len(file.relative_to(PACKAGE).parts) < 3 or file.stem == "__init__"]
     modules = {file.stem if file.stem != "__init__" else file.parent.name for file in rooms}
     functions = {node.name for _, node in definitions() if isinstance(node, ast.FunctionDef) and node.name in PUBLIC}
@@ -131,7 +131,7 @@ def test_no_public_function_is_called_like_a_module() -> None:
 
 
 @pytest.mark.parametrize("file", MODULES, ids=ids)
-def test_modules_say_what_they_are(file: Path) -> None:
+def test_modules_have_docstrings(file: Path) -> None:
     assert ast.get_docstring(TREES[file])
 
 
@@ -170,7 +170,7 @@ def own_init_docstring(node: ast.ClassDef) -> str | None:
 
 
 def fields(node: ast.ClassDef) -> list[str]:
-    """What a class is made from: the arguments of `__init__`, or the fields of a dataclass."""
+    """Returns the arguments of a class: those of `__init__`, or the fields of a dataclass."""
     init = own_init(node)
     if init is not None:
         return parameters(init)

@@ -1,4 +1,4 @@
-"""What no file may hold, and how long files and functions may grow."""
+"""No file contains a path of a machine, and files and functions stay within their length limits."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BUILT = re.compile(r"\.(?!ci$|github$)|__pycache__$|build$|dist$|runs$|logs$|.*\.egg-info$")
-# Spelled in pieces, so that this file does not hold them.
+# Split, so that this file does not match.
 MACHINE_PATHS = re.compile("|".join(["/" + "work/", "/" + "root/", "/tmp/" + "v/", "/" + r"home/\w", "/" + "opt/"]))
 LONGEST_FILE = 400
-# What knows private names of Keras and TensorFlow stays in one file, so that one file breaks with them.
+# Private names of Keras and TensorFlow stay in one place, so that only it breaks with new versions.
 LONGER_FILES = {"tfdistkit/keras_adapter/private_api.py": 700, "tfdistkit/keras_adapter/private_names.py": 560}
 LONGEST_FUNCTION = 60
 
@@ -49,11 +49,11 @@ def test_no_machine_paths() -> None:
 @pytest.mark.parametrize("file", SOURCES, ids=lambda file: str(file.relative_to(ROOT)))
 def test_files_stay_short(file: Path) -> None:
     length = len(file.read_text().splitlines())
-    assert length <= LONGER_FILES.get(str(file.relative_to(ROOT)), LONGEST_FILE), f"{length} lines: is this one thing?"
+    assert length <= LONGER_FILES.get(str(file.relative_to(ROOT)), LONGEST_FILE), f"{length} lines: split the file"
 
 
 def _first_line(function: ast.FunctionDef) -> int:
-    """Where the code begins: many options make a long docstring, not a long function."""
+    """Returns the line where the code begins: docstrings do not count."""
     return (function.body[0].end_lineno or 0) if ast.get_docstring(function) else function.lineno
 
 

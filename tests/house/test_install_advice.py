@@ -1,4 +1,4 @@
-"""What errors and documents tell to type can be typed: packages that exist, in the versions that are tested."""
+"""The install commands in errors and documents name existing packages, in tested versions."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ def extras() -> dict[str, list[str]]:
     }
 
 
-def test_nobody_is_sent_to_an_index_for_tfdistkit() -> None:
-    wrong = re.compile(r"install[^\n]*?[\s\"'](tfdistkit\[|tfdistkit==|tfdistkit[\"'])")
+def test_no_command_installs_tfdistkit_from_an_index() -> None:
+    pattern = re.compile(r"install[^\n]*?[\s\"'](tfdistkit\[|tfdistkit==|tfdistkit[\"'])")
     found = [
         f"{file.relative_to(ROOT)}:{number}: {line.strip()}"
         for file in ADVISED
         if not file.relative_to(ROOT).parts[0].startswith(".")
         for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1)
-        if wrong.search(line)
+        if pattern.search(line)
     ]
     assert not found, "\n".join(found)
 
 
-def test_advice_and_extras_say_the_same() -> None:
+def test_commands_and_extras_are_equal() -> None:
     cpu = shlex.split(supported.INSTALL_TENSORFLOW)[2:]
     cuda = shlex.split(supported.INSTALL_TENSORFLOW_CUDA)[2:]
     assert (extras()["cpu"], extras()["gpu"]) == (cpu, cuda)
@@ -42,9 +42,9 @@ def test_advice_and_extras_say_the_same() -> None:
     assert cpu == [f"tensorflow-cpu{bounds(supported.TENSORFLOW)}", f"keras{bounds(supported.KERAS)}"]
 
 
-def test_extras_end_where_the_tests_do() -> None:
+def test_extras_have_upper_bounds() -> None:
     for name in ("cpu", "gpu", "tfds", "completion", "examples"):
-        # importlib_resources stands in for what tensorflow-datasets forgets: any will do.
+        # importlib_resources is a dependency that tensorflow-datasets does not declare: any version works.
         open_ended = [one for one in extras()[name] if "<" not in one and one != "importlib_resources"]
         assert open_ended == [], name
 
@@ -52,8 +52,8 @@ def test_extras_end_where_the_tests_do() -> None:
 def test_documents_name_the_same_versions() -> None:
     for name in ("README.md", "docs/errors.md"):
         text = (ROOT / name).read_text(encoding="utf-8")
-        assert f"TensorFlow {supported.told(supported.TENSORFLOW)}" in text
-        assert f"Keras {supported.told(supported.KERAS)}" in text
+        assert f"TensorFlow {supported.range_text(supported.TENSORFLOW)}" in text
+        assert f"Keras {supported.range_text(supported.KERAS)}" in text
 
 
 def test_the_quickstart_installs_what_its_script_imports() -> None:

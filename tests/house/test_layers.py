@@ -1,4 +1,4 @@
-"""Who may import whom: the contracts in setup.cfg hold, and would notice a break."""
+"""The import contracts in setup.cfg hold, and detect a violation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def contracts_hold(folder: Path) -> tuple[bool, str]:
     """Checks the contracts of setup.cfg against the package in a folder."""
     code = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports('setup.cfg', no_cache=True))"
     command = [sys.executable, "-c", code]
-    # `-c` puts the current folder first on sys.path: the package there is the one that is checked.
+    # `-c` puts the current folder first on sys.path, so the package there is checked.
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
     return result.returncode == 0, result.stdout + result.stderr
 
@@ -39,7 +39,7 @@ def test_contracts_hold() -> None:
         ("data/sharding", "import tfdistkit.callbacks", "downward only"),
     ],
 )
-def test_a_break_is_noticed(tmp_path: Path, module: str, line: str, contract: str) -> None:
+def test_a_violation_is_detected(tmp_path: Path, module: str, line: str, contract: str) -> None:
     shutil.copytree(ROOT / "tfdistkit", tmp_path / "tfdistkit", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "setup.cfg", tmp_path)
     file = tmp_path / "tfdistkit" / f"{module}.py"

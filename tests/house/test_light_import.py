@@ -1,4 +1,4 @@
-"""What must stay light loads nothing heavy: looked up in a fresh process, as a set and not by a stopwatch."""
+"""Light imports load no heavy package: checked in a fresh process, by `sys.modules` and not by time."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ print(json.dumps([name for name in {HEAVY} if name in sys.modules]))
     assert json.loads(result.stdout.splitlines()[-1]) == []
 
 
-def test_heavy_would_be_noticed() -> None:
+def test_a_heavy_package_is_detected() -> None:
     code = f"import json, sys, tfdistkit, numpy; print(json.dumps([name for name in {HEAVY} if name in sys.modules]))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert json.loads(result.stdout) == ["numpy"]

@@ -1,4 +1,4 @@
-"""The links of the pages lead somewhere: to files that are here, and to headings that they have."""
+"""The links of the pages point to existing files and headings."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ PAGES = [file for file in TEXTS if file.suffix == ".md" and not file.is_relative
 
 
 def prose(page: Path) -> str:
-    """A page without its code blocks."""
+    """Returns a page without its code blocks."""
     return re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
 def anchors(page: Path) -> set[str]:
-    """What a heading is called in links: small letters, dashes for spaces, no punctuation."""
+    """Returns the anchors of the headings: lower case, dashes for spaces, no punctuation."""
     headings = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_have_targets(page: Path) -> None:
     links = [link for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)) if not link.startswith("https://")]
     for link in links:
         path, _, anchor = link.partition("#")

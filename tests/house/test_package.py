@@ -1,4 +1,4 @@
-"""The package as it is published: a source distribution with everything, a wheel with the package alone."""
+"""The published package: a source distribution with everything, a wheel with the package only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from test_files import ROOT, files
 
 import tfdistkit
 
-# What the repository keeps, beside the files at its top.
+# Folders of the repository, besides the files at its top.
 FOLDERS = (".ci", "benchmarks", "docs", "examples", "tests", "tfdistkit")
 AT_THE_TOP = {"CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "Makefile", "README.md", "pyproject.toml",
               "setup.cfg", "setup.py"}  # fmt: skip
@@ -33,7 +33,7 @@ def run(*command: object, cwd: Path) -> str:
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the repository: building leaves folders behind."""
+    """Returns a copy of the repository, because a build leaves folders behind."""
     folder = tmp_path_factory.mktemp("checkout")
     for name in KEPT:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -43,12 +43,12 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def built(checkout: Path) -> Path:
-    """A folder with the source distribution, and the wheel that was built from that."""
+    """Returns a folder with the source distribution, and the wheel built from it."""
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", "dist", cwd=checkout)
     return checkout / "dist"
 
 
-def test_a_package_index_would_take_it(built: Path) -> None:
+def test_the_distributions_are_valid_for_a_package_index(built: Path) -> None:
     packages = sorted(built.iterdir())
     assert [path.name for path in packages] == [
         f"tfdistkit-{tfdistkit.__version__}-py3-none-any.whl", f"tfdistkit-{tfdistkit.__version__}.tar.gz"
@@ -72,7 +72,7 @@ def test_the_wheel_has_the_package_and_nothing_else(built: Path) -> None:
     assert "tfdistkit/py.typed" in names
 
 
-def test_what_a_package_index_shows_leads_somewhere(built: Path) -> None:
+def test_the_links_on_a_package_index_are_absolute(built: Path) -> None:
     with zipfile.ZipFile(next(built.glob("*.whl"))) as archive:
         metadata = email.message_from_bytes(archive.read(f"tfdistkit-{tfdistkit.__version__}.dist-info/METADATA"))
     assert metadata["Author"] and metadata["Description-Content-Type"] == "text/markdown"

@@ -1,4 +1,4 @@
-"""The rooms of the package: few modules in each, no name twice, and all of them in docs/structure.md."""
+"""The rooms (folders) of the package: few modules in each, unique names, and all of them in docs/structure.md."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ def modules(room: Path) -> list[str]:
     return sorted(file.stem for file in room.glob("*.py") if file.stem not in ("__init__", "__main__"))
 
 
-def test_no_room_is_too_full() -> None:
+def test_no_room_has_too_many_modules() -> None:
     full = {name(room): len(modules(room)) for room in ROOMS if len(modules(room)) > MOST_MODULES}
-    assert not full, "divide them"
+    assert not full, "split them"
 
 
-def test_a_module_is_known_by_its_room_and_its_name() -> None:
+def test_a_module_is_unique_by_its_room_and_its_name() -> None:
     times = collections.Counter((room.name, module) for room in ROOMS for module in modules(room))
     times.update((room.name, one.name) for room in ROOMS for one in room.iterdir() if one in ROOMS)
     assert not [one for one, number in times.items() if number > 1]
 
 
-def test_the_page_tells_the_rooms_and_modules_that_there_are() -> None:
+def test_the_page_lists_the_rooms_and_existing_modules() -> None:
     table = re.findall(r"^\| (`.+?`) \|.*\| (.*) \|$", STRUCTURE.read_text().partition("## Rooms")[2], re.MULTILINE)
-    told = {room: begin for rooms, begin in table for room in re.findall(r"`(.+?)`", rooms)}
-    assert sorted(told) == sorted(map(name, ROOMS))
+    listed = {room: begin for rooms, begin in table for room in re.findall(r"`(.+?)`", rooms)}
+    assert sorted(listed) == sorted(map(name, ROOMS))
     for rooms, begin in table:
         folders = [PACKAGE / one.replace("tfdistkit", "") for one in re.findall(r"`(.+?)`", rooms)]
         missing = [

@@ -1,4 +1,4 @@
-"""What type checkers tell users: misspelt names and options are errors, and what works is none."""
+"""Type checkers report misspelt names and options of user scripts, and nothing else."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ SCRIPTS = Path(__file__).parent / "typed_scripts"
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], str]:
-    """What mypy says of the scripts, with the package on the path as an installed one: (file, line) -> its errors."""
+def reported(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], str]:
+    """Returns mypy's errors in the scripts, with the package on the path as if installed: (file, line) -> errors."""
     folder = tmp_path_factory.mktemp("mypy")
     settings = folder / "mypy.ini"
-    # TensorFlow and Keras have no types of their own; NumPy has some, and reading them takes longer than all else.
+    # TensorFlow and Keras have no types; those of NumPy take most of the time to read.
     libraries = "[mypy-tensorflow.*,keras.*,numpy.*]\nignore_missing_imports = True\nfollow_imports = skip\n"
     settings.write_text(f"[mypy]\n{libraries}")
     command = [sys.executable, "-m", "mypy", f"--config-file={settings}", f"--cache-dir={folder / 'cache'}"]
@@ -45,7 +45,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], str]
     return errors
 
 
-def test_misspelt_names_and_options_are_errors_and_nothing_else_is(told: dict[tuple[str, int], str]) -> None:
+def test_only_misspelt_names_and_options_are_errors(reported: dict[tuple[str, int], str]) -> None:
     expected = {
         (file.name, number): words[1]
         for file in SCRIPTS.glob("*.py")
@@ -53,13 +53,13 @@ def test_misspelt_names_and_options_are_errors_and_nothing_else_is(told: dict[tu
         if (words := re.search(r"  # error: (.*)$", line))
     }
     assert len(expected) > 25
-    assert set(told) == set(expected), told
+    assert set(reported) == set(expected), reported
     for place, words in expected.items():
-        assert words in told[place], (place, told[place])
+        assert words in reported[place], (place, reported[place])
 
 
 def signatures() -> dict[str, tuple[set[str], dict[str, str]]]:
-    """What the overloads of `strategy` say: the first name -> (all its names, option -> annotation)."""
+    """Returns the overloads of `strategy`: first name -> (all its names, option -> annotation)."""
     tree = ast.parse(Path(overloads.__file__).read_text())
     found = {}
     for node in tree.body:
@@ -74,7 +74,7 @@ def test_type_checkers_know_the_names_of_all_strategies() -> None:
     known = signatures()
     assert set(known) == {"auto", *factory._MODULES}
     for name, (spellings, _) in known.items():
-        assert spellings == {name} | {alias for alias, meant in factory._ALIASES.items() if meant == name}
+        assert spellings == {name} | {alias for alias, target in factory._ALIASES.items() if target == name}
 
 
 def test_type_checkers_know_the_options_of_all_strategies() -> None:
@@ -89,7 +89,7 @@ def test_type_checkers_know_the_options_of_all_strategies() -> None:
 
 
 def test_type_checkers_know_the_values_of_options() -> None:
-    # From its source: the module itself loads TensorFlow.
+    # Read from the source: importing the module loads TensorFlow.
     source = Path(factory.__file__).with_name("multiworker.py").read_text()
     values = re.search(r"^_COMMUNICATION = (.*)$", source, re.MULTILINE)
     assert values and get_args(overloads.Communication) == ast.literal_eval(values[1])

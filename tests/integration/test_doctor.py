@@ -72,10 +72,10 @@ def test_hosts_that_are_not_ready(hosts: NetHosts) -> None:
         f"""
         import json, os, sys
         from tfdistkit.doctor.findings import as_json
-        from tfdistkit.doctor.network import look_at_hosts
+        from tfdistkit.doctor.network import check_hosts
         from tfdistkit.launcher.hosts import HostsSpec, parse_hosts
         spec = HostsSpec(parse_hosts("h1,nowhere.invalid"), sys.executable, os.getcwd())
-        print(json.dumps(as_json(look_at_hosts(spec, {{"PYTHONPATH": {PATHS!r}}}))))
+        print(json.dumps(as_json(check_hosts(spec, {{"PYTHONPATH": {PATHS!r}}}))))
     """,
         LOGIN,
     )

@@ -19,8 +19,8 @@ DEADLINE_S = 60
 LOOK = """
     import json
     from tfdistkit.doctor.findings import as_json
-    from tfdistkit.doctor.machine import look_at_network
-    print(json.dumps([one for one in as_json(look_at_network()) if one["name"] == "exposure"]))
+    from tfdistkit.doctor.machine import check_network
+    print(json.dumps([one for one in as_json(check_network()) if one["name"] == "exposure"]))
 """
 CABLE = "ip link add v0 type veth peer name v1; ip link set v1 up; ip link set v0 up"
 
@@ -52,7 +52,7 @@ def look_in_network(*commands: str) -> dict[str, Any]:
 def test_nobody_comes_by_loopback() -> None:
     found = look_in_network("ip link set lo up")
     assert (found["level"], found["do"]) == ("ok", "")
-    assert found["told"] == "none: this machine has no address but those of loopback"
+    assert found["told"] == "none: this machine has only loopback addresses"
 
 
 @pytest.mark.parametrize("address", ["10.9.8.7", "2001:db8::7"])
@@ -60,7 +60,7 @@ def test_others_come_by_an_interface(address: str) -> None:
     size = 64 if ":" in address else 24
     found = look_in_network("ip link set lo up", CABLE, f"ip address add {address}/{size} dev v0")
     assert found["level"] == "warning"
-    assert f"multiworker and parameter_server listen on v0 {address}, too, without credentials" in found["told"]
+    assert f"multiworker and parameter_server listen on v0 {address} without authentication" in found["told"]
     assert "tfdistkit run --isolate" in found["do"] and "firewall" in found["do"]
 
 
@@ -77,7 +77,7 @@ def test_where_there_is_no_isolation() -> None:
 
 def test_a_warning_is_no_failure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     warning = Finding("network", "exposure", Level.WARNING, "others reach it", "Close it.")
-    monkeypatch.setattr(doctor, "look_at_versions", lambda: ([], {"horovod": None}))
-    monkeypatch.setattr(doctor, "look_at_network", lambda: [warning])
+    monkeypatch.setattr(doctor, "check_versions", lambda: ([], {"horovod": None}))
+    monkeypatch.setattr(doctor, "check_network", lambda: [warning])
     assert doctor.main(["--no-trials"]) == 0
     assert "  exposure: Close it." in capsys.readouterr().out

@@ -202,7 +202,7 @@ def test_a_suspended_rank_ends_the_job(tmp_path: Path, library: str, request: py
         ended = running.end(deadline_s=60)
         assert running.left() == []
     assert ended.code != 0
-    assert "rank 1 had been suspended (SIGSTOP), so the others waited in vain." in ended.stderr
+    assert "rank 1 had been suspended (SIGSTOP), which blocked the other processes." in ended.stderr
 
 
 @needs_mpirun

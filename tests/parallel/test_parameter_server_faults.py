@@ -176,7 +176,7 @@ def test_what_is_stopped_is_named_and_a_server_that_dies(tmp_path: Path) -> None
             assert time.monotonic() - start < NAMED_WITHIN_S
             assert kind == "UnavailableError"
             assert f"{called} has shown no sign of life for {HEARTBEAT_S} seconds" in message
-            assert f"{name} at {running.addresses[name]}: takes connections, but does not answer" in message
+            assert f"{name} at {running.addresses[name]}: accepts connections but does not answer" in message
             running.running[name].go_on()
             again += 1
             chief.wait_for("again came to", again)
@@ -293,7 +293,7 @@ def test_a_worker_that_is_cut_off_is_named(tmp_path: Path) -> None:
             assert time.monotonic() - start < NAMED_WITHIN_S
             assert kind == "UnavailableError"
             assert f"Worker 1 has shown no sign of life for {HEARTBEAT_S} seconds" in message
-            assert f"worker 1 at {running.addresses['worker 1']}: takes connections, but does not answer" in message
+            assert f"worker 1 at {running.addresses['worker 1']}: accepts connections but does not answer" in message
             assert chief.end(NAMED_WITHIN_S) == 0
             for name in ("worker 0", "ps 0"):
                 assert running.running[name].end(ENDED_WITHIN_S) == 0

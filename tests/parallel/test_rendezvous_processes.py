@@ -1,4 +1,4 @@
-"""The rendezvous before training between real processes: killed, stopped and started again ones included."""
+"""The rendezvous before training between real processes, some of them killed, stopped or restarted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tfdistkit.cluster import ClusterSpec, TaskSpec, free_ports, to_tf_config
 LONG_S = 60.0
 SHORT_S = 6.0
 
-# What a training process does: meet, then start a server at its own address at once, as TensorFlow does.
+# A training process: runs the rendezvous, then starts a server at its own address at once, as TensorFlow does.
 SCRIPT = """
 import json, sys
 from tfdistkit import cluster
@@ -62,7 +62,7 @@ class Job:
 
 @pytest.fixture
 def processes() -> Iterator[list[Job]]:
-    """Jobs made by a test; none of their processes outlives it."""
+    """Returns the list of a test's jobs, and kills their processes after it."""
     jobs: list[Job] = []
     yield jobs
     for process in [process for job in jobs for process in job.processes]:
@@ -78,7 +78,7 @@ def outcome(process: subprocess.Popen[str]) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_all_meet_and_start_their_servers(processes: list[Job], size: int) -> None:
+def test_all_join_and_start_their_servers(processes: list[Job], size: int) -> None:
     job = Job(size)
     processes.append(job)
     for rank in reversed(range(size)):
@@ -96,13 +96,13 @@ def test_a_stopped_rank_is_named(processes: list[Job]) -> None:
     for process in others:
         result = outcome(process)
         assert result["error"] == "RendezvousError"
-        # It may have been stopped before or after its hello.
+        # It was stopped before or after its hello.
         assert f"rank 1 ({job.addresses[1]})" in str(result["message"])
     os.kill(stopped.pid, signal.SIGCONT)
     assert outcome(stopped)["error"] == "RendezvousError"
 
 
-def test_a_stopped_rank_that_goes_on_is_waited_for(processes: list[Job]) -> None:
+def test_a_stopped_rank_that_continues_can_join(processes: list[Job]) -> None:
     job = Job(2)
     processes.append(job)
     stopped = job.start(1)
@@ -135,16 +135,16 @@ def test_a_killed_rank_is_missing(processes: list[Job]) -> None:
     killed.kill()
     result = outcome(first)
     assert result["error"] == "RendezvousError"
-    assert f"rank 1 ({job.addresses[1]}), rank 2 ({job.addresses[2]}) did not come" in str(result["message"])
+    assert f"rank 1 ({job.addresses[1]}), rank 2 ({job.addresses[2]}) did not join" in str(result["message"])
 
 
-def test_rank_0_killed_and_started_again(processes: list[Job]) -> None:
+def test_rank_0_killed_and_restarted(processes: list[Job]) -> None:
     job = Job(2)
     processes.append(job)
     killed = job.start(0)
     time.sleep(0.5)
     second = job.start(1)
-    os.kill(second.pid, signal.SIGSTOP)  # so that the rendezvous is not over before rank 0 ends
+    os.kill(second.pid, signal.SIGSTOP)  # so that the rendezvous does not complete before rank 0 is killed
     killed.kill()
     killed.wait(LONG_S)
     again = job.start(0)

@@ -1,4 +1,4 @@
-"""A job in which no process asked for a strategy trains a model in each: `tfdistkit run` says so, and ends with 0."""
+"""A job without a strategy trains a model in each process: `tfdistkit run` warns, and exits with 0."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from job_process import run_job, write_script
 
 from tfdistkit.report import read_events
 
-# In the place of the packages, which take seconds to load: that they are loaded is all that counts.
+# Stubs of packages that take seconds to load: the worker only checks that they are loaded.
 STUBS = {
     "tensorflow": "",
     "horovod": "",
@@ -26,30 +26,30 @@ SCRIPTS = {
     "no framework": ("print(1)", False),
     "allowed in the script": ("import os, tensorflow; os.environ['TFDISTKIT_OWN_MODELS'] = '1'", False),
     "all alone": ("import os, tensorflow; os.environ['TFDISTKIT_CLUSTER'] = 'single'", False),
-    "one rank asked": (
-        "import tensorflow, tfdistkit\nfrom tfdistkit.cluster import asked\n"
-        "if tfdistkit.rank() == 1: asked.note('strategy')", False,
+    "a strategy on one rank": (
+        "import tensorflow, tfdistkit\nfrom tfdistkit.cluster import requested\n"
+        "if tfdistkit.rank() == 1: requested.note('strategy')", False,
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", SCRIPTS)
-def test_a_job_without_a_strategy_is_told(case: str, tmp_path: Path) -> None:
+def test_a_job_without_a_strategy_gives_a_warning(case: str, tmp_path: Path) -> None:
     for name, code in STUBS.items():
         (tmp_path / f"{name}.py").write_text(code)
-    script, is_told = SCRIPTS[case]
-    # The mark of an earlier run says nothing of this one.
+    script, has_warning = SCRIPTS[case]
+    # Marks of an earlier run must not count.
     for rank in (0, 1):
         (tmp_path / "logs" / f"rank.{rank}").mkdir(parents=True)
         (tmp_path / "logs" / f"rank.{rank}" / "alone").touch()
     ended = run_job("-np", "2", "--log-dir", "logs", write_script(tmp_path, script), cwd=tmp_path)
     assert ended.code == 0
-    assert ("no process of this job asked for a strategy" in ended.stderr) == is_told, ended.stderr
-    assert ("TFDISTKIT_OWN_MODELS=1" in ended.stderr) == is_told
-    assert ("worked_alone" in [event["event"] for event in read_events(tmp_path / "logs")]) == is_told
+    assert ("no process of this job made a strategy" in ended.stderr) == has_warning, ended.stderr
+    assert ("TFDISTKIT_OWN_MODELS=1" in ended.stderr) == has_warning
+    assert ("worked_alone" in [event["event"] for event in read_events(tmp_path / "logs")]) == has_warning
 
 
-def test_one_process_is_told_nothing(tmp_path: Path) -> None:
+def test_one_process_has_warning_nothing(tmp_path: Path) -> None:
     (tmp_path / "tensorflow.py").write_text("")
     ended = run_job("-q", "-np", "1", write_script(tmp_path, "import tensorflow"), cwd=tmp_path)
     assert (ended.code, ended.stderr) == (0, "")

@@ -56,7 +56,7 @@ def test_nothing_is_left_when_the_launcher_ends(tmp_path: Path, number: signal.S
     [
         (["-H", "localhost", "-np", "2"], "There are more workers than slots. Received: -np 2, and 1 slots"),
         (["-H", "localhost", "--hostfile", "x"], "not allowed with argument"),
-        (["--python", "x", "-np", "1"], "--python is for other hosts. Expected: -H HOST:SLOTS"),
+        (["--python", "x", "-np", "1"], "--python requires other hosts. Add -H HOST:SLOTS"),
         (["-H", "localhost", "--ssh-port", "0"], "`--ssh-port` is no port"),
         (["-H", "localhost", "-x", "NOT_HERE_AT_ALL"], "there is no variable NOT_HERE_AT_ALL in this shell"),
         (["-H", "localhost", "--python", "/no/such/python"], "`--python` is not there. Received: /no/such/python"),

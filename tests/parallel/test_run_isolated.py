@@ -93,7 +93,7 @@ def test_there_is_nothing_but_loopback(tmp_path: Path) -> None:
     )
     ended = run_job("-np", "2", "--isolate", script, cwd=tmp_path)
     assert ended.code == 0, ended.stderr
-    assert "starting 2 workers on this machine, in a network of its own: " in ended.stderr
+    assert "starting 2 workers on this machine, in an isolated network: " in ended.stderr
     first, second = (json.loads(line[4:]) for line in ended.stdout.splitlines())
     assert first == second and first[0] != os.readlink("/proc/self/ns/net"), "one network for all ranks"
     assert first[1:] == [["lo"], "Network is unreachable"]
@@ -170,7 +170,7 @@ def test_where_it_is_forbidden(tmp_path: Path) -> None:
 def test_jobs_on_other_machines_are_refused(tmp_path: Path, words: list[str]) -> None:
     script = write_script(tmp_path, "open('ran', 'w')")
     ended = run_job("-np", "2", "--isolate", *words, script, cwd=tmp_path)
-    assert ended.code == 2 and "--isolate is for jobs on this machine alone" in ended.stderr
+    assert ended.code == 2 and "--isolate requires a job on this machine only" in ended.stderr
     assert not (tmp_path / "ran").exists()
 
 

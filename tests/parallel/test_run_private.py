@@ -56,7 +56,7 @@ def test_a_folder_that_another_job_uses_is_refused(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "tfdistkit", "run", "-np", "2", "--log-dir", "logs", waits]
         second = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
         assert second.returncode == 2
-        assert "Another job that still runs writes its logs into this folder." in second.stderr
+        assert "The folder for logs must not belong to a running job." in second.stderr
         assert (tmp_path / "logs/events.jsonl").read_text() == before
     # It was killed, and the folder is free.
     assert run_job("-np", "2", "--log-dir", "logs", write_script(tmp_path, ""), cwd=tmp_path).code == 0

@@ -130,7 +130,7 @@ me.wait_for("on")
     assert ended.stdout.count("[chief] met worker 1") == 2 and "[chief] again True" in ended.stdout
     assert ended.stdout.count("[worker 1] serving") == 2
     assert "it starts again at its address (restart 1 of 1)." in ended.stderr
-    assert "the job ended well after" in ended.stderr and ended.stderr.count("Earlier: worker 1 was killed by") == 2
+    assert "the job succeeded after" in ended.stderr and ended.stderr.count("Earlier: worker 1 was killed by") == 2
     (run_dir,) = tmp_path.glob("tfdistkit-*")
     assert f"All logs and events: {run_dir}" in ended.stderr, "what was told of is kept"
     for folder in ("worker.1", "worker.1/restart.1"):

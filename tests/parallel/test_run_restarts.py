@@ -39,7 +39,7 @@ def test_all_start_again_until_it_goes_well(tmp_path: Path) -> None:
     assert "everything starts again as attempt 1 (restart 1 of 3) in 1 s." in ended.stderr
     assert "the first failure was\nrank 0 was killed by SIGKILL" in ended.stderr
     assert "everything starts again as attempt 2 (restart 2 of 3) in 2 s." in ended.stderr
-    report = ended.stderr[ended.stderr.index("tfdistkit: the job ended well after") :]
+    report = ended.stderr[ended.stderr.index("tfdistkit: the job succeeded after") :]
     assert "Earlier: rank 1 raised ValueError after" in report and "Earlier: rank 0 was killed by SIGKILL" in report
     logs = tmp_path / "logs"
     addresses = set()

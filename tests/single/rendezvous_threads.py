@@ -10,7 +10,7 @@ from typing import Any
 
 from tfdistkit.cluster import ClusterSpec, Rendezvous, TaskSpec, exchange_facts, free_ports
 from tfdistkit.cluster.rendezvous import protocol
-from tfdistkit.cluster.rendezvous.secret import GUEST, Session, WrongSecret, new_nonce
+from tfdistkit.cluster.rendezvous.secret import CLIENT, Session, WrongSecret, new_nonce
 
 # Long enough for a loaded machine; reached only when something is broken.
 LONG_S = 60.0
@@ -34,7 +34,7 @@ def attend(outcome: Outcome, spec: ClusterSpec, facts: dict[str, str | int], tim
 
 
 class Job:
-    """Starts ranks as threads and collects what each of them heard."""
+    """Starts ranks as threads and collects their outcomes."""
 
     def __init__(self, size: int, host: str = "127.0.0.1"):
         self.addresses = [f"{host}:{port}" for port in free_ports(size)]
@@ -61,13 +61,13 @@ class Job:
         assert not thread.is_alive(), "a rank hangs beyond its deadline"
 
     def outcomes(self) -> list[Outcome]:
-        """What each rank heard, in the order of the starts."""
+        """Returns the outcomes in the order of the starts."""
         for start in range(len(self._started)):
             self.wait_for(start)
         return [outcome for _, outcome in self._started]
 
     def errors(self, kind: type[Exception]) -> list[str]:
-        """The messages that each rank heard, all of one kind."""
+        """Returns the error messages of all ranks, which must be of one kind."""
         outcomes = self.outcomes()
         assert [type(outcome.error) for outcome in outcomes] == [kind] * len(outcomes), outcomes
         return [str(outcome.error) for outcome in outcomes]
@@ -80,7 +80,7 @@ class Job:
 
 
 class Impostor:
-    """A connection to rank 0 that speaks as a rank does, step by step, with a secret of its own."""
+    """Follows the protocol of a rank step by step, with a given secret."""
 
     def __init__(self, port: int, secret: bytes = b""):
         self.connection = connected(port)
@@ -89,7 +89,7 @@ class Impostor:
         self.connection.sendall(protocol.encode("knock", nonce=nonce, protocol=protocol.PROTOCOL))
         challenge = self._file.readline().rstrip(b"\n")
         rank_0s = protocol.decode_nonce(protocol.decode(challenge.partition(b" ")[2]))
-        self.session = Session(secret, nonce, rank_0s, GUEST)
+        self.session = Session(secret, nonce, rank_0s, CLIENT)
         self.trusts = True
         try:
             self.session.verified(challenge)
@@ -103,7 +103,7 @@ class Impostor:
         return protocol.decode(self.session.verified(self._file.readline().rstrip(b"\n")))
 
     def hears_nothing(self) -> bool:
-        """Whether rank 0 ended the connection without a word."""
+        """Returns whether rank 0 closed the connection without a message."""
         try:
             return self._file.read() == b""
         except ConnectionError:
@@ -115,7 +115,7 @@ class Impostor:
 
 
 def connected(port: int) -> socket.socket:
-    """A connection to rank 0's port, as soon as it listens there."""
+    """Connects to rank 0's port once rank 0 listens."""
     deadline = time.monotonic() + LONG_S
     while True:
         try:

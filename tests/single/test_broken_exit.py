@@ -1,4 +1,4 @@
-"""A coordinator whose job is broken ends as Python would end it, but for what TensorFlow takes down."""
+"""A coordinator of a broken job exits as under Python, but without TensorFlow's destructors."""
 
 from __future__ import annotations
 

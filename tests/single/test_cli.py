@@ -1,4 +1,4 @@
-"""The command line: every mistake is told before anything is started, with the next step."""
+"""The command line: errors are reported before anything starts, with the next step."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_wrong_command(words: list[str], message: str, capsys: pytest.CaptureF
     [
         (["-np", "2"], "no script is given"),
         (["train.py"], "-np, the number of workers, is missing"),
-        (["train.py", "-np", "2"], "-np, the number of workers, is missing. It stands before the script"),
+        (["train.py", "-np", "2"], "-np, the number of workers, is missing. Put it before the script"),
         (["-np", "two", "train.py"], "expected a number of workers, such as `-np 2`, received 'two'"),
         (["-np", "2", "tain.py"], "there is no script 'tain.py'. Did you mean 'train.py'?"),
         (["-np", "2", "python", "train.py"], "Type: tfdistkit run -np 2 train.py\n"),
@@ -66,7 +66,7 @@ def test_a_wrong_command(words: list[str], message: str, capsys: pytest.CaptureF
         (["-np", "2", "--max-restart", "1", "train.py"], "Did you mean '--max-restarts'?"),
     ],
 )
-def test_a_mistake_in_the_words_of_run(
+def test_errors_in_the_arguments_of_run(
     script: str, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as leave:
@@ -90,7 +90,9 @@ def test_a_mistake_in_the_words_of_run(
         (["-np", "2", "--log-dir", "train.py/logs", "train.py"], "The folder for the logs cannot be used"),
     ],
 )
-def test_a_wish_that_cannot_be(script: str, words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_options_of_run(
+    script: str, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["run", *words]) == 2
     assert message in capsys.readouterr().err
 
@@ -107,7 +109,7 @@ def test_a_wish_that_cannot_be(script: str, words: list[str], message: str, caps
         ["train.py"],
     ],
 )
-def test_what_stands_after_the_script_is_the_scripts(script: str, rest: list[str]) -> None:
+def test_arguments_after_the_script_belong_to_it(script: str, rest: list[str]) -> None:
     assert parse(["-np", "2", script, *rest]).program == (script, *rest)
     assert parse(["-np", "2", "--", script, *rest]).program == (script, *rest)
     assert parse(["-np", "2", "-m", "json.tool", *rest]).program == ("-m", "json.tool", *rest)

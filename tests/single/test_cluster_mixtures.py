@@ -1,4 +1,4 @@
-"""Several launchers speak of clusters in one environment: which one counts, and what is a mistake."""
+"""Variables of several launchers in one environment: the one in use, and conflicts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from slurm_steps import BATCH, SALLOC, put, step
 
 from tfdistkit import env
 from tfdistkit.cluster import ClusterSpec, detect_cluster
-from tfdistkit.cluster.detection import look_around
+from tfdistkit.cluster.detection import run_all_readers
 from tfdistkit.errors import ClusterConfigError
 
 
@@ -31,7 +31,7 @@ def hydra(rank: int, size: int) -> dict[str, str]:
 
 
 def srun(rank: int, size: int, **more: str) -> dict[str, str]:
-    """One task on each of as many nodes."""
+    """Returns the variables of one task on each of `size` nodes."""
     nodelist = "n1" if size == 1 else f"n[1-{size}]"
     counts = "1" if size == 1 else f"1(x{size})"
     return step([f"n{i + 1}" for i in range(size)], nodelist, counts, **more)[rank]
@@ -69,7 +69,7 @@ HARMLESS: dict[str, tuple[list[dict[str, str]], str, int, int]] = {
     "srun --mpi=pmix": ([srun(1, 2), {"PMIX_RANK": "1"}], "SLURM's variables", 1, 2),
     "srun --mpi=pmi2": ([srun(1, 2), {"PMI_RANK": "1", "PMI_SIZE": "2"}], "SLURM's variables", 1, 2),
     "srun": ([srun(1, 2)], "SLURM's variables", 1, 2),
-    # What is not used may be wrong.
+    # Descriptions that are not used may be invalid.
     "tfdistkit run among remains of a step": (
         [BATCH, {"SLURM_STEP_NODELIST": "n["}, tf_config(1, 2), LAUNCHED], "TF_CONFIG", 1, 2,
     ),
@@ -84,7 +84,7 @@ def test_harmless(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     assert (found.source, found.rank, found.world_size) == (source, rank, size)
 
 
-# name: (variables, what is said of the first, what is said of the second, the two choices)
+# name: (variables, text on the first, text on the second, the two values of TFDISTKIT_CLUSTER)
 WRONG: dict[str, tuple[list[dict[str, str]], str, str, str]] = {
     "tfdistkit run in every task of a step": (
         [srun(3, 4), tf_config(1, 2), LAUNCHED],
@@ -133,10 +133,10 @@ WRONG: dict[str, tuple[list[dict[str, str]], str, str, str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_mixtures_show_both(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_conflicts_show_both(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     variables, first, second, choices = WRONG[name]
     put(monkeypatch, *variables)
-    with pytest.raises(ClusterConfigError, match="tell this process two different things") as caught:
+    with pytest.raises(ClusterConfigError, match="must describe the same job") as caught:
         detect_cluster()
     for words in (first, second, choices, "Received: ", "Expected: "):
         assert words in str(caught.value)
@@ -159,7 +159,7 @@ def test_a_long_tf_config_is_shortened(monkeypatch: pytest.MonkeyPatch) -> None:
         ("single", "single process", 0, 1),
     ],
 )
-def test_the_user_says_which_one_counts(
+def test_the_user_selects_the_source(
     monkeypatch: pytest.MonkeyPatch, choice: str, source: str, rank: int, size: int
 ) -> None:
     put(monkeypatch, tf_config(0, 2), horovod(2, 3), mpirun(3, 4), srun(4, 5), {env.CLUSTER: choice})
@@ -170,23 +170,26 @@ def test_the_user_says_which_one_counts(
 @pytest.mark.parametrize(
     ("variables", "words"),
     [
-        ({env.CLUSTER: "slrum"}, "Did you mean 'slurm'.*one of: tf_config, horovod, mpi, slurm, single"),
-        ({env.CLUSTER: "slurm", **BATCH}, "nothing is there.*TFDISTKIT_CLUSTER=slurm.*SLURM_STEP_ID"),
+        ({env.CLUSTER: "slrum"}, "must be one of: tf_config, horovod, mpi, slurm, single. Did you mean 'slurm'"),
+        (
+            {env.CLUSTER: "slurm", **BATCH},
+            "must name a launcher whose variables are set.*TFDISTKIT_CLUSTER=slurm.*SLURM_STEP_ID",
+        ),
     ],
 )
-def test_a_wrong_choice(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], words: str) -> None:
+def test_an_invalid_selection(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], words: str) -> None:
     put(monkeypatch, variables)
     with pytest.raises(ClusterConfigError, match=f"(?s){words}"):
         detect_cluster()
 
 
-def test_look_around(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [(one.reader, one.variables, one.cluster) for one in look_around()] == [
+def test_run_all_readers(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [(one.reader, one.variables, one.cluster) for one in run_all_readers()] == [
         (name, {}, None) for name in ("tf_config", "horovod", "mpi", "slurm")
     ]
     put(monkeypatch, {env.TF_CONFIG: "{"}, horovod(2, 3), BATCH)
-    tf, hvd, mpi, slurm = look_around()
-    assert tf.cluster is None and "TF_CONFIG is not JSON" in str(tf.error)
+    tf, hvd, mpi, slurm = run_all_readers()
+    assert tf.cluster is None and "TF_CONFIG must be JSON" in str(tf.error)
     assert hvd.variables == horovod(2, 3) and hvd.error is None
     assert hvd.cluster == ClusterSpec({}, hvd.cluster.task, source="Horovod's variables", size=3)
     assert (mpi.variables, mpi.cluster, slurm.cluster, slurm.error) == ({}, None, None, None)

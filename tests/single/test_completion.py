@@ -1,4 +1,4 @@
-"""What the shell offers on TAB: bash itself asks; zsh and fish by the variables that they would set."""
+"""Completion on TAB: in bash itself; in zsh and fish by the variables that they set."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import atexit, sys
 from tfdistkit.cli.main import main
 sys.exit(main())
 """
-# As bash does it on TAB, without a terminal.
+# Bash's steps on TAB, without a terminal.
 ASK = """
 eval "$(register-python-argcomplete tfdistkit)"
 COMP_LINE="$1" COMP_POINT=${#1} COMP_TYPE=9
@@ -28,7 +28,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """A folder with a script and the command, and variables in which a shell finds the command."""
+    """Returns variables of a shell that finds the command, in a folder with a script."""
     (tmp_path / "train.py").touch()
     (tmp_path / "bin").mkdir()
     command = tmp_path / "bin" / "tfdistkit"
@@ -83,7 +83,7 @@ def test_in_other_shells(environment: dict[str, str], tmp_path: Path, shell: str
 def test_nothing_heavy_is_loaded(environment: dict[str, str], tmp_path: Path) -> None:
     look = "heavy = {'tensorflow', 'keras', 'numpy', 'horovod', 'cloudpickle', 'asyncio'}"
     look += "\natexit.register(lambda: print(*(heavy & set(sys.modules)), file=sys.stderr))\nos_exit = __import__('os')"
-    look += "\nos_exit._exit = lambda code: sys.exit(code)\n"  # argcomplete leaves by it
+    look += "\nos_exit._exit = lambda code: sys.exit(code)\n"  # argcomplete exits by it
     command = tmp_path / "bin" / "tfdistkit"
     command.write_text(command.read_text().replace("import atexit, sys\n", f"import atexit, sys\n{look}"))
     line = "tfdistkit run --backe"
@@ -96,7 +96,7 @@ def test_nothing_heavy_is_loaded(environment: dict[str, str], tmp_path: Path) ->
     assert (asked.stdout, asked.stderr.strip()) == ("", "")
 
 
-def test_without_argcomplete_the_shell_gets_no_answer(environment: dict[str, str], tmp_path: Path) -> None:
+def test_without_argcomplete_nothing_is_proposed(environment: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "hidden").mkdir()
     (tmp_path / "hidden" / "argcomplete.py").write_text("raise ImportError('not installed')")
     modules = os.pathsep.join([str(tmp_path / "hidden"), environment["PYTHONPATH"]])

@@ -20,7 +20,7 @@ def test_integer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(env.LOCAL_RANK, "12")
     assert env.integer(env.LOCAL_RANK) == 12
     monkeypatch.setenv(env.LOCAL_RANK, "twelve")
-    with pytest.raises(ClusterConfigError, match="`TFDISTKIT_LOCAL_RANK` is not a number. Received: 'twelve'"):
+    with pytest.raises(ClusterConfigError, match="`TFDISTKIT_LOCAL_RANK` must be an integer. Received: 'twelve'"):
         env.integer(env.LOCAL_RANK)
 
 

@@ -1,4 +1,4 @@
-"""`tfdistkit env`: what was found, what was chosen, and why not."""
+"""`tfdistkit env`: the detected descriptions, the selected one, and errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def shown(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> tup
 def test_a_single_process(capsys: pytest.CaptureFixture[str]) -> None:
     rows, error = shown(capsys)
     assert rows[:5] == [
-        "found, in the order in which it counts:",
+        "found, in order of priority:",
         "  tf_config   -",
         "  horovod     -",
         "  mpi         -",
@@ -82,49 +82,49 @@ def test_a_server_has_no_rank(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert "rank          none, as a ps does not train" in shown(capsys)[0]
 
 
-def test_a_wrong_mixture(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_conflict(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     put(monkeypatch, step(["n1", "n2"], "n[1-2]", "1(x2)")[0], {env.TF_CONFIG: TF_CONFIG})
     rows, error = shown(capsys, code=2)
     assert "  tf_config   rank 1 of 2" in rows and "  slurm       rank 0 of 2" in rows
     assert not any(row.startswith("rank ") for row in rows), "nothing was chosen"
-    assert error.startswith("tfdistkit env: TF_CONFIG and SLURM's variables tell this process two different things.")
+    assert error.startswith("tfdistkit env: TF_CONFIG and SLURM's variables must describe the same job.")
     told = json.loads("\n".join(shown(capsys, "--json", code=2)[0]))
-    assert told["cluster"] is None and "two different things" in told["error"]
+    assert told["cluster"] is None and "must describe the same job" in told["error"]
 
 
-def test_the_choice_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_selected_source_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     put(monkeypatch, step(["n1", "n2"], "n[1-2]", "1(x2)")[0], {env.TF_CONFIG: TF_CONFIG, env.CLUSTER: "slurm"})
     rows, _ = shown(capsys)
-    assert "  TFDISTKIT_CLUSTER=slurm: nothing else counts" in rows
+    assert "  TFDISTKIT_CLUSTER=slurm: all other sources are ignored" in rows
     assert "cluster from  SLURM's variables" in rows and "rank          0" in rows
 
 
-def test_a_mistake_of_one_reader(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_of_one_reader(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     put(monkeypatch, {env.TF_CONFIG: "{" + "x" * 1000})
     rows, error = shown(capsys, code=2)
-    assert rows[1].startswith("  tf_config   wrong: TF_CONFIG is not JSON")
+    assert rows[1].startswith("  tf_config   invalid: TF_CONFIG must be JSON")
     assert rows[2] == "    TF_CONFIG={" + "x" * 99 + "..."
-    assert "TF_CONFIG is not JSON" in error
+    assert "TF_CONFIG must be JSON" in error
 
 
-def test_jobs_that_are_no_clusters(
+def test_jobs_without_a_cluster(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "hosts").write_text("a 4 all.q@a UNDEFINED\nb 2 all.q@b UNDEFINED\n")
     put(monkeypatch, BATCH, {"PE_HOSTFILE": str(tmp_path / "hosts")})
     rows, _ = shown(capsys)
-    assert "  SLURM job   4711, outside of its steps: one process. `srun` starts several." in rows
-    assert "  SGE job     a:4, b:2: this is one process on them" in rows
+    assert "  SLURM job   4711, outside of its steps: a single process. Start several with `srun`." in rows
+    assert "  SGE job     a:4, b:2: a single process" in rows
     assert "cluster from  single process" in rows
     put(monkeypatch, {"PE_HOSTFILE": str(tmp_path / "none")})
-    assert any(row.startswith("  SGE job     wrong: The file") for row in shown(capsys)[0])
+    assert any(row.startswith("  SGE job     invalid: `PE_HOSTFILE`") for row in shown(capsys)[0])
 
 
 def test_ranks_without_addresses(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     put(monkeypatch, {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2"})
     rows, _ = shown(capsys)
     assert "  horovod     rank 1 of 2" in rows
-    assert rows[-1] == "addresses     not told: enough for the strategy 'horovod', too little for 'multiworker'"
+    assert rows[-1] == "addresses     unknown: the strategy 'horovod' works, 'multiworker' does not"
     assert json.loads("\n".join(shown(capsys, "--json")[0]))["cluster"]["addresses"] is None
 
 
@@ -134,7 +134,7 @@ def test_many_addresses(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     assert len(json.loads("\n".join(shown(capsys, "--json")[0]))["cluster"]["addresses"]["worker"]) == 100
 
 
-def test_a_wrong_word(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_option(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as leave:
         main(["env", "--jason"])
     assert leave.value.code == 2
@@ -142,7 +142,7 @@ def test_a_wrong_word(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_as_a_command() -> None:
-    """Exit code, both streams, and no TensorFlow, in a process of its own."""
+    """Exit code, both streams, and no TensorFlow, in a separate process."""
     code = "import sys, tfdistkit.cli.main as m; c = m.main(['env']); print(sorted({'tensorflow', 'keras', 'numpy'} & "
     code += "set(sys.modules))); sys.exit(c)"
     variables = env.child_env({**step(["n1", "n2"], "n[1-2]", "1(x2)")[0], env.TF_CONFIG: TF_CONFIG})

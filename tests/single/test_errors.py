@@ -14,20 +14,20 @@ TREE = [one for _, one in inspect.getmembers(errors, inspect.isclass) if issubcl
 
 
 @pytest.mark.parametrize("kind", TREE)
-def test_each_error_is_in_the_drawn_tree_with_its_built_in(kind: type[Exception]) -> None:
+def test_the_docstring_lists_each_error_with_its_built_in(kind: type[Exception]) -> None:
     line = next(line for line in (errors.__doc__ or "").splitlines() if kind.__name__ in line)
     for built_in in (ValueError, ImportError, RuntimeError, TimeoutError):
         assert issubclass(kind, built_in) == (f"({built_in.__name__})" in line)
 
 
 @pytest.mark.parametrize("kind", TREE)
-def test_errors_survive_the_way_between_processes(kind: type[Exception]) -> None:
+def test_errors_can_be_pickled(kind: type[Exception]) -> None:
     for copied in (pickle.loads(pickle.dumps(kind("what"))), copy.copy(kind("what"))):
         assert type(copied) is kind
         assert str(copied) == "what"
 
 
-def test_the_failure_survives_too() -> None:
+def test_the_failure_can_be_pickled() -> None:
     error = pickle.loads(pickle.dumps(errors.WorkerFailedError("what", failure={"rank": 1})))
     assert error.failure == {"rank": 1}
 

@@ -1,4 +1,4 @@
-"""Crash records, which failure is the cause, and how it is told."""
+"""Crash records, the first cause among failures, and the report."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ ABORTED = replace(
 )
 
 
-def test_a_crash_record_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_a_crash_record_round_trip(tmp_path: Path) -> None:
     write_crash(tmp_path, RECORD)
     assert read_crash(tmp_path) == RECORD
     assert [path.name for path in tmp_path.iterdir()] == ["error.json"]
 
 
 @pytest.mark.parametrize("text", [None, "", "{", "[]", '{"rank": 1}', '{"unknown": 1}', "3"])
-def test_what_is_no_crash_record_is_none(tmp_path: Path, text: str | None) -> None:
+def test_an_invalid_crash_record_is_none(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / "error.json").write_text(text)
     assert read_crash(tmp_path) is None
@@ -53,7 +53,7 @@ def test_what_is_no_crash_record_is_none(tmp_path: Path, text: str | None) -> No
     [
         ([RAISED, replace(KILLED, time=9.0)], [1, 0]),
         ([replace(RAISED, time=9.0), KILLED], [0, 1]),
-        # A consequence is never the cause, even when a clock says so.
+        # A consequence is never the cause, even if it is earlier by the clock.
         ([replace(ABORTED, time=9.0), KILLED], [1, 0]),
         ([replace(ABORTED, time=9.0), replace(ABORTED, rank=2, time=8.0)], [2, 0]),
         ([replace(RAISED, rank=3), RAISED], [0, 3]),
@@ -64,7 +64,7 @@ def test_the_first_cause_comes_first(failures: list[Failure], ranks: list[int]) 
     assert [failure.rank for failure in first_cause_first(failures)] == ranks
 
 
-def test_what_a_coordinator_says_of_a_lost_server_is_a_consequence() -> None:
+def test_a_coordinators_error_on_a_lost_server_is_a_consequence() -> None:
     for message in ("Ps 0 has shown no sign of life for 20 seconds", "Ps 0 is gone, and the variables on it with it."):
         chief = replace(ABORTED, role="chief", message=message, time=1.0)
         assert first_cause_first([chief, replace(KILLED, role="ps")])[0].name == ProcessName(1, "ps")
@@ -79,7 +79,7 @@ def test_what_a_coordinator_says_of_a_lost_server_is_a_consequence() -> None:
         (RendezvousError("rank 1 did not come"), True),
     ],
 )
-def test_types_tell_a_consequence(error: Exception, is_consequence: bool) -> None:
+def test_consequences_by_type(error: Exception, is_consequence: bool) -> None:
     failure = replace(RAISED, error_type=type(error).__name__, message=str(error), kinds=kinds_of(error))
     assert failure.is_consequence is is_consequence
     try:
@@ -89,7 +89,7 @@ def test_types_tell_a_consequence(error: Exception, is_consequence: bool) -> Non
 
 
 @pytest.mark.tensorflow
-def test_errors_of_tensorflow_tell_a_consequence_by_their_text() -> None:
+def test_consequences_by_text_of_tensorflows_errors() -> None:
     import tensorflow as tf
 
     for text, is_consequence in (("Collective ops is aborted by: Socket closed", True), ("no such file", False)):
@@ -97,7 +97,7 @@ def test_errors_of_tensorflow_tell_a_consequence_by_their_text() -> None:
         assert replace(RAISED, message=text, kinds=kinds_of(error)).is_consequence is is_consequence
 
 
-def test_kinds_end_where_causes_turn_in_a_circle() -> None:
+def test_kinds_of_circular_causes() -> None:
     one, two = ValueError("one"), KeyError("two")
     one.__cause__, two.__cause__ = two, one
     assert {"builtins.ValueError", "builtins.KeyError"} <= set(kinds_of(one))
@@ -116,7 +116,7 @@ def test_the_headline(failure: Failure, words: str) -> None:
     assert failure.headline == words
 
 
-def test_a_failure_is_told_with_all_that_is_known(tmp_path: Path) -> None:
+def test_a_failure_is_described_completely(tmp_path: Path) -> None:
     log = tmp_path / "stderr"
     told = describe_failure(replace(RAISED, log_path=log))
     assert told.splitlines()[0] == "rank 0 raised ValueError (host node7, pid 4710, exit code 1)"
@@ -124,7 +124,7 @@ def test_a_failure_is_told_with_all_that_is_known(tmp_path: Path) -> None:
     assert told.endswith("the end of its traceback:\n    T\n    ValueError: no")
 
 
-def test_without_a_traceback_the_log_speaks(tmp_path: Path) -> None:
+def test_without_a_traceback_the_log_is_shown(tmp_path: Path) -> None:
     log = tmp_path / "stderr"
     bar = b"1/9\b\b\b\r9/9\n"
     log.write_bytes(b"x" * 100_000 + b"\nline\n" * 5 + bar + b"\xff the end\n\n")
@@ -144,7 +144,7 @@ def test_a_long_traceback_is_cut_at_its_start() -> None:
     assert lines[-1] == "    line 499" and lines[-16] == "    ..." and len(lines) < 24
 
 
-def test_a_run_is_told_on_one_screen(tmp_path: Path) -> None:
+def test_a_run_is_described_on_one_screen(tmp_path: Path) -> None:
     others = [replace(ABORTED, rank=rank) for rank in range(2, 40)]
     told = describe_run([KILLED, *others], suspended=[ProcessName(5)], stopped=ALL, kept=tmp_path)
     assert told.splitlines()[0].startswith("rank 1 was killed by SIGKILL")
@@ -154,7 +154,7 @@ def test_a_run_is_told_on_one_screen(tmp_path: Path) -> None:
     assert len(told.splitlines()) < 24
 
 
-def test_roles_are_told_by_their_names(tmp_path: Path) -> None:
+def test_roles_have_names(tmp_path: Path) -> None:
     chief, worker, ps = (ProcessName(0, "chief"), ProcessName(3, "worker"), ProcessName(0, "ps"))
     killed = replace(KILLED, role="ps", rank=0, remark="It had been suspended.")
     earlier = replace(RAISED, role="worker", rank=3, time=9.0)
@@ -162,16 +162,16 @@ def test_roles_are_told_by_their_names(tmp_path: Path) -> None:
     lines = told.splitlines()
     assert lines[0] == "ps 0 was killed by SIGKILL (host node7, pid 4711, exit code 137)"
     assert lines[1] == "It had been suspended.", "what the launcher knows is better than a guess"
-    assert lines[2] == "chief had been suspended (SIGSTOP), so the others waited in vain."
+    assert lines[2] == "chief had been suspended (SIGSTOP), which blocked the other processes."
     assert lines[3] == "Before, worker 3 raised ValueError too."
     assert lines[4] == "Stopped because of it: chief, worker 3."
     assert lines[5] == "Earlier: worker 1 was gone."
     assert [name.folder for name in (chief, worker, ps, ProcessName(2))] == ["chief.0", "worker.3", "ps.0", "rank.2"]
 
 
-def test_a_mere_consequence_is_told_as_one() -> None:
-    assert "none had failed before it" in describe_run([ABORTED])
-    assert "none had failed before it" not in describe_run([KILLED])
+def test_a_consequence_alone_is_described_as_one() -> None:
+    assert "no worker had failed before it" in describe_run([ABORTED])
+    assert "no worker had failed before it" not in describe_run([KILLED])
 
 
 def test_signal_names() -> None:
@@ -179,7 +179,7 @@ def test_signal_names() -> None:
     assert signal_name(63).startswith("signal 63") or signal_name(63).startswith("SIG")
 
 
-def test_events_are_read_as_they_were_written(tmp_path: Path) -> None:
+def test_an_event_round_trip(tmp_path: Path) -> None:
     with EventLog(tmp_path) as events:
         events.add("one", rank=1)
         events.add("two", text="ü\n")

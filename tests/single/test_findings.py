@@ -1,4 +1,4 @@
-"""What the doctor says of what it found."""
+"""The findings of the doctor as text and JSON, and its exit codes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_versions(version: str, level: Level) -> None:
         (None, [], False, Level.NOTE, "none"),
         (None, [], True, Level.WARNING, "built without CUDA"),
         ("12.5", ["A100", "A100"], True, Level.GOOD, "A100, A100"),
-        ("12.5", [], True, Level.WARNING, "TensorFlow does not see it"),
+        ("12.5", [], True, Level.WARNING, "not visible to TensorFlow"),
         ("12.5", [], False, Level.NOTE, "none"),
     ],
 )
@@ -73,13 +73,13 @@ def test_gpus(
 
 def test_a_tensorflow_that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_ASK_TENSORFLOW", "import sys; sys.exit('no such library: libfoo')")
-    findings, facts = machine.look_at_versions()
+    findings, facts = machine.check_versions()
     (found,) = (finding for finding in findings if finding.name == "TensorFlow")
     assert found.level is Level.PROBLEM and "libfoo" in found.told and "pip install" in found.do
     assert "problem" in facts
 
 
-def test_a_name_that_stands_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_name_that_does_not_resolve(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(name: str) -> str:
         raise OSError("unknown")
 
@@ -93,29 +93,31 @@ def test_a_proxy_between_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("no_proxy", "NO_PROXY", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("http_proxy", "http://proxy:3128")
-    assert "http_proxy set" in next(one.told for one in machine.look_at_network() if one.name == "proxy")
+    assert "http_proxy set" in next(one.told for one in machine.check_network() if one.name == "proxy")
     monkeypatch.setenv("no_proxy", "localhost")
-    assert "proxy" not in [one.name for one in machine.look_at_network()]
+    assert "proxy" not in [one.name for one in machine.check_network()]
 
 
-def test_the_exit_code_and_what_is_tried(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_exit_code_and_the_tried_strategies(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     tried: list[Any] = []
-    monkeypatch.setattr(doctor, "look_at_versions", lambda: ([FINDINGS[0]], {"horovod": None}))
+    monkeypatch.setattr(doctor, "check_versions", lambda: ([FINDINGS[0]], {"horovod": None}))
     monkeypatch.setattr(doctor, "try_strategies", lambda names, hosts, env: tried.append(list(names)) or [])
     assert doctor.main(["--json"]) == 0
     assert tried == [["mirrored", "central_storage", "multiworker", "parameter_server"]]
     assert json.loads(capsys.readouterr().out)["ok"] is True
     assert doctor.main(["--strategy", "horovod", "--strategy", "mirrored"]) == 1
-    assert tried[1:] == [["mirrored"]], "what is not installed is not tried"
+    assert tried[1:] == [["mirrored"]], "only installed strategies are tried"
     assert "Horovod is not installed" in capsys.readouterr().out
-    monkeypatch.setattr(doctor, "look_at_versions", lambda: ([FINDINGS[0]], {"horovod": "0.28.1"}))
+    monkeypatch.setattr(doctor, "check_versions", lambda: ([FINDINGS[0]], {"horovod": "0.28.1"}))
     assert doctor.main(["--strategy", "horovod", "--strategy", "mirrored"]) == 0
     assert tried[2:] == [["horovod", "mirrored"]]
     bad = Finding("strategies", "horovod", Level.PROBLEM, "no", "build it")
     monkeypatch.setattr(doctor, "try_strategies", lambda names, hosts, env: [bad])
     assert doctor.main(["--strategy", "horovod"]) == 1
     assert "  horovod: build it" in capsys.readouterr().out
-    monkeypatch.setattr(doctor, "look_at_versions", lambda: ([], {"horovod": None, "problem": "broken"}))
+    monkeypatch.setattr(doctor, "check_versions", lambda: ([], {"horovod": None, "problem": "broken"}))
     assert doctor.main([]) == 0, "without TensorFlow nothing is tried; its finding is the problem"
 
 

@@ -1,4 +1,4 @@
-"""The store in which Gloo ranks meet, asked as Gloo asks it: over real sockets."""
+"""The store for the rendezvous of Gloo ranks, with Gloo's requests over real sockets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def store() -> Iterator[GlooStore]:
 
 
 def ask(store: GlooStore, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
-    """As Horovod's client composes its URLs of what it is told."""
+    """Composes a URL as Horovod's client does."""
     told = store_variables(*store.address, store.secret)
     url = f"http://{told['HOROVOD_GLOO_RENDEZVOUS_ADDR']}:{told['HOROVOD_GLOO_RENDEZVOUS_PORT']}{path}"
     return ask_as_stranger(store, method, urlsplit(url).path, body)
@@ -45,7 +45,7 @@ def path_of(store: GlooStore, path: str = "/global/0") -> str:
     return f"/{store.secret}:{store.address[1]}{path}"
 
 
-def test_keeps_any_bytes(store: GlooStore) -> None:
+def test_stores_any_bytes(store: GlooStore) -> None:
     value = bytes(range(256)) * 250
     assert ask(store, "GET", "/local_here/0") == (404, b"")
     assert ask(store, "PUT", "/local_here/0", value) == (200, b"")
@@ -56,7 +56,7 @@ def test_keeps_any_bytes(store: GlooStore) -> None:
     assert ask(store, "DELETE", "/local_here/0")[0] == 200
 
 
-def test_addresses_are_told_when_all_are_there(store: GlooStore) -> None:
+def test_addresses_are_served_once_all_are_put(store: GlooStore) -> None:
     ask(store, "PUT", "/global/0", b"mine")
     with ThreadPoolExecutor(2) as pool:
         own, other = pool.submit(ask, store, "GET", "/global/0"), pool.submit(ask, store, "GET", "/global/1")
@@ -67,7 +67,7 @@ def test_addresses_are_told_when_all_are_there(store: GlooStore) -> None:
         assert other.result(DEADLINE_S) == (200, b"yours")
 
 
-def test_the_names_of_hosts_are_told_before_addresses(store: GlooStore) -> None:
+def test_host_names_are_served_before_addresses(store: GlooStore) -> None:
     with ThreadPoolExecutor(1) as pool:
         name = pool.submit(ask, store, "GET", "/global/rank_0")
         time.sleep(0.1)
@@ -76,7 +76,7 @@ def test_the_names_of_hosts_are_told_before_addresses(store: GlooStore) -> None:
         assert name.result(DEADLINE_S) == (200, b"host")
 
 
-def test_ranks_meet_again(store: GlooStore) -> None:
+def test_a_second_rendezvous(store: GlooStore) -> None:
     for addresses in ((b"a", b"b"), (b"c", b"d")):
         for rank, address in enumerate(addresses):
             ask(store, "PUT", f"/global/{rank}", address)
@@ -85,7 +85,7 @@ def test_ranks_meet_again(store: GlooStore) -> None:
             ask(store, "DELETE", f"/global/{rank}")
 
 
-def test_patience_ends() -> None:
+def test_waiting_requests_time_out() -> None:
     with contextlib.closing(GlooStore(2, patience_s=0.2)) as store:
         ask(store, "PUT", "/global/0", b"mine")
         assert ask(store, "GET", "/global/1") == (404, b"")
@@ -106,7 +106,7 @@ def test_a_huge_or_nameless_length_is_refused(store: GlooStore) -> None:
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
-def test_who_does_not_know_the_secret_reads_and_writes_nothing(store: GlooStore, method: str) -> None:
+def test_without_the_secret_nothing_is_read_or_written(store: GlooStore, method: str) -> None:
     ask(store, "PUT", "/local_here/0", b"precious")
     port = store.address[1]
     guesses = ("", "/", f"/{store.secret}", f"/:{port}", f"/{'0' * 32}:{port}", f"/{store.secret[:-1]}:{port}")
@@ -115,7 +115,7 @@ def test_who_does_not_know_the_secret_reads_and_writes_nothing(store: GlooStore,
     assert ask(store, "GET", "/local_here/0") == (200, b"precious")
 
 
-def test_each_store_has_a_secret_of_its_own(store: GlooStore) -> None:
+def test_each_store_has_its_own_secret(store: GlooStore) -> None:
     with contextlib.closing(GlooStore(2)) as other:
         assert other.secret != store.secret and len(store.secret) == 32
 
@@ -134,7 +134,7 @@ def test_ranks_cannot_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         assert ask(store, "PUT", f"/a/{'k' * 600}", b"")[0] == 400
 
 
-def test_strangers_that_say_nothing_keep_no_rank_out(store: GlooStore) -> None:
+def test_silent_connections_do_not_block_ranks(store: GlooStore) -> None:
     """Many connections, held open: the oldest ones are closed, and ranks are served."""
     with contextlib.ExitStack() as stack:
         strangers = [stack.enter_context(socket.create_connection(store.address, DEADLINE_S)) for _ in range(200)]
@@ -143,10 +143,8 @@ def test_strangers_that_say_nothing_keep_no_rank_out(store: GlooStore) -> None:
         assert threading.active_count() < 150
 
 
-def test_a_stranger_that_never_ends_its_question_is_turned_away(
-    store: GlooStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gloo_store, "_PATIENCE_WITH_STRANGERS_S", 0.3)
+def test_an_endless_request_is_disconnected(store: GlooStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gloo_store, "_SECRET_TIMEOUT_S", 0.3)
     with socket.create_connection(store.address, timeout=DEADLINE_S) as stranger:
         with pytest.raises(OSError):
             for _ in range(DEADLINE_S * 100):
@@ -154,8 +152,8 @@ def test_a_stranger_that_never_ends_its_question_is_turned_away(
                 time.sleep(0.01)
 
 
-def test_a_rank_that_waits_is_no_stranger(store: GlooStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gloo_store, "_PATIENCE_WITH_STRANGERS_S", 0.1)
+def test_a_waiting_rank_is_not_disconnected(store: GlooStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gloo_store, "_SECRET_TIMEOUT_S", 0.1)
     with ThreadPoolExecutor(1) as pool:
         ask(store, "PUT", "/global/0", b"mine")
         waiting = pool.submit(ask, store, "GET", "/global/1")
@@ -164,7 +162,7 @@ def test_a_rank_that_waits_is_no_stranger(store: GlooStore, monkeypatch: pytest.
         assert waiting.result(DEADLINE_S) == (200, b"yours")
 
 
-def test_a_rank_that_dies_while_it_speaks_leaves_nothing(store: GlooStore) -> None:
+def test_a_rank_that_dies_during_a_put_stores_nothing(store: GlooStore) -> None:
     with socket.create_connection(store.address, timeout=DEADLINE_S) as dying:
         head = f"PUT {path_of(store, '/local_x/0')} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n"
         dying.sendall(head.encode() + b"half")
@@ -172,7 +170,7 @@ def test_a_rank_that_dies_while_it_speaks_leaves_nothing(store: GlooStore) -> No
     assert ask(store, "GET", "/local_x/0")[0] == 404
 
 
-def test_closing_lets_go_of_those_who_wait_and_of_the_port() -> None:
+def test_close_answers_waiting_requests_and_releases_the_port() -> None:
     store = GlooStore(2)
     address = store.address
     with ThreadPoolExecutor(1) as pool:

@@ -1,4 +1,4 @@
-"""What tells ranks of Gloo on several hosts their places, and by which interface they go."""
+"""The variables of Gloo's ranks on several hosts, and their network interface."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tfdistkit.cluster.spec import local_place
 
 # Three ranks on a, two on b, one on c, in an order that no scheduler would choose.
 HOSTS = ("a", "b", "a", "c", "b", "a")
-# Of each rank: host, local rank, local size, and among the hosts with such a local rank: which, of how many.
+# For each rank: host, local rank, local size, cross rank and cross size.
 PLACES = (
     ("a", 0, 3, 0, 3),
     ("b", 0, 2, 1, 3),
@@ -25,7 +25,7 @@ PLACES = (
 
 
 @pytest.mark.parametrize("rank", range(6))
-def test_places_on_several_hosts(rank: int) -> None:
+def test_ranks_on_several_hosts(rank: int) -> None:
     addresses = {"worker": tuple(f"{host}:{5000 + number}" for number, host in enumerate(HOSTS))}
     task = TaskSpec("worker", rank)
     told = gloo_variables(ClusterSpec(addresses, task, *local_place(addresses, task)))
@@ -35,17 +35,17 @@ def test_places_on_several_hosts(rank: int) -> None:
     assert told["HOROVOD_CONTROLLER"] == told["HOROVOD_CPU_OPERATIONS"] == "gloo"
 
 
-def test_one_host_with_two_names_has_one() -> None:
+def test_a_host_with_two_names() -> None:
     addresses = {"worker": ("localhost:1", "127.0.0.1:2")}
     specs = [ClusterSpec(addresses, TaskSpec("worker", rank), rank, 2) for rank in (0, 1)]
     assert {gloo_variables(spec)["HOROVOD_HOSTNAME"] for spec in specs} == {"localhost"}
 
 
-def test_the_way_to_this_machine_itself() -> None:
+def test_the_interface_to_this_machine() -> None:
     assert own_ip_towards("127.0.0.1") == "127.0.0.1"
     assert interface_of("127.0.0.1") in [name for _, name in socket.if_nameindex()]
 
 
-def test_no_way() -> None:
+def test_no_route() -> None:
     assert own_ip_towards("no-such-host.invalid") is None
     assert interface_of("203.0.113.77") is None

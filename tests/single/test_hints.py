@@ -1,4 +1,4 @@
-"""What people type who know other launchers: it works, or the answer is the whole command to type."""
+"""Commands of users of other launchers: they work, or the error proposes the whole command."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_all_spellings_of_the_number_of_workers(words: str) -> None:
         ("run -np 3 -m train.py", "run -np 3 train.py"),
     ],
 )
-def test_the_answer_is_what_to_type(typed: str, right: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_error_proposes_a_command(typed: str, right: str, capsys: pytest.CaptureFixture[str]) -> None:
     try:
         code = main(shlex.split(typed))
     except SystemExit as leave:
@@ -79,14 +79,14 @@ def test_the_answer_is_what_to_type(typed: str, right: str, capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("typed", "told"),
     [
-        ("run -np2 train.py", "a space stands before the number: `-np 2`"),
+        ("run -np2 train.py", "put a space before the number: `-np 2`"),
         ("run -np train.py", "such as `-np 2`, received 'train.py'"),
         ("run -np 2 package", "'package' is a folder without a __main__.py"),
         ("run -np 2 ''", "the name of the script is empty"),
         ("run --log_dir x -np 2 train.py", "Did you mean '--log-dir'?"),
     ],
 )
-def test_what_is_near(typed: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_with_a_hint(typed: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(shlex.split(typed))
     assert told in capsys.readouterr().err

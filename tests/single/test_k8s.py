@@ -153,11 +153,11 @@ def test_values_of_secrets_stay_in_the_cluster(capsys: pytest.CaptureFixture[str
         assert json.dumps(told) in text
 
 
-def test_a_secret_in_the_manifest_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_secret_in_the_manifest_gives_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--env", "API_KEY=abc123", "--env", "DB=mysql://me:abc123@db/x", "--env", "SEED=7"]
     assert main(["k8s", "manifest", "--image", "i", "-np", "2", *words, "train.py"]) == 0
     captured = capsys.readouterr()
-    assert [line.split()[6] for line in captured.err.splitlines()] == ["API_KEY", "DB"] and "abc123" not in captured.err
+    assert [line.split()[9] for line in captured.err.splitlines()] == ["API_KEY", "DB"] and "abc123" not in captured.err
     assert "--env-from-secret API_KEY=SECRET:KEY" in captured.err
     assert "abc123" in captured.out, "it is what was asked for"
 

@@ -28,7 +28,7 @@ def test_the_limit_of_open_files_is_raised_or_named(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_plan_of_many_processes_takes_time_in_proportion() -> None:
-    """The addresses of all are written once, and hosts are counted once."""
+    """Addresses are serialised once, and hosts are counted once."""
     from tfdistkit.cluster import tf_config
     from tfdistkit.cluster.spec import ClusterSpec, TaskSpec
 

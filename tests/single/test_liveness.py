@@ -1,4 +1,4 @@
-"""Whether a task is alive, asked at its port; and how long a server waits for a coordinator that is not."""
+"""The liveness check of tasks, and the timeouts of a server for its coordinator."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SETTINGS = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 
 
 def answer(connection: socket.socket) -> None:
-    """What a gRPC server says to a client's preface, SETTINGS and PING."""
+    """Answers a client's preface, SETTINGS and PING as a gRPC server does."""
     heard = b""
     while len(heard) < 24 + 9 + 17:
         heard += connection.recv(100)
@@ -37,12 +37,12 @@ def answer(connection: socket.socket) -> None:
 
 
 def hang_up(connection: socket.socket) -> None:
-    """A server that is no gRPC server."""
+    """Closes the connection without an answer."""
 
 
 @contextlib.contextmanager
 def listening(speak: Callable[[socket.socket], None] | None, port: int = 0) -> Iterator[str]:
-    """A listener that speaks with everybody who comes; None accepts nobody, as a stopped process does."""
+    """Listens, and serves each connection with `speak`; with None accepts none, as a stopped process."""
     with socket.create_server(("127.0.0.1", port)) as listener:
 
         def serve() -> None:
@@ -70,7 +70,7 @@ def nowhere() -> str:
     return f"127.0.0.1:{free_ports(1)[0]}"
 
 
-def test_looks() -> None:
+def test_look() -> None:
     with listening(answer) as alive, listening(None) as stopped, listening(hang_up) as stranger:
         assert look(alive, SOON_S) is Sign.ALIVE
         assert look(stopped, 0.2) is Sign.SILENT
@@ -80,7 +80,7 @@ def test_looks() -> None:
 
 
 def flood(connection: socket.socket) -> None:
-    """Whoever took the port of a dead task, and never stops talking."""
+    """Sends without end, as a program that took the port of a dead task might."""
     while True:
         connection.sendall(bytes(65_536))
 
@@ -91,7 +91,7 @@ def drip(connection: socket.socket) -> None:
         time.sleep(0.001)
 
 
-def test_strangers_that_never_stop_talking_hold_nobody_up() -> None:
+def test_endless_answers_do_not_block_the_check() -> None:
     with listening(flood) as flooding, listening(drip) as dripping:
         assert look(flooding, SOON_S) is Sign.GONE
         assert look(dripping, 0.3) is Sign.SILENT
@@ -105,7 +105,7 @@ def test_waiting_for_tasks() -> None:
         assert found == {"worker 1": Sign.SILENT, "ps 0": Sign.GONE}
 
 
-def test_waiting_sees_who_comes_late() -> None:
+def test_waiting_sees_a_task_that_starts_late() -> None:
     port = free_ports(1)[0]
     waited: list[dict[str, Sign]] = []
     thread = threading.Thread(target=lambda: waited.append(wait_for({"ps 0": f"127.0.0.1:{port}"}, SOON_S)))
@@ -116,7 +116,7 @@ def test_waiting_sees_who_comes_late() -> None:
     assert waited == [{}]
 
 
-def test_a_watch_tells_for_how_long() -> None:
+def test_a_watch_measures_the_silence() -> None:
     port = free_ports(1)[0]
     with listening(None) as stopped, listening(answer) as alive:
         with listening(answer, port) as ending:
@@ -128,7 +128,7 @@ def test_a_watch_tells_for_how_long() -> None:
             assert time.monotonic() < deadline, [watch.missing_for(name) for name in names]
             time.sleep(0.05)
         assert (watch.sign("worker 0"), watch.sign("worker 1")) == (Sign.GONE, Sign.SILENT)
-        with listening(answer, port):  # It starts again.
+        with listening(answer, port):  # It restarts.
             while watch.missing(names, 1.5) != ["worker 1"]:
                 assert time.monotonic() < deadline
                 time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""The exchange between the ranks of one host: all ranks get the same rows, or none gets any."""
+"""The exchange between the ranks of one host: all ranks get the same rows, or none does."""
 
 from __future__ import annotations
 
@@ -57,25 +57,25 @@ def test_all_ranks_get_the_rows_in_order(three: Ranks) -> None:
 
 
 @pytest.mark.parametrize("late", range(3))
-def test_a_rank_that_comes_late_sends_all_to_the_collective(three: Ranks, late: int) -> None:
+def test_a_late_rank_makes_all_use_the_collective(three: Ranks, late: int) -> None:
     after = [0.0, 0.0, 0.0]
-    after[late] = 4 * local_exchange._PATIENCE_S
+    after[late] = 4 * local_exchange._JOIN_S
     assert at_once(three, *(gather(b"x", one) for one in after)) == [None] * 3
     assert at_once(three, *[gather(b"y")] * 3) == [[b"y"] * 3] * 3, "the next round is in step again"
 
 
-def test_rows_of_other_lengths_are_for_the_collective(three: Ranks) -> None:
-    """It knows that the ranks run different steps."""
+def test_rows_of_different_lengths_make_all_use_the_collective(three: Ranks) -> None:
+    """The collective detects that the ranks run different steps."""
     assert at_once(three, gather(b"x"), gather(b"x"), gather(b"xx")) == [None] * 3
     assert at_once(three, *[gather(b"y")] * 3) == [[b"y"] * 3] * 3
 
 
 @pytest.mark.parametrize("gone", range(3))
-def test_a_rank_that_is_gone_sends_the_others_to_the_collective(three: Ranks, gone: int) -> None:
+def test_a_lost_rank_makes_the_others_use_the_collective(three: Ranks, gone: int) -> None:
     three[gone].close()
     left = [one for one in three if one is not three[gone]]
     since = time.monotonic()
-    # With rank 0 alone gone, both lose their connection; else rank 0 finds out, and closes the other's.
+    # Without rank 0, both lose their connection; otherwise rank 0 detects it, and closes the other connection.
     assert at_once(left, *[gather(b"x")] * 2) == [None] * 2
     assert at_once(left, *[gather(b"x")] * 2) == [None] * 2
     assert time.monotonic() - since < 10
@@ -89,11 +89,11 @@ def test_a_rank_that_stops_before_its_vote(three: Ranks, monkeypatch: pytest.Mon
     assert stopped.gather(b"x") is None, "once it runs again, it uses the collective, too"
 
 
-def test_all_ranks_decide_alike_however_late_they_are() -> None:
-    """Delays around the patience, where one rank gives up while another one has just come."""
+def test_all_ranks_take_the_same_decision_whatever_their_delay() -> None:
+    """Delays near the timeout, where one rank gives up just as another one joins."""
     chance = random.Random(7)
     rounds = 60
-    limit = local_exchange._PATIENCE_S
+    limit = local_exchange._JOIN_S
     delays = [[chance.choice([0, 0, limit * chance.uniform(0.9, 1.1)]) for _ in range(3)] for _ in range(rounds)]
     ranks = connected(3)
     start = threading.Barrier(3)
@@ -120,7 +120,7 @@ def names() -> str:
     return Path("/proc/net/unix").read_text(encoding="ascii", errors="replace")
 
 
-def test_a_stranger_is_not_taken_for_a_rank() -> None:
+def test_another_program_is_not_taken_for_a_rank() -> None:
     """It may read the name of the socket, but not the token; what it sends is bounded, and it cannot end the job."""
     listener = Listener()
     address = local_exchange._address(listener.token)
@@ -138,7 +138,7 @@ def test_a_stranger_is_not_taken_for_a_rank() -> None:
         ranks = [first.result(DEADLINE_S), second]
     assert at_once(ranks, gather(b"a"), gather(b"b")) == [[b"a", b"b"]] * 2
     with pytest.raises(OSError):
-        connect(listener.token, 2)  # Nobody else can come.
+        connect(listener.token, 2)  # No other connection is accepted.
     for end in (*strangers, *ranks):
         end.close()
 
@@ -153,14 +153,14 @@ def test_another_user_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         try:
             second = connect(listener.token, 1)
         except OSError:
-            pass  # It was refused while it said who it is.
+            pass  # It was refused while it sent its token.
         else:
             assert second.gather(b"x") is None
         with pytest.raises(OSError):
             first.result(DEADLINE_S)
 
 
-def test_a_rank_that_does_not_come_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_timeout_for_a_missing_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_exchange, "_CONNECT_S", 0.2)
     with pytest.raises(OSError):
         Listener().accept(2)

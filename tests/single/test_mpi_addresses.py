@@ -1,4 +1,4 @@
-"""Which address a process of `mpirun` has for the others, and when the processes can exchange them."""
+"""The address of a process of `mpirun` for its peers, and the exchange of addresses."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ def test_when_addresses_can_be_exchanged(
         assert exchange_addresses(cluster, 1) is cluster
 
 
-def test_env_says_how_addresses_are_found(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_env_names_the_exchange_of_addresses(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     put(monkeypatch, OPEN_MPI, PMIX)
     assert main(["env"]) == 0
     assert "the strategy 'multiworker' exchanges them through PMIx" in capsys.readouterr().out
@@ -51,7 +53,7 @@ def test_the_interface_of_open_mpi(monkeypatch: pytest.MonkeyPatch, variable: st
 
 
 @pytest.mark.parametrize("wanted", ["no-such-one", "203.0.113.0/24", ",/"])
-def test_an_interface_that_is_not_here(monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
+def test_an_unknown_interface(monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
     monkeypatch.setenv("OMPI_MCA_btl_tcp_if_include", wanted)
     with pytest.raises(ClusterConfigError, match=rf"(?s)btl_tcp_if_include={wanted}.*{LOOPBACK} \(127.0.0.1\)"):
         own_host()
@@ -62,7 +64,7 @@ def test_towards_mpirun(monkeypatch: pytest.MonkeyPatch) -> None:
     for ip in others:
         monkeypatch.setenv("OMPI_MCA_orte_hnp_uri", f"35127296.0;tcp://{ip}:40229;tcp6://[::1]:40375")
         assert own_host() == ip
-    # mpirun on this machine alone, or another kind of it.
+    # mpirun on this machine only, or another implementation.
     for told in ("35127296.0;tcp://127.0.0.1:40229", "nothing that we know"):
         monkeypatch.setenv("OMPI_MCA_orte_hnp_uri", told)
         assert own_host() not in ("127.0.0.1", "")

@@ -15,7 +15,7 @@ from tfdistkit import env
 from tfdistkit.cluster import ClusterSpec, TaskSpec, check_own_address, free_ports, is_free, port_locks, ports
 from tfdistkit.errors import ClusterConfigError, OptionError
 
-# RFC 5737 keeps these for documentation: no machine has them.
+# Documentation addresses (RFC 5737): no machine has them.
 ELSEWHERE = "192.0.2.1"
 
 
@@ -46,7 +46,7 @@ sys.stdin.read()
 
 
 def test_processes_that_choose_at_the_same_time_get_different_ports() -> None:
-    """As many jobs that start together; none listens yet."""
+    """Many jobs start together; none listens yet."""
     command = [sys.executable, "-c", CHOOSE]
     choosing = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(12)]
     try:
@@ -79,7 +79,7 @@ def test_no_ports() -> None:
         free_ports(-1)
 
 
-def test_a_taken_port_is_never_given(taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_taken_port_is_never_returned(taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
     others = free_ports(2)
     monkeypatch.setattr(ports, "_candidates", lambda: [taken, *others])
     assert free_ports(2) == others
@@ -153,7 +153,7 @@ def test_own_host_does_not_resolve(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), [(env.KUBERNETES, "10.96.0.1"), (env.CHECK_ADDRESS, "0")])
-def test_behind_address_translation_only_the_port_counts(
+def test_behind_address_translation_only_the_port_is_checked(
     monkeypatch: pytest.MonkeyPatch, taken: int, name: str, value: str
 ) -> None:
     monkeypatch.setenv(name, value)

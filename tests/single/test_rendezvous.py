@@ -24,9 +24,9 @@ def wait_until(true: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
-def test_everybody_hears_everybodys_facts(size: int) -> None:
+def test_every_rank_gets_the_facts_of_all(size: int) -> None:
     job = Job(size)
-    for rank in reversed(range(size)):  # rank 0 comes last
+    for rank in reversed(range(size)):  # rank 0 starts last
         job.start(rank, seed=100 + rank)
     job.assert_met(size)
     for outcome in job.outcomes():
@@ -44,7 +44,7 @@ def test_kinds_of_hosts(host: str) -> None:
     job.assert_met(2)
 
 
-def test_rank_0_may_come_late() -> None:
+def test_rank_0_may_start_late() -> None:
     job = Job(2)
     job.start(1)
     time.sleep(1.0)
@@ -75,7 +75,7 @@ def test_the_port_is_free_again_at_once() -> None:
     for rank in range(3):
         job.start(rank)
     job.assert_met(3)
-    # As strict as can be: without SO_REUSEADDR even a connection in TIME_WAIT would keep the port.
+    # Without SO_REUSEADDR, even a connection in TIME_WAIT keeps the port taken.
     for held in ports.bind("", job.port, exclusive=True):
         held.listen()
         held.close()
@@ -89,27 +89,27 @@ def test_the_port_is_free_again_after_a_failure_too() -> None:
     assert ports.is_free("", job.port)
 
 
-def test_who_did_not_come_is_named_to_everybody() -> None:
+def test_every_rank_gets_the_names_of_missing_ranks() -> None:
     job = Job(4)
     for rank in (0, 2):
         job.start(rank, SHORT_S)
     messages = job.errors(RendezvousError)
     assert messages[0] == messages[1]
-    assert f"rank 1 ({job.addresses[1]}), rank 3 ({job.addresses[3]}) did not come" in messages[0]
+    assert f"rank 1 ({job.addresses[1]}), rank 3 ({job.addresses[3]}) did not join" in messages[0]
     assert "rank 2" not in messages[0]
 
 
-def test_the_earliest_deadline_counts_for_everybody() -> None:
+def test_the_earliest_deadline_applies_to_all_ranks() -> None:
     job = Job(3)
     job.start(0, LONG_S)
     job.start(1, SHORT_S)
     start = time.monotonic()
     messages = job.errors(RendezvousError)
     assert time.monotonic() - start < LONG_S / 2
-    assert all(f"rank 2 ({job.addresses[2]}) did not come" in message for message in messages)
+    assert all(f"rank 2 ({job.addresses[2]}) did not join" in message for message in messages)
 
 
-def test_rank_0_does_not_come() -> None:
+def test_rank_0_is_not_started() -> None:
     job = Job(3)
     for rank in (1, 2):
         job.start(rank, SHORT_S)
@@ -138,7 +138,7 @@ def test_a_resolver_that_hangs_does_not_outlast_the_deadline(monkeypatch: pytest
         hang.set()
 
 
-def test_something_else_listens_at_rank_0s_port() -> None:
+def test_another_program_listens_at_rank_0s_port() -> None:
     job = Job(2)
     with closing(socket.create_server(("127.0.0.1", job.port))) as server:
         job.start(1, SHORT_S)
@@ -147,15 +147,15 @@ def test_something_else_listens_at_rank_0s_port() -> None:
         connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
         (message,) = job.errors(RendezvousError)
         connection.close()
-    assert "not tfdistkit" in message or "says nothing" in message
+    assert "not tfdistkit" in message or "sends nothing" in message
 
 
-def test_something_that_never_answers_at_rank_0s_port() -> None:
+def test_a_program_that_never_answers_at_rank_0s_port() -> None:
     job = Job(2)
     with closing(socket.create_server(("127.0.0.1", job.port))):
         job.start(1, SHORT_S)
         (message,) = job.errors(RendezvousError)
-    assert "says nothing" in message
+    assert "sends nothing" in message
 
 
 def test_rank_0s_port_is_taken() -> None:
@@ -173,7 +173,7 @@ def test_another_number_of_processes() -> None:
     job.start(2, LONG_S)
     messages = job.errors(ClusterConfigError)
     assert len(set(messages)) == 1
-    assert "Rank 1" in messages[0] and "do not agree on the number" in messages[0]
+    assert "Rank 1" in messages[0] and "must have the same number" in messages[0]
     assert f"2 there: [{', '.join(job.addresses[:2])}]" in messages[0]
     assert f"3 training processes, [{', '.join(job.addresses)}]" in messages[0]
 
@@ -189,7 +189,7 @@ def test_another_list_of_addresses() -> None:
     assert f"rank 2 is elsewhere:1 there, {job.addresses[2]} on rank 0" in messages[0]
 
 
-def test_one_rank_twice() -> None:
+def test_a_duplicate_rank() -> None:
     job = Job(3)
     job.start(0, LONG_S)
     job.start(1, LONG_S)
@@ -198,10 +198,10 @@ def test_one_rank_twice() -> None:
     job.start(2, LONG_S)
     messages = job.errors(ClusterConfigError)
     assert len(set(messages)) == 1
-    assert "Two processes say that they are rank 1" in messages[0]
+    assert "Rank 1 must be a single process" in messages[0]
 
 
-def test_who_comes_late_hears_of_a_contradiction_too() -> None:
+def test_a_late_rank_gets_the_error_too() -> None:
     job = Job(3)
     job.start(0, LONG_S)
     job.start(1, LONG_S, addresses=job.addresses[:2])
@@ -217,7 +217,7 @@ def test_different_versions() -> None:
     job.start(2, LONG_S, tensorflow="2.19.0", python="3.12")
     messages = job.errors(ClusterConfigError)
     assert len(set(messages)) == 1
-    assert "different versions of tensorflow." in messages[0]
+    assert "must have the same version of tensorflow." in messages[0]
     table = [line.split() for line in messages[0].splitlines()[-4:]]
     assert table == [["rank", "tensorflow"], ["0", "2.21.0"], ["1", "2.21.0"], ["2", "2.19.0"]]
 
@@ -228,14 +228,14 @@ def test_another_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
     job.start(0, LONG_S)
     with closing(connected(job.port)) as connection:
         hello = protocol.Hello(1, tuple(job.addresses), {"tfdistkit": "9.0"}, "h", 1, "t", LONG_S, protocol=1)
-        connection.sendall(protocol.encode_hello(hello))  # as the first version began
+        connection.sendall(protocol.encode_hello(hello))  # the first message of protocol 1
         answer = protocol.decode(connection.makefile("rb").readline())
     assert answer["kind"] == "error"
     assert "0.1.0 on rank 0, another one there" in answer["message"]
     assert [str(one.error) for one in job.outcomes()] == [answer["message"]]
 
 
-def test_a_rank_that_was_restarted_is_welcome() -> None:
+def test_a_restarted_rank_can_join_again() -> None:
     job = Job(3)
     job.start(0)
     hello = protocol.Hello(1, tuple(job.addresses), {**VERSIONS, "rank": 1}, "h", 1, "first", LONG_S)
@@ -252,14 +252,14 @@ def test_a_rank_that_no_longer_answers_is_named() -> None:
     job.start(0, SHORT_S)
     job.start(2, SHORT_S)
     hello = protocol.Hello(1, tuple(job.addresses), VERSIONS, "h", 1, "t", SHORT_S)
-    with closing(Impostor(job.port)) as asleep:
-        asleep.say(protocol.encode_hello(hello))
+    with closing(Impostor(job.port)) as stopped:
+        stopped.say(protocol.encode_hello(hello))
         messages = job.errors(RendezvousError)
     assert len(set(messages)) == 1
-    assert f"rank 1 ({job.addresses[1]}) came, but no longer answered" in messages[0]
+    assert f"rank 1 ({job.addresses[1]}) joined, but no longer answered" in messages[0]
 
 
-def test_a_long_wait_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_long_wait_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr("tfdistkit.cluster.rendezvous.server._FIRST_NOTE_S", 0.1)
     job = Job(2)
     job.start(0)
@@ -284,6 +284,6 @@ def test_all_addresses_must_be_known() -> None:
         exchange_facts(ClusterSpec({"worker": ("", "h2:2")}, TaskSpec("worker", 1)), {}, 1)
 
 
-def test_a_parameter_server_does_not_meet() -> None:
-    with pytest.raises(ClusterConfigError, match="takes no part in training"):
+def test_a_parameter_server_does_not_join() -> None:
+    with pytest.raises(ClusterConfigError, match="defined for training processes only"):
         exchange_facts(ClusterSpec({"worker": ("h1:1",), "ps": ("h2:2",)}, TaskSpec("ps")), {}, 1)

@@ -1,4 +1,4 @@
-"""The rendezvous before training, when somebody else comes to the port."""
+"""The rendezvous before training, while other programs connect to its port."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rendezvous_threads import LONG_S, SHORT_S, VERSIONS, Impostor, Job, connect
 
 from tfdistkit.cluster import ports
 from tfdistkit.cluster.rendezvous import protocol
-from tfdistkit.cluster.rendezvous.secret import HOST, Session
+from tfdistkit.cluster.rendezvous.secret import SERVER, Session
 from tfdistkit.errors import ClusterConfigError, RendezvousError
 
 STRANGERS = {
@@ -31,7 +31,7 @@ STRANGERS = {
 
 
 @pytest.mark.parametrize("name", STRANGERS)
-def test_strangers_do_not_disturb(name: str) -> None:
+def test_other_programs_do_not_break_a_rendezvous(name: str) -> None:
     job = Job(2)
     job.start(0)
     with closing(connected(job.port)) as stranger:
@@ -40,34 +40,34 @@ def test_strangers_do_not_disturb(name: str) -> None:
             while stranger.recv(1000):
                 pass
         except ConnectionError:
-            pass  # turned away in the middle of its line
+            pass  # closed in the middle of its line
         job.start(1)
         job.assert_met(2)
 
 
-def test_silent_strangers_do_not_disturb() -> None:
+def test_silent_connections_do_not_break_a_rendezvous() -> None:
     job = Job(2)
     job.start(0)
     with ExitStack() as stack:
-        for _ in range(100):  # more than are kept
+        for _ in range(100):  # more than rank 0 keeps open
             stack.enter_context(closing(connected(job.port)))
         job.start(1)
         job.assert_met(2)
     assert ports.is_free("", job.port)
 
 
-def test_strangers_are_named_when_somebody_is_missing() -> None:
+def test_other_programs_are_named_when_a_rank_is_missing() -> None:
     job = Job(2)
     job.start(0, SHORT_S)
     with closing(connected(job.port)) as stranger:
         stranger.sendall(b"GET / HTTP/1.1\r\n")
         (message,) = job.errors(RendezvousError)
-    assert "Strangers came to rank 0's port: 127.0.0.1:" in message
+    assert "Other programs connected to rank 0's port: 127.0.0.1:" in message
     assert "GET / HTTP/1.1" in message
 
 
 SECRET = "a secret of one job"
-# Each a message of JSON that our processes never say, by what it puts into a hello.
+# Invalid values of fields in a hello.
 UNBOUNDED = {
     "remaining_s": 10**400,
     "rank": 10**300,
@@ -97,7 +97,7 @@ def in_place_of_rank_0(job: Job, secret: bytes) -> Iterator[tuple[dict[str, Any]
         connection, _ = server.accept()
         with closing(connection), connection.makefile("rb") as file:
             knock = protocol.decode(file.readline())
-            session = Session(secret, knock["nonce"], "n", HOST)
+            session = Session(secret, knock["nonce"], "n", SERVER)
             connection.sendall(session.sign(protocol.encode("challenge", nonce="n")))
             yield knock, session, connection, file
 
@@ -125,7 +125,7 @@ def test_a_deadline_is_a_number(constant: bytes) -> None:
 
 
 @pytest.mark.parametrize("changes", [{}, {"addresses": ["a:1"]}, {"rank": 0}, {"facts": {"tensorflow": "1.0"}}])
-def test_without_the_secret_nobody_joins_or_ends_a_job(secret: bytes, changes: dict[str, object]) -> None:
+def test_without_the_secret_a_peer_neither_joins_nor_ends_a_job(secret: bytes, changes: dict[str, object]) -> None:
     job = Job(2)
     job.start(0)
     with closing(Impostor(job.port, b"another")) as stranger:
@@ -136,7 +136,7 @@ def test_without_the_secret_nobody_joins_or_ends_a_job(secret: bytes, changes: d
     job.assert_met(2)
 
 
-def test_what_was_overheard_cannot_be_said_again(secret: bytes) -> None:
+def test_messages_cannot_be_replayed(secret: bytes) -> None:
     job = Job(3)
     job.start(0)
     said = hello(job, token="a rank's own")
@@ -154,7 +154,7 @@ def test_what_was_overheard_cannot_be_said_again(secret: bytes) -> None:
     job.assert_met(3)
 
 
-def test_of_another_version_nobody_ends_a_job_with_a_secret(secret: bytes) -> None:
+def test_another_protocol_does_not_end_a_job_with_a_secret(secret: bytes) -> None:
     job = Job(2)
     job.start(0)
     with closing(connected(job.port)) as stranger:
@@ -166,13 +166,13 @@ def test_of_another_version_nobody_ends_a_job_with_a_secret(secret: bytes) -> No
     job.assert_met(2)
 
 
-def test_whoever_holds_rank_0s_port_learns_nothing(secret: bytes) -> None:
+def test_another_program_at_rank_0s_port_learns_nothing(secret: bytes) -> None:
     job = Job(2)
     with in_place_of_rank_0(job, b"another") as (knock, _, _, file):
         assert file.read() == b""
         (message,) = job.errors(RendezvousError)
     assert set(knock) == {"magic", "kind", "nonce", "protocol"}
-    assert "TFDISTKIT_SECRET" in message or "says nothing" in message
+    assert "TFDISTKIT_SECRET" in message or "sends nothing" in message
 
 
 def test_another_secret_is_named_on_both_sides(monkeypatch: pytest.MonkeyPatch, secret: bytes) -> None:
@@ -183,12 +183,12 @@ def test_another_secret_is_named_on_both_sides(monkeypatch: pytest.MonkeyPatch, 
         monkeypatch.setenv("TFDISTKIT_SECRET", "that of another job")
         job.start(1, LONG_S)
         of_rank_0, of_rank_1 = job.errors(RendezvousError)
-    assert "127.0.0.1:" in of_rank_0 and "has it another TFDISTKIT_SECRET?" in of_rank_0
-    assert "does not know this process's TFDISTKIT_SECRET, or has another" in of_rank_1
+    assert "127.0.0.1:" in of_rank_0 and "does it have another TFDISTKIT_SECRET?" in of_rank_0
+    assert "has no TFDISTKIT_SECRET, or another one than this process" in of_rank_1
     assert SECRET not in of_rank_0 + of_rank_1
 
 
-def test_what_peers_say_does_not_reach_the_terminal_as_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peers_control_characters_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tfdistkit.cluster.rendezvous.server._LATE_COMERS_S", 0.1)
     job = Job(2)
     job.start(0)
@@ -200,7 +200,7 @@ def test_what_peers_say_does_not_reach_the_terminal_as_commands(monkeypatch: pyt
     assert "\x1b" not in message and "\x07" not in message and "\x9b" not in message
 
 
-def test_rank_0s_error_does_not_reach_the_terminal_as_a_command() -> None:
+def test_control_characters_in_rank_0s_error_are_escaped() -> None:
     job = Job(2)
     with in_place_of_rank_0(job, b"") as (_, session, connection, file):
         file.readline()

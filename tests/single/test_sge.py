@@ -41,15 +41,19 @@ def test_no_job() -> None:
 
 @pytest.mark.parametrize("text", ["", "\n\n", "node1\n", "node1 many all.q\n", "node1 0 all.q\n", "a 1\nnode1 -1 q\n",
                                   "node1 " + "9" * 5000])  # fmt: skip
-def test_no_host_list(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str) -> None:
+def test_an_invalid_host_list(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str) -> None:
     (tmp_path / "hosts").write_text(text)
-    with pytest.raises(ClusterConfigError, match="no host list of Grid Engine. Received: (line [12]: 'node1|no lines)"):
+    with pytest.raises(
+        ClusterConfigError, match="must name a host list of Grid Engine. Received: (line [12]: 'node1|no lines)"
+    ):
         read(monkeypatch, tmp_path / "hosts")
 
 
-def test_a_file_that_is_not_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with pytest.raises(ClusterConfigError, match=f"`PE_HOSTFILE` names cannot be read.*PE_HOSTFILE={tmp_path}/none"):
+def test_a_missing_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(
+        ClusterConfigError, match=f"`PE_HOSTFILE` must name a readable file.*PE_HOSTFILE={tmp_path}/none"
+    ):
         read(monkeypatch, tmp_path / "none")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ClusterConfigError, match="cannot be read"):
+    with pytest.raises(ClusterConfigError, match="must name a readable file"):
         read(monkeypatch, tmp_path / "binary")

@@ -1,4 +1,4 @@
-"""The cluster of a SLURM step: every task computes the same addresses, and its own is where it runs."""
+"""The cluster of a SLURM step: all tasks compute the same addresses, and each checks its own host."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_each_task_knows_all_addresses(monkeypatch: pytest.MonkeyPatch, name: st
 
 
 @pytest.mark.parametrize("variables", [BATCH, SALLOC], ids=["sbatch", "salloc"])
-def test_a_job_is_no_step(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
+def test_a_job_without_a_step_is_a_single_process(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
     put(monkeypatch, variables)
     assert detect_cluster() == ClusterSpec()
     assert (tfdistkit.rank(), tfdistkit.world_size(), tfdistkit.is_chief()) == (0, 1, True)
@@ -100,7 +100,7 @@ def test_parameter_servers_are_the_last_tasks(monkeypatch: pytest.MonkeyPatch) -
     assert [spec.is_chief for spec in specs] == [True] + [False] * 5
     assert [spec.rank for spec in specs[:4]] == [0, 0, 1, 2]
     assert {spec.world_size for spec in specs} == {3}
-    # What a GPU is picked by: the coordinator, which computes nothing, does not count.
+    # The local rank selects the GPU, so the coordinator does not count.
     assert [(spec.local_rank, spec.local_world_size) for spec in specs[1:4]] == [(0, 2), (1, 2), (0, 1)]
 
 
@@ -124,7 +124,7 @@ def test_a_heterogeneous_step_in_the_order_of_its_nodes(monkeypatch: pytest.Monk
 
 
 def test_a_heterogeneous_step_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SLURM sorts the nodes of all components into one list: whose they were is not to be told any more."""
+    """SLURM sorts the nodes of all components into one list, so their components are unknown."""
     tasks = step(["n2", "n1"], "n[1-2]", "1(x2)", nodes=["n1", "n2"], SLURM_HET_SIZE="2")
     put(monkeypatch, tasks[0])
     with pytest.raises(ClusterConfigError, match="SLURMD_NODENAME n2.*Expected: SLURMD_NODENAME n1") as caught:
@@ -138,42 +138,40 @@ TWO_BY_TWO = step(["n1", "n1", "n2", "n2"], "n[1-2]", "2(x2)")
 @pytest.mark.parametrize(
     ("rank", "changes", "words"),
     [
-        (1, {"SLURM_PROCID": None}, "not complete.*SLURM_JOB_ID=4711.*no SLURM_PROCID"),
+        (1, {"SLURM_PROCID": None}, "must be complete.*SLURM_JOB_ID=4711.*no SLURM_PROCID"),
         (1, {"SLURM_STEP_NODELIST": None, "SLURM_NODEID": None}, "no SLURM_NODEID and no SLURM_STEP_NODELIST"),
         (1, {"SLURM_STEP_ID": None}, "no SLURM_STEP_ID"),
-        (1, {"SLURM_PROCID": "x"}, "`SLURM_PROCID` is not a number"),
-        (1, {"SLURM_PROCID": "4"}, "`SLURM_PROCID` does not fit.*SLURM_PROCID=4. Expected: 0 to 3"),
-        (1, {"SLURM_PROCID": "-1"}, "`SLURM_PROCID` does not fit"),
-        (1, {"SLURM_STEP_NUM_TASKS": "0"}, "`SLURM_STEP_NUM_TASKS` does not fit.*1 or more"),
-        (1, {"SLURM_STEP_NUM_TASKS": "5"}, "`SLURM_STEP_TASKS_PER_NODE` does not fit.*add up to.*=5"),
-        (1, {"SLURM_STEP_NODELIST": "n[1-3]"}, "`SLURM_STEP_TASKS_PER_NODE` does not fit.*each of the 3 nodes"),
-        (1, {"SLURM_STEP_NODELIST": "n[1-"}, "`SLURM_STEP_NODELIST` is no list of hosts"),
-        (1, {"SLURM_STEP_TASKS_PER_NODE": "2(x"}, "does not tell the number of tasks"),
-        (1, {"SLURM_DISTRIBUTION": "spiral"}, "`SLURM_DISTRIBUTION` is unknown.*block, cyclic, plane or arbitrary"),
+        (1, {"SLURM_PROCID": "x"}, "`SLURM_PROCID` must be an integer"),
+        (1, {"SLURM_PROCID": "4"}, "`SLURM_PROCID` must be >= 0 and below `SLURM_STEP_NUM_TASKS`=4. Received: .*=4"),
+        (1, {"SLURM_PROCID": "-1"}, "`SLURM_PROCID` must be >= 0 and below"),
+        (1, {"SLURM_STEP_NUM_TASKS": "0"}, "`SLURM_STEP_NUM_TASKS` must be >= 1"),
+        (1, {"SLURM_STEP_NUM_TASKS": "5"}, "`SLURM_STEP_TASKS_PER_NODE` must add up to.*=5"),
+        (1, {"SLURM_STEP_NODELIST": "n[1-3]"}, "`SLURM_STEP_TASKS_PER_NODE` must have .* each of the 3 nodes"),
+        (1, {"SLURM_STEP_NODELIST": "n[1-"}, "`SLURM_STEP_NODELIST` must be a list of hosts"),
+        (1, {"SLURM_STEP_TASKS_PER_NODE": "2(x"}, "must list the number of tasks"),
+        (1, {"SLURM_DISTRIBUTION": "spiral"}, "`SLURM_DISTRIBUTION` must be block, cyclic, plane or arbitrary"),
         (1, {"SLURM_DISTRIBUTION": "plane"}, "SLURM_DIST_PLANESIZE=None.*srun -m plane=SIZE"),
         (1, {"SLURM_DISTRIBUTION": "plane", "SLURM_DIST_PLANESIZE": "0"}, "SLURM_DIST_PLANESIZE=0"),
-        (1, {"SLURM_DISTRIBUTION": "arbitrary"}, "`SLURM_ARBITRARY_NODELIST` does not tell.*0 nodes, for 4 tasks"),
+        (1, {"SLURM_DISTRIBUTION": "arbitrary"}, "`SLURM_ARBITRARY_NODELIST` must list.*0 nodes, for 4 tasks"),
         (1, {"SLURM_DISTRIBUTION": "arbitrary", "SLURM_ARBITRARY_NODELIST": "n[1-2]"}, "2 nodes, for 4 tasks"),
-        # The step is cyclic, and nobody says so: tasks 1 and 2 notice.
+        # The step is cyclic, but no variable says so: tasks 1 and 2 detect it.
         (1, {"SLURMD_NODENAME": "n2", "SLURM_NODEID": "1", "SLURM_LOCALID": "0", "SLURM_GTIDS": "1,3"},
          "contradict.*SLURM_PROCID=1 with SLURMD_NODENAME n2. Expected: SLURMD_NODENAME n1, after SLURM_STEP_NUM"),
         (1, {"SLURM_NODEID": "1"}, "SLURM_NODEID=1, the node n2. Expected: SLURM_NODEID=1, the node n1"),
         (1, {"SLURM_NODEID": "7"}, "SLURM_NODEID=7, the node None"),
         (1, {"SLURM_LOCALID": "0"}, "SLURM_LOCALID 0. Expected: SLURM_LOCALID 1"),
         (0, {"SLURM_GTIDS": "0,2"}, "SLURM_GTIDS 0,2. Expected: SLURM_GTIDS 0,1"),
-        (0, {"SLURM_GTIDS": "0,2", "SLURM_OVERCOMMIT": "1"}, "overcommitted.*-m block"),
+        (0, {"SLURM_GTIDS": "0,2", "SLURM_OVERCOMMIT": "1"}, "-m block.*overcommitted"),
         # `sbatch` in a task of a step: its variables reach the batch script of another job.
         (0, BATCH, "SLURM_GTIDS 0. Expected: SLURM_GTIDS 0,1.*sbatch --export=NONE.*TFDISTKIT_CLUSTER=single"),
-        (1, {env.PS: "3"}, "`TFDISTKIT_PS` does not fit.*TFDISTKIT_PS=3, SLURM_STEP_NUM_TASKS=4.*srun -n 5"),
-        (1, {env.PS: "-1"}, "`TFDISTKIT_PS` does not fit.*0 to 2 parameter servers"),
-        (1, {env.PS: "two"}, "`TFDISTKIT_PS` is not a number"),
-        (1, {env.PORT: "70000"}, "`TFDISTKIT_PORT` is no first port for 2 tasks.*from 1 to 65534"),
-        (1, {env.PORT: "0"}, "`TFDISTKIT_PORT` is no first port"),
+        (1, {env.PS: "3"}, "`TFDISTKIT_PS` must leave a task.*TFDISTKIT_PS=3, SLURM_STEP_NUM_TASKS=4.*srun -n 5"),
+        (1, {env.PS: "-1"}, "`TFDISTKIT_PS` must leave a task.*0 to 2 parameter servers"),
+        (1, {env.PS: "two"}, "`TFDISTKIT_PS` must be an integer"),
+        (1, {env.PORT: "70000"}, "`TFDISTKIT_PORT` must be from 1 to 65534, for 2 tasks"),
+        (1, {env.PORT: "0"}, "`TFDISTKIT_PORT` must be from 1"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_named(
-    monkeypatch: pytest.MonkeyPatch, rank: int, changes: dict[str, str | None], words: str
-) -> None:
+def test_error_messages(monkeypatch: pytest.MonkeyPatch, rank: int, changes: dict[str, str | None], words: str) -> None:
     put(monkeypatch, dict(TWO_BY_TWO[rank]), changes)
     with pytest.raises(ClusterConfigError, match=f"(?s){words}"):
         detect_cluster()
@@ -185,8 +183,8 @@ def test_too_few_tasks_for_parameter_servers(monkeypatch: pytest.MonkeyPatch) ->
         detect_cluster()
 
 
-def test_uneven_overcommitment_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """10 tasks in cycles over 4 and 2 processors: when the second node is full, SLURM first fills the other one."""
+def test_uneven_overcommitment_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """10 cyclic tasks over 4 and 2 processors: when the second node is full, SLURM first fills the other one."""
     hosts = ["n1", "n2", "n1", "n2", "n1", "n1", "n1", "n2", "n1", "n2"]
     tasks = step(hosts, "n[1-2]", "6,4", SLURM_DISTRIBUTION="cyclic", SLURM_OVERCOMMIT="1")
     for variables in tasks:
@@ -218,10 +216,10 @@ def test_ports_stay_below_those_of_outgoing_connections() -> None:
     assert len(set(found)) == len(found)
 
 
-def test_what_can_be_done_about_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fixes_for_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(env.KUBERNETES, raising=False)
     put(monkeypatch, step(["n1.invalid", "n2.invalid"], "n[1-2].invalid", "1(x2)")[0])
-    with pytest.raises(ClusterConfigError, match="(?s)does not resolve.*SLURM's nodes must be in the DNS"):
+    with pytest.raises(ClusterConfigError, match="(?s)does not resolve.*Enter the names of SLURM's nodes in the DNS"):
         check_own_address(detect_cluster())
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

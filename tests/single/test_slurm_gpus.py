@@ -1,4 +1,4 @@
-"""Which GPU a task of SLURM takes: the first of its own, or that of its local rank among those of all."""
+"""The GPU of a SLURM task: the first of its own ones, or the one of its local rank among all."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tfdistkit.strategies.devices import take_gpu_of_local_rank
         # --gpus-per-task=2: each sees its own two.
         ("4,5", "8", 2, "GPU:0"),
         ("0,1", "8", 0, "GPU:0"),
-        # Without SLURM's word: by the local rank.
+        # Without SLURM's variables: by the local rank.
         ("0,1,2,3", None, 3, "GPU:3"),
     ],
 )

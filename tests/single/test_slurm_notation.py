@@ -1,4 +1,4 @@
-"""SLURM's short lists, written out as `scontrol show hostnames` does."""
+"""SLURM's short lists, expanded as by `scontrol show hostnames`."""
 
 from __future__ import annotations
 
@@ -47,13 +47,15 @@ def test_as_many_hosts_as_slurm_allows() -> None:
      "n[1,]", "n[[1-2]]", "n 1", "n[1 - 2]", "n[1-2] ", "n[1-99999999999999999999]", "n[1-65537]",
      "n[1-1000]x[1-1000]", "n[1-40000],m[1-40000]", f"n[{'9' * 5000}]"],
 )  # fmt: skip
-def test_no_hosts(text: str) -> None:
-    with pytest.raises(ClusterConfigError, match="`SLURM_STEP_NODELIST` is no list of hosts.*Received: SLURM_STEP_NOD"):
+def test_invalid_hosts(text: str) -> None:
+    with pytest.raises(
+        ClusterConfigError, match="`SLURM_STEP_NODELIST` must be a list of hosts.*Received: SLURM_STEP_NOD"
+    ):
         expand_hosts(text, "SLURM_STEP_NODELIST")
 
 
-def test_nonsense_is_told_at_once() -> None:
-    """A pattern with a run in a run would take longer than the universe exists."""
+def test_an_invalid_list_is_refused_quickly() -> None:
+    """Nested repetition in the pattern would take exponential time."""
     start = time.monotonic()
     with pytest.raises(ClusterConfigError) as caught:
         expand_hosts("n" * 100_000 + "[", "X")
@@ -70,6 +72,6 @@ def test_counts(text: str, counts: list[int]) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "2,", "x", "2(x", "2(x0)", "2(3)", "-1", "2x3", "1(x99999999999)", "9" * 5000])
-def test_no_counts(text: str) -> None:
-    with pytest.raises(ClusterConfigError, match="`SLURM_STEP_TASKS_PER_NODE` does not tell the number of tasks"):
+def test_invalid_counts(text: str) -> None:
+    with pytest.raises(ClusterConfigError, match="`SLURM_STEP_TASKS_PER_NODE` must list the number of tasks"):
         expand_counts(text, "SLURM_STEP_TASKS_PER_NODE")

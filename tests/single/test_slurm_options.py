@@ -1,4 +1,4 @@
-"""`tfdistkit run --backend slurm`: what the words ask for, what is refused, and what SLURM's answers mean."""
+"""`tfdistkit run --backend slurm`: options, errors, and the states of a job."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_options_of_the_issue() -> None:
         (("-np", "5", "--nnodes", "2"), 5, 2, None),
         (("--nproc-per-node", "3"), 3, 1, 3),
         (("-np", "6", "--nnodes", "2", "--nproc-per-node", "3"), 6, 2, 3),
-        # A coordinator and two servers besides; where they run, SLURM decides.
+        # Plus a coordinator and two servers; SLURM chooses their nodes.
         (("--nnodes", "2", "--nproc-per-node", "3", "--ps", "2"), 9, 2, None),
     ],
 )
@@ -91,31 +91,34 @@ def test_threads_and_variables() -> None:
     [
         (("--backend", "slurm"), "-np, the number of workers, is missing"),
         (("--time", "1:00", "-np", "2"), "--time is for SLURM: add --backend slurm."),
-        (("--backend", "slurm", "-np", "0"), "-np is 0. Expected: 1 or more."),
-        (("--backend", "slurm", "-np", "2", "--nnodes", "0"), "--nnodes is 0. Expected: 1 or more."),
-        (("--backend", "slurm", "-np", "2", "--ps", "-1"), "--ps is -1. Expected: 0 or more."),
-        (("--backend", "slurm", "-np", "3", "--nnodes", "2", "--nproc-per-node", "2"), "-np 3 contradicts 2 nodes"),
-        (("--backend", "slurm", "-np", "2", "--sbatch-arg=gres"), "no option. Expected a form such as"),
-        (("--backend", "slurm", "-np", "2", "--sbatch-arg=--mem 4G"), "Expected --sbatch-arg=--mem=4G"),
-        (("--backend", "slurm", "-np", "2", "--sbatch-arg=--array=1-3"), "--array is given by the launcher itself."),
-        (("--backend", "slurm", "-np", "2", "--sbatch-arg=-ofile"), "-o is given by the launcher itself."),
-        (("--backend", "slurm", "-np", "2", "--timeout", "60"), "Give --time"),
-        (("--backend", "slurm", "-np", "2", "--env", "a-b=c"), "--env a-b: no shell can set"),
+        (("--backend", "slurm", "-np", "0"), "-np must be >= 1. Received: 0."),
+        (("--backend", "slurm", "-np", "2", "--nnodes", "0"), "--nnodes must be >= 1. Received: 0."),
+        (("--backend", "slurm", "-np", "2", "--ps", "-1"), "--ps must be >= 0. Received: -1."),
+        (("--backend", "slurm", "-np", "3", "--nnodes", "2", "--nproc-per-node", "2"), "-np must be 2 * 2"),
+        (("--backend", "slurm", "-np", "2", "--sbatch-arg=gres"), "it must be an option, such as"),
+        (("--backend", "slurm", "-np", "2", "--sbatch-arg=--mem 4G"), "Write --sbatch-arg=--mem=4G"),
+        (("--backend", "slurm", "-np", "2", "--sbatch-arg=--array=1-3"), "the launcher sets --array itself."),
+        (("--backend", "slurm", "-np", "2", "--sbatch-arg=-ofile"), "the launcher sets -o itself."),
+        (("--backend", "slurm", "-np", "2", "--timeout", "60"), "Use --time"),
+        (
+            ("--backend", "slurm", "-np", "2", "--env", "a-b=c"),
+            "the name in --env must consist of letters, digits and _. Received: a-b",
+        ),
     ],
 )
-def test_mistakes(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], told: str) -> None:
+def test_errors(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], told: str) -> None:
     with pytest.raises(SystemExit) as leave:
         parse([*words, "train.py"])
     assert leave.value.code == 2
     assert told in capsys.readouterr().err
 
 
-def test_what_the_job_inherits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inherited_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     put(monkeypatch, {"SLURM_CONF": "/slurm.conf", "SLURM_MPI_TYPE": "pmix", "TF_CONFIG": "{}", "OTHER": "1"})
     inherited = inherited_variables()
     assert (inherited["SLURM_CONF"], inherited["SLURM_MPI_TYPE"], inherited["OTHER"]) == ("/slurm.conf", "pmix", "1")
     assert "TF_CONFIG" not in inherited
-    # What belongs to the job around this shell would be taken for the user's wishes.
+    # srun would take variables of the enclosing job for options.
     put(monkeypatch, SALLOC, {"SLURM_DISTRIBUTION": "cyclic"})
     assert [name for name in inherited_variables() if name.startswith("SLURM")] == ["SLURM_CONF"]
 
@@ -140,7 +143,7 @@ def test_without_slurm(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
         ("JobId=7 JobState=RUNNING Reason=None ExitCode=0:0 NodeList=n[1-2] Power=", "RUNNING on n[1-2]", False),
         ("JobId=7 JobState=COMPLETED Reason=None ExitCode=0:0 NodeList=n1", "COMPLETED", True),
         ("JobId=7 JobState=FAILED Reason=NonZeroExitCode ExitCode=7:0 NodeList=n1", "FAILED (NonZeroExitCode)", True),
-        # The user's own words come last.
+        # The user's own options come last.
         ("JobId=7 JobState=RUNNING Reason=None NodeList=n1 Comment=x JobState=FAILED", "RUNNING on n1", False),
         ("JobId=7 JobState=REQUEUE_HOLD Reason=None NodeList=(null)", "REQUEUE_HOLD", False),
     ],

@@ -1,4 +1,4 @@
-"""What TensorFlow logs at each start is known line by line; what looks like it, and is something else, is shown."""
+"""TensorFlow's start-up lines are hidden by exact form; similar lines are shown."""
 
 from __future__ import annotations
 
@@ -72,10 +72,10 @@ SHOWN = [
     # Lines of the user's own, by absl.logging and by Python's logging.
     b"I1123 00:12:23.123456 140479154906944 train.py:12] Started server with target: grpc://me",
     OLD + b"I started",
-    # Without what comes before them.
+    # Continuation lines without the line before.
     b"/job:worker/replica:0/task:1",
     b"device_count {",
-    # Other severities, other texts: something is wrong.
+    # Other severities or texts: they report an error.
     STARTUP[1].replace(b"I0000", b"E0000"),
     NEW + b"coordination_service.cc:1472] Barrier(WaitForAllTasks::1::0) has passed with status: CANCELLED",
     b"E0000 00:00:1795392860.823883    6299 coordination_service_agent.cc:330] Polled an error from coordination "
@@ -102,7 +102,7 @@ def test_all_else_is_shown(line: bytes) -> None:
     assert not StartupLines().hides(line)
 
 
-def test_what_follows_a_startup_line_is_shown() -> None:
+def test_lines_after_a_startup_line_are_shown() -> None:
     lines = StartupLines()
     assert lines.hides(NEW + b"coordination_service.cc:505] Example stragglers:")
     assert not lines.hides(b"my own line")
@@ -130,7 +130,7 @@ def test_bytes_that_pass_stay_as_they_are(size: int) -> None:
     assert passed + lines.let_go() == b"\n".join([shown, shown, b"last"])
 
 
-def test_a_question_without_a_newline_is_not_kept_for_long() -> None:
+def test_a_line_without_a_newline_is_shown_soon() -> None:
     lines = StartupLines()
     assert lines.pass_on(b"Go on? ") == b"Go on? "
     assert lines.pass_on(b"\nI0000 or not? ") == b"\n"
@@ -139,7 +139,7 @@ def test_a_question_without_a_newline_is_not_kept_for_long() -> None:
     assert lines.pass_on(HEADER + b"\n") == b""
 
 
-def test_who_asks_tensorflow_for_its_logs_gets_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensorflows_variables_show_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("TF_CPP_MIN_LOG_LEVEL", "TF_CPP_MAX_VLOG_LEVEL", "TF_CPP_VMODULE"):
         monkeypatch.delenv(name, raising=False)
     assert not are_wanted({}) and not are_wanted({"TF_CPP_MIN_LOG_LEVEL": "1"})

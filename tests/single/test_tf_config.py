@@ -1,4 +1,4 @@
-"""TF_CONFIG <-> ClusterSpec, and every mistake by its name."""
+"""TF_CONFIG <-> ClusterSpec, and its error messages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def error_of(tf_config: str) -> str:
         ClusterSpec({"worker": ("h1:1",)}, TaskSpec("evaluator", 0)),
     ],
 )
-def test_both_ways(spec: ClusterSpec) -> None:
+def test_round_trip(spec: ClusterSpec) -> None:
     read = from_tf_config(to_tf_config(spec))
     assert (read.addresses, read.task) == (spec.addresses, spec.task)
     assert to_tf_config(read) == to_tf_config(spec)
@@ -92,8 +92,8 @@ def test_kubeflow_form_with_parameter_servers(
             cluster.rank()
 
 
-def test_the_launchers_variables_say_nothing_about_processes_without_a_replica(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They may be those of a job around this one."""
+def test_the_launchers_variables_are_ignored_without_a_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may belong to an enclosing job."""
     monkeypatch.setenv(env.LOCAL_RANK, "5")
     monkeypatch.setenv(env.LOCAL_WORLD_SIZE, "9")
     for role in ("chief", "ps"):
@@ -105,7 +105,7 @@ def test_the_launchers_variables_say_nothing_about_processes_without_a_replica(m
 def test_evaluator_needs_no_address() -> None:
     spec = from_tf_config(text(TWO_WORKERS, "evaluator"))
     assert spec.address is None
-    with pytest.raises(ClusterConfigError, match="takes no part in training"):
+    with pytest.raises(ClusterConfigError, match="defined for training processes only"):
         _ = spec.rank
 
 
@@ -116,65 +116,74 @@ def test_sparse_cluster() -> None:
     assert not spec.is_complete
 
 
-def test_index_as_digits_is_taken_as_tensorflow_takes_it() -> None:
+def test_an_index_may_be_digits_as_in_tensorflow() -> None:
     assert from_tf_config(text(TWO_WORKERS, index="1")).rank == 1
 
 
 MISTAKES = {
-    "not JSON": ("{'cluster': 1}", "TF_CONFIG is not JSON"),
-    "nested without end": ("[" * 100_000, "TF_CONFIG is not JSON"),
-    "a list": ("[]", "not an object"),
-    "no cluster": ('{"task": {"type": "worker", "index": 0}}', "no `cluster`"),
-    "empty cluster": (text({}), "no `cluster`, or an empty one"),
-    "empty roles": (text({"worker": []}), "no `cluster`, or an empty one"),
-    "cluster is a list": (text(["h1:1"]), "no `cluster`"),
-    "no task": (json.dumps({"cluster": TWO_WORKERS}), "no `task`"),
-    "no type": (json.dumps({"cluster": TWO_WORKERS, "task": {"index": 0}}), "no `type`"),
-    "no index": (json.dumps({"cluster": TWO_WORKERS, "task": {"type": "worker"}}), "no `index`"),
-    "unknown role": (text({"worker": ["h1:1"], "wroker": ["h2:2"]}), "unknown role. Did you mean 'worker'?"),
-    "unknown task role": (text(TWO_WORKERS, "trainer"), "`task` in TF_CONFIG has an unknown role"),
-    "role is a number": (text(TWO_WORKERS, 3), "unknown role"),
-    "master": (text({"master": ["h1:1"]}, "master"), "Rename 'master' to 'chief'"),
-    "index not a number": (text(TWO_WORKERS, index="one"), "`task.index` in TF_CONFIG is not a number"),
-    "index is true": (text(TWO_WORKERS, index=True), "is not a number"),
-    "index is a fraction": (text(TWO_WORKERS, index=0.5), "is not a number"),
-    "negative index": (text(TWO_WORKERS, index=-1), "out of range"),
-    "index out of range": (text(TWO_WORKERS, index=2), "names no worker of the cluster"),
-    "index in a gap": (text({"worker": {"1": "h:1"}}, index=0), "names no worker of the cluster"),
-    "huge sparse index": (text({"worker": {"99999999999": "h:1"}}), "out of range"),
-    "role not in cluster": (text(TWO_WORKERS, "ps"), "'ps' is not in the cluster"),
+    "not JSON": ("{'cluster': 1}", "TF_CONFIG must be JSON"),
+    "nested without end": ("[" * 100_000, "TF_CONFIG must be JSON"),
+    "a list": ("[]", "must be a JSON object"),
+    "no cluster": ('{"task": {"type": "worker", "index": 0}}', "must have a `cluster`"),
+    "empty cluster": (text({}), "must have a `cluster` that is not empty"),
+    "empty roles": (text({"worker": []}), "must have a `cluster` that is not empty"),
+    "cluster is a list": (text(["h1:1"]), "must have a `cluster`"),
+    "no task": (json.dumps({"cluster": TWO_WORKERS}), "must have a `task`"),
+    "no type": (json.dumps({"cluster": TWO_WORKERS, "task": {"index": 0}}), "must have a `type`"),
+    "no index": (json.dumps({"cluster": TWO_WORKERS, "task": {"type": "worker"}}), "must have an `index`"),
+    "unknown role": (
+        text({"worker": ["h1:1"], "wroker": ["h2:2"]}),
+        "A role in `cluster` in TF_CONFIG must be known. Did you mean 'worker'?",
+    ),
+    "unknown task role": (text(TWO_WORKERS, "trainer"), "A role in `task` in TF_CONFIG must be known"),
+    "role is a number": (text(TWO_WORKERS, 3), "must be known"),
+    "master": (text({"master": ["h1:1"]}, "master"), "Rename 'master', a role of TensorFlow 1, to 'chief'"),
+    "index not a number": (text(TWO_WORKERS, index="one"), "`task.index` in TF_CONFIG must be an integer >= 0"),
+    "index is true": (text(TWO_WORKERS, index=True), "must be an integer >= 0"),
+    "index is a fraction": (text(TWO_WORKERS, index=0.5), "must be an integer >= 0"),
+    "negative index": (text(TWO_WORKERS, index=-1), "must be an integer from 0 to 99999"),
+    "index out of range": (text(TWO_WORKERS, index=2), "must be the index of a worker in `cluster`"),
+    "index in a gap": (text({"worker": {"1": "h:1"}}, index=0), "must be the index of a worker in `cluster`"),
+    "huge sparse index": (text({"worker": {"99999999999": "h:1"}}), "must be an integer from 0 to 99999"),
+    "role not in cluster": (text(TWO_WORKERS, "ps"), "`task.type` in TF_CONFIG must be a role of `cluster`"),
     "two chiefs": (text({"chief": ["h1:1", "h2:2"]}, "chief"), "at most one chief"),
     "chief 1": (text({"chief": ["h1:1", "h2:2"], "worker": ["h3:3"]}, "chief", 1), "at most one chief"),
     "two evaluators": (text({**TWO_WORKERS, "evaluator": ["h3:1", "h4:1"]}), "at most one evaluator"),
-    "evaluator 1": (text(TWO_WORKERS, "evaluator", 1), "index of the evaluator is not 0"),
-    "nobody trains": (text({"ps": ["h1:1"]}, "ps"), "trains nothing"),
-    "only an evaluator": (text({"evaluator": ["h1:1"]}, "evaluator"), "trains nothing"),
-    "servers, no chief": (text({**TWO_WORKERS, "ps": ["h3:3"]}), "parameter servers, but no chief"),
+    "evaluator 1": (text(TWO_WORKERS, "evaluator", 1), "index of the evaluator must be 0"),
+    "no training role": (text({"ps": ["h1:1"]}, "ps"), "must have a training role"),
+    "only an evaluator": (text({"evaluator": ["h1:1"]}, "evaluator"), "must have a training role"),
+    "servers, no chief": (text({**TWO_WORKERS, "ps": ["h3:3"]}), "parameter servers must have a chief"),
     "servers, no chief, in a server": (text({**TWO_WORKERS, "ps": ["h3:3"]}, "ps"), "Add a task of the type 'chief'"),
-    "servers, no worker": (text({"chief": ["h1:1"], "ps": ["h3:3"]}, "chief"), "parameter servers, but no worker"),
-    "ps out of range": (text({"chief": ["h:1"], "worker": ["h:2"], "ps": ["h:3"]}, "ps", 1), "names no ps"),
+    "servers, no worker": (text({"chief": ["h1:1"], "ps": ["h3:3"]}, "chief"), "parameter servers must have a worker"),
+    "ps out of range": (
+        text({"chief": ["h:1"], "worker": ["h:2"], "ps": ["h:3"]}, "ps", 1),
+        "must be the index of a ps in `cluster`",
+    ),
     "server's address twice": (text({"chief": ["h:1"], "worker": ["h:2"], "ps": ["h:2"]}), "worker 0 and ps 0"),
     "server without port": (text({"chief": ["h:1"], "worker": ["h:2"], "ps": ["h"]}), "`cluster.ps[0]` in TF_CONFIG"),
-    "one address twice": (text({"worker": ["h1:1", "H1:1"]}), "one address: worker 0 and worker 1"),
-    "one address, two roles": (text({"chief": ["h1:1"], "worker": ["h1:1"]}), "one address: chief 0 and worker 0"),
-    "one address, two names": (text({"worker": ["localhost:1", "127.0.0.1:1"]}), "one address"),
+    "one address twice": (text({"worker": ["h1:1", "H1:1"]}), "addresses of worker 0 and worker 1 must differ"),
+    "one address, two roles": (
+        text({"chief": ["h1:1"], "worker": ["h1:1"]}),
+        "addresses of chief 0 and worker 0 must differ",
+    ),
+    "one address, two names": (text({"worker": ["localhost:1", "127.0.0.1:1"]}), "must differ"),
     "evaluator's address twice": (text({**TWO_WORKERS, "evaluator": ["h1:1"]}), "worker 0 and evaluator 0"),
-    "no port": (text({"worker": ["h1"]}), "`cluster.worker[0]` in TF_CONFIG: An address has no port"),
-    "bare IPv6": (text({"worker": ["fd00::1"]}), "not in brackets"),
-    "IPv6 without port": (text({"worker": ["[fd00::1]"]}), "has no port"),
-    "port is a word": (text({"worker": ["h1:http"]}), "not a number from 1 to 65535"),
-    "port 0": (text({"worker": ["h1:0"]}), "not a number from 1 to 65535"),
-    "port too large": (text({"worker": ["h1:65536"]}), "not a number from 1 to 65535"),
-    "no host": (text({"worker": [":1"]}), "has no host"),
-    "scheme": (text({"worker": ["grpc://h1:1"]}), "more than a host and a port"),
-    "address is a number": (text({"worker": [2222]}), "`cluster.worker[0]` in TF_CONFIG is not an address"),
-    "tasks are a text": (text({"worker": "h1:1"}), "`cluster.worker` in TF_CONFIG is not a list"),
+    "no port": (text({"worker": ["h1"]}), "`cluster.worker[0]` in TF_CONFIG: An address must have a port"),
+    "bare IPv6": (text({"worker": ["fd00::1"]}), "must be in brackets and have a port"),
+    "IPv6 without port": (text({"worker": ["[fd00::1]"]}), "must have a port"),
+    "port is a word": (text({"worker": ["h1:http"]}), "must be an integer from 1 to 65535"),
+    "port 0": (text({"worker": ["h1:0"]}), "must be an integer from 1 to 65535"),
+    "port too large": (text({"worker": ["h1:65536"]}), "must be an integer from 1 to 65535"),
+    "no host": (text({"worker": [":1"]}), "must have a host"),
+    "scheme": (text({"worker": ["grpc://h1:1"]}), "must contain only a host and a port"),
+    "address is a number": (text({"worker": [2222]}), "`cluster.worker[0]` in TF_CONFIG must be an address"),
+    "tasks are a text": (text({"worker": "h1:1"}), "`cluster.worker` in TF_CONFIG must be a list"),
     "wildcard": (text({"worker": ["0.0.0.0:1", "h2:2"]}), "all interfaces"),
 }
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_each_mistake_is_named(name: str) -> None:
+def test_each_error_message(name: str) -> None:
     tf_config, expected = MISTAKES[name]
     message = error_of(tf_config)
     assert expected in message
@@ -185,7 +194,7 @@ def test_a_long_tf_config_is_shortened_in_the_message() -> None:
     assert len(error_of("x" * 100_000)) < 1000
 
 
-# Detection: what the environment says.
+# Detection of the cluster from the environment.
 
 
 def test_without_tf_config_this_is_a_single_process() -> None:
@@ -200,7 +209,7 @@ def test_rank_comes_from_tf_config(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cluster.detect_cluster().local_world_size == 2
 
 
-def test_the_launchers_variables_win(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_launchers_variables_override_the_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(env.TF_CONFIG, text({"worker": ["h1:1", "h1:2"]}, index=1))
     monkeypatch.setenv(env.LOCAL_RANK, "0")
     monkeypatch.setenv(env.LOCAL_WORLD_SIZE, "1")
@@ -211,13 +220,13 @@ def test_the_launchers_variables_win(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("local_rank", "size", "expected"),
     [
-        ("2", "2", "does not fit `TFDISTKIT_LOCAL_WORLD_SIZE`"),
-        ("-1", "2", "does not fit `TFDISTKIT_LOCAL_WORLD_SIZE`"),
-        ("0", "3", "does not fit the cluster"),
-        ("0", "0", "does not fit the cluster"),
-        ("0", "", "Only one of"),
-        ("", "2", "Only one of"),
-        ("x", "2", "is not a number"),
+        ("2", "2", "must be at least 0 and below `TFDISTKIT_LOCAL_WORLD_SIZE`"),
+        ("-1", "2", "must be at least 0 and below `TFDISTKIT_LOCAL_WORLD_SIZE`"),
+        ("0", "3", "must be from 1 to the world size in TF_CONFIG"),
+        ("0", "0", "must be from 1 to the world size in TF_CONFIG"),
+        ("0", "", "must be set together"),
+        ("", "2", "must be set together"),
+        ("x", "2", "must be an integer"),
     ],
 )
 def test_wrong_local_variables(monkeypatch: pytest.MonkeyPatch, local_rank: str, size: str, expected: str) -> None:

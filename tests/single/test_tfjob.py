@@ -1,4 +1,4 @@
-"""TF_CONFIG as Kubeflow's TFJob writes it into its containers (training operator 1.x), read as it is."""
+"""TF_CONFIG of Kubeflow's TFJob (training operator 1.x) is read unchanged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def address(role: str, index: int) -> str:
 
 
 def tfjob(replicas: dict[str, int], role: str, index: int) -> str:
-    """Compact JSON, roles sorted, as Go writes a map."""
+    """Returns compact JSON with sorted roles, as Go writes a map."""
     clusters = [
         f'"{name}":[' + ",".join(f'"{address(name, i)}"' for i in range(replicas[name])) + "]"
         for name in sorted(replicas)
@@ -35,7 +35,7 @@ CHIEF = {"chief": 1, "worker": 2}
 EVALUATED = {"chief": 1, "evaluator": 1, "worker": 2}
 SERVED = {"chief": 1, "evaluator": 1, "ps": 2, "worker": 3}
 
-# TF_CONFIG, rank (None: it has none), world size, is it the chief, own address, does it know the evaluator's
+# TF_CONFIG, rank or None, world size, whether it is the chief, own address, whether it knows the evaluator's
 JOBS: dict[str, tuple[str, int | None, int, bool, str, bool]] = {
     "two workers": (TWO_WORKERS, 1, 2, False, "mnist-worker-1.kubeflow.svc:2222", False),
     "one worker, in a domain": (ONE_WORKER, 0, 1, True, "test-tfjob-worker-0.ns1.svc.tf.training.com:2222", False),
@@ -68,23 +68,26 @@ def test_tfjob(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        # enableDynamicWorker: each worker gets itself and the servers, each server itself, under another key.
+        # enableDynamicWorker: TF_CONFIG lists this process and the servers only, in another key.
         (
             '{"sparseCluster":{"worker":{"1":"job-worker-1.ns.svc:2222"},"ps":["job-ps-0.ns.svc:2222"]},'
             '"task":{"type":"worker","index":1}}',
-            "of itself and of the parameter servers only.*enableDynamicWorker: false",
+            "must list all processes, not a `sparseCluster`.*enableDynamicWorker: false",
         ),
         (
             '{"sparseCluster":{"worker":{},"ps":["job-ps-1.ns.svc:2222"]},"task":{"type":"ps","index":1}}',
             "`sparseCluster`.*enableDynamicWorker: false",
         ),
-        # Servers and workers without a chief were right for TensorFlow 1.
-        (tfjob({"ps": 1, "worker": 2}, "worker", 0), "parameter servers, but no chief.*Add a task of the type 'chief'"),
-        (tfjob({"evaluator": 1, "ps": 1, "worker": 1}, "worker", 0), "parameter servers, but no chief"),
-        (tfjob({"master": 1, "worker": 2}, "master", 0), "Rename 'master' to 'chief'"),
+        # Servers and workers without a chief were valid in TensorFlow 1.
+        (
+            tfjob({"ps": 1, "worker": 2}, "worker", 0),
+            "parameter servers must have a chief.*Add a task of the type 'chief'",
+        ),
+        (tfjob({"evaluator": 1, "ps": 1, "worker": 1}, "worker", 0), "parameter servers must have a chief"),
+        (tfjob({"master": 1, "worker": 2}, "master", 0), "Rename 'master', a role of TensorFlow 1, to 'chief'"),
     ],
 )
-def test_what_cannot_be_trained(monkeypatch: pytest.MonkeyPatch, text: str, words: str) -> None:
+def test_invalid_jobs(monkeypatch: pytest.MonkeyPatch, text: str, words: str) -> None:
     monkeypatch.setenv(env.TF_CONFIG, text)
     with pytest.raises(ClusterConfigError, match=f"(?s){words}"):
         detect_cluster()

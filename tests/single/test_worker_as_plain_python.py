@@ -1,4 +1,4 @@
-"""A script under `tfdistkit.worker` sees and shows what it would under plain `python`: the two are compared."""
+"""A script behaves under `tfdistkit.worker` as under plain `python`: both are compared."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LOOK = """
     }))
 """
 
-# Where an object lies in memory.
+# The address of an object.
 ADDRESS = r"0x[0-9a-f]+"
 
 SCRIPTS = {
@@ -163,12 +163,12 @@ def test_a_link_to_the_script(tmp_path: Path) -> None:
 
 def test_without_the_scripts_folder_on_the_path(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(textwrap.dedent(LOOK), encoding="utf-8")
-    # `python -P` came with Python 3.11; before, its folder is always there.
+    # `python -P` exists since Python 3.11; before, the script's folder is always on the path.
     compare(["script.py"], tmp_path, *(["-P"] if sys.version_info >= (3, 11) else []))
 
 
 def program(folder: Path, kind: str, text: str) -> str:
-    """A folder with a `__main__.py`, or a zip file of one, by a name that says nothing."""
+    """Makes a folder with a `__main__.py`, or a zip file of it, and returns its name."""
     (folder / "program").mkdir()
     (folder / "program" / "__main__.py").write_text(textwrap.dedent(text), encoding="utf-8")
     (folder / "program" / "beside.py").write_text("name = __name__\n")
@@ -226,7 +226,7 @@ def test_the_working_directory_may_change(tmp_path: Path, way: str) -> None:
     program(tmp_path, ".pyz", text)
     (tmp_path / "script.py").write_text(textwrap.dedent(text), encoding="utf-8")
     (tmp_path / "beside.py").write_text("name = __name__\n")
-    # The folder is taken from where the children of a script start, too.
+    # Also the folder in which child processes of the script start.
     (tmp_path / "elsewhere" / "elsewhere").mkdir()
     compare([way], tmp_path)
 
@@ -247,7 +247,7 @@ def test_a_module_in_a_zip_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("module", ["no_such_module_here", "json.no_such_part"])
-def test_a_module_that_is_not_there(tmp_path: Path, module: str) -> None:
+def test_a_missing_module(tmp_path: Path, module: str) -> None:
     compare(["-m", module], tmp_path)
 
 

@@ -1,1 +1,1 @@
-"""The command line, one file per command."""
+"""Implements the command line, one file per command."""

@@ -1,4 +1,4 @@
-"""`tfdistkit clean`: remove run folders of jobs that have ended."""
+"""Implements `tfdistkit clean`: removes run folders of ended jobs."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tfdistkit.launcher.old_runs import KEPT_DAYS, remove_old_runs
 _USAGE_EXIT_CODE = 2
 
 _DESCRIPTION = f"""\
-Removes the run folders of ended jobs (logs, events, crash records): those that `tfdistkit run` without --log-dir and
-tfdistkit.launch kept after a failure. Folders of running jobs, of other users, and those named by --log-dir stay.
-Folders of jobs that ended {KEPT_DAYS:g} days ago go by themselves when the next job starts."""
+Removes the run folders (logs, events, crash records) that `tfdistkit run` without --log-dir and tfdistkit.launch kept
+after a failure. Keeps folders of running jobs, of other users, and those named by --log-dir. Folders of
+jobs that ended at least {KEPT_DAYS:g} days ago are removed when the next job starts."""
 
 _EPILOG = """\
 examples:
-  tfdistkit clean                    all of them, in the folder for temporary files
-  tfdistkit clean --older-than 1     those that ended a day ago or more
-  tfdistkit clean --dry-run .        show those of SLURM's jobs that were submitted in this folder"""
+  tfdistkit clean                    all run folders in the folder for temporary files
+  tfdistkit clean --older-than 1     only of jobs that ended a day ago or more
+  tfdistkit clean --dry-run .        show those of SLURM jobs that were submitted in this folder"""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
     folders = options.folders or [Path(tempfile.gettempdir())]
     for folder in folders:
         if not folder.is_dir():
-            parser.error(f"there is no folder {str(folder)!r}.")
+            parser.error(f"FOLDER must exist. Received: {str(folder)!r}.")
     remove = _leave if options.dry_run else shutil.rmtree
     runs = [run for folder in folders for run in remove_old_runs(folder, options.older_than, None, remove)]
     for run in runs:
@@ -64,10 +64,10 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    older = "only of jobs that ended so many days ago or more (default: 0)"
+    older = "remove only folders of jobs that ended at least DAYS days ago (default: 0)"
     parser.add_argument("--older-than", type=_days, default=0.0, metavar="DAYS", help=older)
     parser.add_argument("--dry-run", action="store_true", help="show what would be removed, and remove nothing")
-    where = "where they are (default: the folder for temporary files)"
+    where = "parent folders of the run folders (default: the folder for temporary files)"
     parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER", help=where)
     return parser
 

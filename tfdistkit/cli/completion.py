@@ -1,4 +1,4 @@
-"""What the shell offers on TAB, by argcomplete: commands, options and choices, and files where nothing else fits."""
+"""Completes commands, options, choices and files on TAB in the shell, by argcomplete."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import os
 import shlex
 from collections.abc import Mapping
 
-# argcomplete's protocol: how many words stand before the arguments, the line, and the cursor's place in it in bytes.
+# argcomplete's protocol: the number of words before the arguments, the line, and the cursor's offset in bytes.
 _WORDS_BEFORE, _LINE, _POINT = "_ARGCOMPLETE", "COMP_LINE", "COMP_POINT"
 
 
 def complete(commands: Mapping[str, tuple[str, str]]) -> None:
-    """Answers the shell and ends the process; comes back where argcomplete is not installed.
+    """Prints the proposals and exits the process; returns if argcomplete is not installed.
 
     Args:
-        commands: Name -> (module with `make_parser`, what it does).
+        commands: Name -> (module with `make_parser`, summary).
     """
     try:
         import argcomplete
@@ -25,7 +25,7 @@ def complete(commands: Mapping[str, tuple[str, str]]) -> None:
     skipped = int(os.environ[_WORDS_BEFORE])
     words = _words_before_cursor()[skipped:]
     if words and words[0] in commands:
-        # The command's own parser sees the line as if the command were the program.
+        # The command's own parser treats the command as the program.
         os.environ[_WORDS_BEFORE] = str(skipped + 1)
         parser = importlib.import_module(commands[words[0]][0]).make_parser()
     else:
@@ -36,7 +36,7 @@ def complete(commands: Mapping[str, tuple[str, str]]) -> None:
 
 
 def _words_before_cursor() -> list[str]:
-    """The whole words that stand before the one which is typed."""
+    """Returns the complete words before the one at the cursor."""
     line = os.environ.get(_LINE, "").encode()[: int(os.environ.get(_POINT, "0"))].decode(errors="ignore")
     try:
         words = shlex.split(line)

@@ -1,4 +1,4 @@
-"""`tfdistkit data`: write data sets as evenly sharded TFRecords."""
+"""Implements `tfdistkit data`: writes data sets as evenly sharded TFRecords."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import NoReturn
 from tfdistkit import env
 
 _DESCRIPTION = """\
-Writes a data set as TFRecords in files that differ by one element at most, reads them again and compares counts and
-checksums. OUT appears in one step, when all of it is right; tfdistkit.data.from_files(OUT) reads it."""
+Writes a data set as TFRecords in files whose sizes differ by at most one element, reads them back and compares counts
+and checksums. OUT appears atomically, after the verification; tfdistkit.data.from_files(OUT) reads it."""
 
 _EPILOG = """\
-SOURCE is one of
-  digits.npz, digits.npy     arrays: an element is a row, a dict of what was saved by name
+SOURCE is one of:
+  digits.npz, digits.npy     arrays: an element is a row, or a dict of rows for named arrays
   wine.csv, wine.tsv         CSV: an element is a row, a dict of int64, float64 and strings by name
   'old/*.tfrecord', a folder TFRecords: an element is a record
   mnist, tfds:mnist, folder  a prepared data set of tensorflow-datasets (pip install 'tensorflow-datasets>=4.9'
-                             importlib_resources); nothing is downloaded; OUT is such a folder too
-or a pattern ('part-*.csv') of files and folders that hold the same columns.
+                             importlib_resources); nothing is downloaded; OUT is such a folder, too
+or a pattern ('part-*.csv') of files and folders with the same columns.
 
 examples:
   tfdistkit data write digits.npz digits --shards 8
@@ -30,12 +30,12 @@ examples:
   tfdistkit data write mnist mnist-train --split train --shards 8
 
 exit codes:
-  0 written and verified; 1 it failed, and OUT is not there; 2 wrong usage, or SOURCE is not what it should be"""
+  0 written and verified; 1 failed, and OUT does not exist; 2 wrong usage, or invalid SOURCE"""
 
 _USAGE_EXIT_CODE = 2
-# Options that the process that writes takes as they are.
-_TOLD = ("source", "out", "shards", "split", "data_dir", "label", "delimiter")
-# The module of the training wing that this process becomes, which loads TensorFlow.
+# Options passed unchanged to the writing process.
+_PASSED = ("source", "out", "shards", "split", "data_dir", "label", "delimiter")
+# The module of the training wing that replaces this process, and loads TensorFlow.
 _WRITER = "tfdistkit.data.writing.command"
 
 
@@ -45,7 +45,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the command: this process becomes the one that writes.
+    """Runs the command: replaces this process by the writing one.
 
     Args:
         arguments: What follows `tfdistkit data`.
@@ -54,12 +54,12 @@ def main(arguments: Sequence[str]) -> int:
         The exit code, see `tfdistkit data write --help`.
     """
     options = make_parser().parse_args(list(arguments))
-    told = {name: getattr(options, name) for name in _TOLD}
-    told["header"] = None if options.header is None else options.header == "yes"
-    # Writing wants no GPU, and nothing of what TensorFlow says when it starts.
+    passed = {name: getattr(options, name) for name in _PASSED}
+    passed["header"] = None if options.header is None else options.header == "yes"
+    # Writing needs no GPU, and none of TensorFlow's start-up lines.
     quiet = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": env.text("TF_CPP_MIN_LOG_LEVEL") or "3"}
     sys.stdout.flush()
-    os.execve(sys.executable, [sys.executable, "-m", _WRITER, json.dumps(told)], env.child_env(quiet))
+    os.execve(sys.executable, [sys.executable, "-m", _WRITER, json.dumps(passed)], env.child_env(quiet))
 
 
 def make_parser() -> _Parser:
@@ -75,28 +75,32 @@ def make_parser() -> _Parser:
         formatter_class=form,
         allow_abbrev=False,
     )
-    write.add_argument("source", metavar="SOURCE", help="what to write, see below")
-    write.add_argument("out", metavar="OUT", help="the folder to make")
+    write.add_argument("source", metavar="SOURCE", help="the data set to write, see below")
+    write.add_argument("out", metavar="OUT", help="the folder to create")
     write.add_argument(
         "--shards",
         type=_count,
         required=True,
         metavar="N",
-        help="how many files; best a multiple of all numbers of workers that you train with",
+        help="the number of files; choose a multiple of all numbers of workers that you train with",
     )
-    write.add_argument("--split", default="train", help="of tensorflow-datasets (default: %(default)s)")
-    write.add_argument("--data-dir", metavar="DIR", help="where data sets of tensorflow-datasets were prepared")
+    write.add_argument("--split", default="train", help="the split of tensorflow-datasets (default: %(default)s)")
+    write.add_argument(
+        "--data-dir", metavar="DIR", help="the folder with the prepared data sets of tensorflow-datasets"
+    )
     write.add_argument(
         "--label",
         metavar="COLUMN",
-        help="of arrays by name and CSV: the column that is the label; elements are (dict of the others, label)",
+        help="the label column of named arrays or CSV; elements are then (dict of the other columns, label)",
     )
     write.add_argument(
         "--header",
         choices=["yes", "no"],
-        help="whether the first row of CSV has the names of the columns (default: yes if it must be, else an error)",
+        help="whether the first row of CSV has column names (default: yes if that is certain, else an error)",
     )
-    write.add_argument("--delimiter", type=_character, metavar="C", help="of CSV (default: a comma; in .tsv a tab)")
+    write.add_argument(
+        "--delimiter", type=_character, metavar="C", help="the delimiter of CSV (default: a comma; in .tsv a tab)"
+    )
     return parser
 
 

@@ -1,4 +1,4 @@
-"""`tfdistkit doctor`: what is here, what works, and what mends the rest."""
+"""Implements `tfdistkit doctor`: checks this machine and hosts, tries the strategies, and proposes fixes."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import NoReturn
 from tfdistkit.cli.run import host_options
 from tfdistkit.cluster.environments.host_list import HostSlots
 from tfdistkit.doctor.findings import Finding, Level, as_json, as_text
-from tfdistkit.doctor.machine import look_at_network, look_at_programs, look_at_versions
-from tfdistkit.doctor.network import look_at_hosts
+from tfdistkit.doctor.machine import check_network, check_programs, check_versions
+from tfdistkit.doctor.network import check_hosts
 from tfdistkit.doctor.trials import ON_HOSTS, TRIALS, try_strategies
 from tfdistkit.horovod_build.checking import INSTALL
 from tfdistkit.launcher.hosts import HostsSpec
 
 _DESCRIPTION = """\
-Looks at versions, devices, network and programs here, and tries the strategies, each in processes of its own: they
-sum up, and take a step of training whose result is known. With -H or --hostfile it looks at those hosts and at the
-links between them, and tries the strategies there, with one process on each."""
+Checks versions, devices, network and programs on this machine, and tries the strategies, each in separate processes:
+an all-reduce, and a training step whose result is known. With -H or --hostfile, checks those hosts and the links
+between them, and tries the strategies there, with one process on each host."""
 
 _EPILOG = """\
 examples:
@@ -31,8 +31,8 @@ examples:
   tfdistkit doctor -H node1,node2 --no-trials
 
 exit codes:
-  0 what was asked for works: --strategy NAME, the hosts; else all that is installed
-  1 something of it does not; 2 wrong usage"""
+  0 the requested strategies and hosts work, or all that are installed
+  1 some do not work; 2 wrong usage"""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -62,18 +62,18 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _examine(options: argparse.Namespace, hosts: HostsSpec | None) -> list[Finding]:
-    """One after the other where they would be in each other's way; what is asked for, says what is tried."""
+    """Runs all checks and trials; only the checks of hosts run in parallel to others."""
     variables = dict(options.passed)
-    with ThreadPoolExecutor(max_workers=1) as aside:
-        on_hosts = aside.submit(look_at_hosts, hosts, variables) if hosts is not None else None
-        findings, facts = look_at_versions()
-        findings += look_at_network() + look_at_programs()
+    with ThreadPoolExecutor(max_workers=1) as executor:
+        on_hosts = executor.submit(check_hosts, hosts, variables) if hosts is not None else None
+        findings, facts = check_versions()
+        findings += check_network() + check_programs()
         if on_hosts is not None:
             findings += on_hosts.result()
     if options.no_trials or any(finding.topic == "hosts" and finding.level is Level.PROBLEM for finding in findings):
         return findings
     if "problem" in facts:
-        return findings  # without TensorFlow, there is nothing to try
+        return findings  # trials need TensorFlow
     names = options.strategies or [
         name for name in (TRIALS if hosts is None else ON_HOSTS) if name != "horovod" or facts["horovod"] is not None
     ]
@@ -86,7 +86,7 @@ def _examine(options: argparse.Namespace, hosts: HostsSpec | None) -> list[Findi
 
 
 def _one_slot_each(hosts: HostsSpec | None) -> HostsSpec | None:
-    """One process on each host is enough to see whether they work together."""
+    """Reduces each host to one slot: one process per host suffices to test the strategies."""
     if hosts is None:
         return None
     return replace(hosts, slots=tuple(HostSlots(one.host, 1) for one in hosts.slots))
@@ -107,9 +107,9 @@ def make_parser() -> _Parser:
         dest="strategies",
         action="append",
         choices=list(TRIALS),
-        help="try this one; can be given several times (default: all that are installed)",
+        help="try this strategy; can be given several times (default: all that are installed)",
     )
-    tried.add_argument("--no-trials", action="store_true", help="try none: look only")
+    tried.add_argument("--no-trials", action="store_true", help="do not try strategies")
     host_options.add_to(parser)
-    parser.add_argument("--json", action="store_true", help="all of it, for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     return parser

@@ -1,4 +1,4 @@
-"""`tfdistkit env`: which cluster this process belongs to, and what that was read from."""
+"""Implements `tfdistkit env`: shows the cluster of this process, and the variables that it is read from."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from tfdistkit import env
-from tfdistkit.cluster.detection import Finding, detect_cluster, look_around
+from tfdistkit.cluster.detection import Finding, detect_cluster, run_all_readers
 from tfdistkit.cluster.environments import sge, slurm
 from tfdistkit.cluster.environments.host_list import HostSlots
 from tfdistkit.cluster.environments.mpi_addresses import can_exchange
@@ -17,17 +17,17 @@ from tfdistkit.cluster.spec import ClusterSpec
 from tfdistkit.errors import ClusterConfigError
 
 _DESCRIPTION = """\
-Shows what a script would find here: which launchers' variables there are, which of them count, and the place of this
-process among all. Start it as the script is started: `srun -N2 tfdistkit env`, `mpirun -np 2 tfdistkit env`."""
+Shows the cluster that a script would detect here: the variables of launchers that are set, the ones in use, and the
+rank of this process. Start it like the script: `srun -N2 tfdistkit env`, `mpirun -np 2 tfdistkit env`."""
 
 _EPILOG = """\
 exit codes:
-  0 the variables tell a cluster, or a single process; 2 they are wrong, or contradict each other"""
+  0 the variables describe a cluster or a single process; 2 they are invalid, or contradict each other"""
 
 _USAGE_EXIT_CODE = 2
-# A cluster with more processes is listed in --json only.
+# Most processes listed without --json.
 _MOST_ROWS = 32
-# A value that is longer is shortened, except in --json.
+# Longer values are shortened without --json (characters).
 _LONGEST_VALUE = 100
 
 
@@ -46,18 +46,18 @@ def main(arguments: Sequence[str]) -> int:
         The exit code, see `tfdistkit env --help`.
     """
     options = make_parser().parse_args(list(arguments))
-    findings = look_around()
+    findings = run_all_readers()
     cluster, error = None, None
     try:
         cluster = detect_cluster()
-    except ClusterConfigError as wrong:
-        error = wrong
+    except ClusterConfigError as caught:
+        error = caught
     if options.json:
         print(json.dumps(_as_json(findings, cluster, error), indent=2))
     else:
         print("\n".join([*_finding_rows(findings), *_cluster_rows(cluster)]))
     if error is not None:
-        # Flushed first: what was found stands before what is wrong with it, also in a file that takes both.
+        # Flushed first: a file that takes both streams must have the findings before the error.
         sys.stdout.flush()
         print(f"tfdistkit env: {error}", file=sys.stderr)
         return _USAGE_EXIT_CODE
@@ -73,45 +73,45 @@ def make_parser() -> _Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--json", action="store_true", help="all of it, for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
 
 def _finding_rows(findings: Sequence[Finding]) -> list[str]:
-    rows = ["found, in the order in which it counts:"]
+    rows = ["found, in order of priority:"]
     for finding in findings:
         rows.append(f"  {finding.reader:<11} {_summary(finding)}")
         rows += [f"    {name}={_short(value)}" for name, value in finding.variables.items()]
     rows += [f"  {name:<11} {text}" for name, text in _notes().items()]
     only = env.text(env.CLUSTER)
-    return rows if only is None else [*rows, f"  {env.CLUSTER}={only}: nothing else counts"]
+    return rows if only is None else [*rows, f"  {env.CLUSTER}={only}: all other sources are ignored"]
 
 
 def _summary(finding: Finding) -> str:
     if finding.error is not None:
-        return f"wrong: {str(finding.error).splitlines()[0]}"
-    return "-" if finding.cluster is None else _place(finding.cluster)
+        return f"invalid: {str(finding.error).splitlines()[0]}"
+    return "-" if finding.cluster is None else _task_text(finding.cluster)
 
 
-def _place(cluster: ClusterSpec) -> str:
+def _task_text(cluster: ClusterSpec) -> str:
     if cluster.has_servers or not cluster.is_training:
         return f"{cluster.task.role} {cluster.task.index}, world size {cluster.world_size}"
     return f"rank {cluster.rank} of {cluster.world_size}"
 
 
 def _notes() -> dict[str, str]:
-    """What is no cluster, but what one could be started on."""
+    """Returns notes on jobs of schedulers in which no cluster was started."""
     notes = {}
     job = slurm.in_job_without_step()
     if job is not None:
-        notes["SLURM job"] = f"{job}, outside of its steps: one process. `srun` starts several."
+        notes["SLURM job"] = f"{job}, outside of its steps: a single process. Start several with `srun`."
     try:
         hosts = sge.read_pe_hostfile()
     except ClusterConfigError as error:
-        notes["SGE job"] = f"wrong: {error}"
+        notes["SGE job"] = f"invalid: {error}"
     else:
         if hosts is not None:
-            notes["SGE job"] = f"{_slots(hosts)}: this is one process on them"
+            notes["SGE job"] = f"{_slots(hosts)}: a single process"
     return notes
 
 
@@ -137,14 +137,14 @@ def _cluster_rows(cluster: ClusterSpec | None) -> list[str]:
 
 def _address_rows(cluster: ClusterSpec) -> list[str]:
     if can_exchange(cluster):
-        return ["addresses     not told: the strategy 'multiworker' exchanges them through PMIx"]
+        return ["addresses     unknown: the strategy 'multiworker' exchanges them through PMIx"]
     if not cluster.has_addresses:
-        return ["addresses     not told: enough for the strategy 'horovod', too little for 'multiworker'"]
+        return ["addresses     unknown: the strategy 'horovod' works, 'multiworker' does not"]
     tasks = [(role, index) for role, listed in cluster.addresses.items() for index in range(len(listed))]
     rows = []
     for role, index in tasks[:_MOST_ROWS]:
         own = "   this process" if (role, index) == (cluster.task.role, cluster.task.index) else ""
-        rows.append(f"  {f'{role} {index}':<11} {cluster.addresses[role][index] or 'not told'}{own}")
+        rows.append(f"  {f'{role} {index}':<11} {cluster.addresses[role][index] or 'unknown'}{own}")
     more = len(tasks) - len(rows)
     return (["addresses"] if rows else []) + rows + ([f"  and {more} more: see --json"] if more else [])
 

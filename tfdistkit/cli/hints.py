@@ -1,4 +1,4 @@
-"""What to type instead: a mistake in the words of a command is answered with the whole command, put right."""
+"""Proposes the corrected command for a mistake on the command line."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import re
 import shlex
 from collections.abc import Sequence
 
-# How `tfdistkit run` takes the number of workers; and how other launchers do.
+# Options for the number of workers, of `tfdistkit run` and of other launchers.
 WORKERS = ("-np", "-n", "--num-proc", "--nproc", "--nproc-per-node", "--nproc_per_node")
-_WORKERS_ELSEWHERE = (
+_WORKERS_OF_OTHERS = (
     "--np", "-N", "-p", "--num_proc", "--num-procs", "--num_procs", "--nprocs", "--num-processes", "--num_processes",
     "--workers", "--num-workers", "--num_workers", "--world-size", "--world_size", "--num-gpus", "--num_gpus",
 )  # fmt: skip
-# With these, the hosts tell how many workers there are, or SLURM's options do.
+# Options that imply the number of workers: hosts, or SLURM's nodes.
 _INSTEAD = ("-H", "--host", "--hostfile", "--nnodes")
-# What other programs call the commands.
-_COMMANDS_ELSEWHERE = {
+# Command names of other programs -> ours.
+_COMMANDS_OF_OTHERS = {
     **dict.fromkeys(("launch", "start", "exec", "train", "submit", "torchrun", "horovodrun", "mpirun"), ("run",)),
     **dict.fromkeys(("check", "diagnose", "test"), ("doctor",)),
     **dict.fromkeys(("manifest", "kubernetes", "kube"), ("k8s", "manifest")),
@@ -31,7 +31,7 @@ _PYTHON = re.compile(r"(.*/)?python[0-9.]*")
 
 
 def type_this(words: Sequence[str]) -> str:
-    """Returns the line that tells a command to type.
+    """Returns the line that proposes a command.
 
     Args:
         words: What follows `tfdistkit`.
@@ -39,8 +39,8 @@ def type_this(words: Sequence[str]) -> str:
     return f"Type: {shlex.join(['tfdistkit', *words])}"
 
 
-def meant_command(words: Sequence[str]) -> list[str] | None:
-    """Returns what was probably meant where the first word is no command, or None.
+def guess_command(words: Sequence[str]) -> list[str] | None:
+    """Guesses the intended command if the first word is none; returns None without a guess.
 
     Args:
         words: What follows `tfdistkit`, at least one.
@@ -48,14 +48,14 @@ def meant_command(words: Sequence[str]) -> list[str] | None:
     first, rest = words[0], list(words[1:])
     if not first.startswith("-") and os.path.isfile(f"{first}.py"):
         return ["run", *with_workers([], [f"{first}.py", *rest])]
-    if first in _COMMANDS_ELSEWHERE and not _is_program(first):
-        found = _COMMANDS_ELSEWHERE[first]
+    if first in _COMMANDS_OF_OTHERS and not _is_program(first):
+        found = _COMMANDS_OF_OTHERS[first]
         return ["run", *_numbered(rest)] if found == ("run",) and rest else [*found, *rest]
     if _PYTHON.fullmatch(first) and rest:
         return without_python([], words)
     if (first.isdecimal() and rest) or _is_program(first):
         return ["run", *with_workers([], words)]
-    is_of_run = _name(first) in (*WORKERS, *_WORKERS_ELSEWHERE, *_INSTEAD, "-m", "--module", "--ps", "--backend")
+    is_of_run = _name(first) in (*WORKERS, *_WORKERS_OF_OTHERS, *_INSTEAD, "-m", "--module", "--ps", "--backend")
     has_program = any(map(_is_program, rest)) or first in ("-m", "--module")
     if is_of_run and not has_program:
         return ["run", "-np", _DEFAULT, "script.py"]
@@ -65,11 +65,11 @@ def meant_command(words: Sequence[str]) -> list[str] | None:
 
 
 def without_python(before: Sequence[str], program: Sequence[str]) -> list[str]:
-    """Returns the words of `run` without the `python` in front of the script.
+    """Returns the arguments of `run` without `python` before the script.
 
     Args:
-        before: The options.
-        program: `python`, the script, and its arguments; at least two words.
+        before: The options before it.
+        program: `python`, the script and its arguments; at least two words.
     """
     if program[1] == "-m":
         return ["run", *_numbered([*before, *program[1:]])]
@@ -77,11 +77,11 @@ def without_python(before: Sequence[str], program: Sequence[str]) -> list[str]:
 
 
 def with_workers(before: Sequence[str], program: Sequence[str]) -> list[str]:
-    """Puts the number of workers before the script: the one that stands behind it, or else 2.
+    """Puts the number of workers before the script: the number found after it, or 2.
 
     Args:
         before: The options before the script.
-        program: The script and what follows it.
+        program: The script and its arguments.
     """
     if program[0].isdecimal() and len(program) > 1:
         return ["-np", *program[:1], *before, *program[1:]]
@@ -89,29 +89,29 @@ def with_workers(before: Sequence[str], program: Sequence[str]) -> list[str]:
     while words:
         word = words.pop(0)
         name, equals, value = word.partition("=")
-        if name in (*WORKERS, *_WORKERS_ELSEWHERE) and equals and value.isdecimal():
+        if name in (*WORKERS, *_WORKERS_OF_OTHERS) and equals and value.isdecimal():
             number = value
-        elif name in (*WORKERS, *_WORKERS_ELSEWHERE) and words and words[0].isdecimal():
+        elif name in (*WORKERS, *_WORKERS_OF_OTHERS) and words and words[0].isdecimal():
             number = words.pop(0)
         else:
             after.append(word)
     return ["-np", number, *before, program[0], *after]
 
 
-def in_our_words(unknown: str, arguments: Sequence[str]) -> list[str] | None:
-    """Returns the words with `-np` for another launcher's option of the same meaning; None if it has none.
+def translate(unknown: str, arguments: Sequence[str]) -> list[str] | None:
+    """Replaces another launcher's option for the number of workers by `-np`; returns None for other options.
 
     Args:
         unknown: The option that `run` does not know.
         arguments: What follows `tfdistkit run`.
     """
-    if _name(unknown) not in _WORKERS_ELSEWHERE:
+    if _name(unknown) not in _WORKERS_OF_OTHERS:
         return None
     return ["run", *_translated(arguments)]
 
 
 def _numbered(words: Sequence[str]) -> list[str]:
-    """The words of `run`, with a number of workers."""
+    """Returns the arguments of `run` with a number of workers."""
     ours = _translated(words)
     return ours if _has_number(ours) else ["-np", _DEFAULT, *ours]
 
@@ -121,7 +121,7 @@ def _has_number(words: Sequence[str]) -> bool:
 
 
 def _translated(words: Sequence[str]) -> list[str]:
-    """The options in front in our words; the script's own stay as they are."""
+    """Translates the options before the script; the script's own are unchanged."""
     ours: list[str] = []
     for place, word in enumerate(words):
         if _is_program(word):
@@ -129,17 +129,17 @@ def _translated(words: Sequence[str]) -> list[str]:
         if _PYTHON.fullmatch(word) and words[place + 1 :] and words[place - 1 : place] != ["--python"]:
             continue
         name, equals, value = word.partition("=")
-        ours += (["-np", *([value] if equals else [])]) if name in _WORKERS_ELSEWHERE else [word]
+        ours += (["-np", *([value] if equals else [])]) if name in _WORKERS_OF_OTHERS else [word]
     return ours
 
 
 def _name(word: str) -> str:
-    """The option in a word such as `--np=2` or `-n2`."""
+    """Returns the option in a word such as `--np=2` or `-n2`."""
     return _JOINED.sub("-n", word.partition("=")[0])
 
 
 def _is_program(word: str) -> bool:
-    """Whether `python` would run it: a script, a zipapp, a folder with a `__main__`, a pipe."""
+    """Returns whether `python` could run it: a script, a zipapp, a folder with a `__main__`, a pipe."""
     if word == "-" or (word.endswith((".py", ".pyz")) and not word.startswith("-")):
         return True
     if os.path.isdir(word):

@@ -1,4 +1,4 @@
-"""`tfdistkit horovod`: build Horovod for this environment and install it, and check what is there."""
+"""Implements `tfdistkit horovod`: builds and installs Horovod for this environment, and checks it."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from tfdistkit.horovod_build.prerequisites import look_at_needs, missing_text
 from tfdistkit.horovod_build.wheels import WheelCache
 
 _DESCRIPTION = """\
-Horovod's last release does not build against today's TensorFlow. `install` builds it all the same, from its
-source distribution, without its optional operations for XLA; `check` tells what is there."""
+Horovod's last release does not build against current TensorFlow. `install` builds it from its source distribution,
+without its optional operations for XLA; `check` shows the installed build and whether it loads."""
 
 _EPILOG = """\
 examples:
   tfdistkit horovod install               Gloo, and MPI where it is installed
-  tfdistkit horovod install --dry-run     what would be done, and what is missing
+  tfdistkit horovod install --dry-run     show the steps, and what is missing
   tfdistkit horovod check
 
 exit codes:
-  0 all is well; 1 it is not, or a step failed; 2 wrong usage"""
+  0 Horovod works; 1 it does not, or a step failed; 2 wrong usage"""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -83,10 +83,17 @@ def make_parser() -> _Parser:
     install = actions.add_parser("install", help="build Horovod for this environment, and install it")
     mpi = install.add_mutually_exclusive_group()
     mpi.add_argument("--with-mpi", dest="with_mpi", action="store_true", default=None, help="with MPI")
-    mpi.add_argument("--without-mpi", dest="with_mpi", action="store_false", help="without (default: if it is here)")
+    mpi.add_argument(
+        "--without-mpi",
+        dest="with_mpi",
+        action="store_false",
+        help="without MPI (default: with MPI if it is installed)",
+    )
     install.add_argument("--with-nccl", action="store_true", help="with NCCL, for GPUs; needs the CUDA toolkit")
-    install.add_argument("--dry-run", action="store_true", help="print what would be done, and change nothing")
-    check = actions.add_parser("check", help="tell what is built, against which TensorFlow, and whether it loads")
+    install.add_argument("--dry-run", action="store_true", help="print the steps, and change nothing")
+    check = actions.add_parser(
+        "check", help="show the build options, the TensorFlow version of the build, and whether it loads"
+    )
     for each in (install, check):
         each.add_argument(
             "--python", default=sys.executable, metavar="PATH", help="the environment's Python (default: this one)"

@@ -1,4 +1,4 @@
-"""`tfdistkit k8s manifest`: a script's processes as pods of Kubernetes, written as YAML."""
+"""Implements `tfdistkit k8s manifest`: writes the pods that run a script on Kubernetes as YAML."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from tfdistkit.launcher.kubernetes.yaml_text import to_yaml
 from tfdistkit.report.secret_values import is_secret
 
 _DESCRIPTION = """\
-Writes what `kubectl apply -f -` takes: pods that run a script, each with a TF_CONFIG that names all of them.
-In the script, tfdistkit.strategy("multiworker") does the rest; with --ps, tfdistkit.strategy("parameter_server")."""
+Writes a manifest for `kubectl apply -f -`: pods that run a script, each with a TF_CONFIG that lists all of them.
+Use tfdistkit.strategy("multiworker") in the script; with --ps, tfdistkit.strategy("parameter_server")."""
 
 _EPILOG = """\
 kinds:
-  job     an indexed Job and a headless Service; needs nothing but Kubernetes 1.24 or later
-  jobset  a JobSet (sigs.k8s.io/jobset), which starts all pods again after a failure
+  job     an indexed Job and a headless Service; requires only Kubernetes 1.24 or later
+  jobset  a JobSet (sigs.k8s.io/jobset), which restarts all pods after a failure
   tfjob   a TFJob of Kubeflow's training operator
 
 volumes:
-  pvc:CLAIM:/PATH[:ro]              a PersistentVolumeClaim that is there already
+  pvc:CLAIM:/PATH[:ro]              an existing PersistentVolumeClaim
   configmap:NAME:/PATH, secret:NAME:/PATH     one file for each key, read-only
   hostpath:/ON/NODE:/PATH[:ro]      a folder of the node
-  emptydir:/PATH                    an empty folder that ends with the pod
-  memory:SIZE:/PATH                 the same in memory, such as memory:8Gi:/dev/shm for NCCL
+  emptydir:/PATH                    an empty folder, removed with the pod
+  memory:SIZE:/PATH                 an empty folder in memory, such as memory:8Gi:/dev/shm for NCCL
 
 examples:
   tfdistkit k8s manifest --image registry/train:1 -np 4 --gpus 1 train.py --epochs 3 | kubectl apply -f -
@@ -43,9 +43,9 @@ examples:
   tfdistkit k8s manifest --kind tfjob --image registry/train:1 -np 4 --ps 2 -m my_package.train"""
 
 _USAGE_EXIT_CODE = 2
-_IN_THE_OPEN = (
-    "the value of {name} stands in the manifest, for all who may read that or the pods. "
-    "Better put it into a Secret, and take it from there: --env-from-secret {name}=SECRET:KEY"
+_IN_PLAIN_TEXT = (
+    "the manifest contains the value of {name} in plain text, for all users with access to it or to the pods. "
+    "Put the value into a Secret instead: --env-from-secret {name}=SECRET:KEY"
 )
 
 
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str]) -> int:
         return _USAGE_EXIT_CODE
     print("---\n".join(map(to_yaml, manifests(job))), end="")
     for name in [name for name, value in job.env.items() if is_secret(name, value)]:
-        print(f"tfdistkit k8s manifest: {_IN_THE_OPEN.format(name=name)}", file=sys.stderr)
+        print(f"tfdistkit k8s manifest: {_IN_PLAIN_TEXT.format(name=name)}", file=sys.stderr)
     return 0
 
 
@@ -122,17 +122,17 @@ def _job(found: argparse.Namespace, words: tuple[str, ...]) -> PodsSpec:
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--kind", choices=KINDS, default="job", help="what to write (default: job)")
+    add("--kind", choices=KINDS, default="job", help="the kind of manifest (default: job)")
     add("--image", required=True, help="an image with Python, TensorFlow, tfdistkit and the script")
-    add("-np", "--num-proc", dest="np", type=int, required=True, metavar="N", help="how many workers")
-    add("--ps", type=int, default=0, metavar="N", help="how many parameter servers; adds a coordinator")
-    add("--name", help="what it is called in the cluster (default: like the script)")
-    add("--namespace", metavar="NAME", help="where it is made (default: where kubectl puts it)")
+    add("-np", "--num-proc", dest="np", type=int, required=True, metavar="N", help="the number of workers")
+    add("--ps", type=int, default=0, metavar="N", help="the number of parameter servers; adds a coordinator")
+    add("--name", help="the name of the job in Kubernetes (default: the script's name)")
+    add("--namespace", metavar="NAME", help="the namespace (default: kubectl's)")
     add("--gpus", type=int, default=0, metavar="N", help="NVIDIA GPUs for each worker")
-    add("--cpus", metavar="N", help="processor time for each container, such as 4 or 500m")
+    add("--cpus", metavar="N", help="CPUs for each container, such as 4 or 500m")
     add("--memory", metavar="SIZE", help="memory for each container, such as 16Gi")
     add("--port", type=int, default=2222, metavar="N", help="the port of each process (default: 2222)")
-    add("--max-restarts", type=int, default=0, metavar="N", help="after a failure start all again, up to N times")
+    add("--max-restarts", type=int, default=0, metavar="N", help="restart all processes after a failure, up to N times")
     add(
         "--env",
         type=_variable,
@@ -148,20 +148,20 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "program",
         nargs=argparse.REMAINDER,
         metavar="script.py [args]",
-        help="the script in the image, or with -m the module, and what it finds in sys.argv",
+        help="the script in the image, or with -m the module, and its arguments",
     )
 
 
 def _add_pod_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("pods", "those in capitals with ... can be given several times")
-    for name, form, told in (
-        ("--env-from-secret", "NAME=SECRET:KEY...", "a variable whose value a Secret of the cluster keeps"),
-        ("--volume", "KIND:SOURCE:/PATH...", "what each pod finds under a path, see below"),
+    group = parser.add_argument_group("pods", "options with ... can be given several times")
+    for name, form, text in (
+        ("--env-from-secret", "NAME=SECRET:KEY...", "a variable with its value in a Secret"),
+        ("--volume", "KIND:SOURCE:/PATH...", "a volume of each pod, see below"),
         ("--node-selector", "KEY=VALUE...", "run only on nodes with this label"),
         ("--toleration", "KEY[=VALUE][:EFFECT]...", "run also on nodes with this taint"),
     ):
-        group.add_argument(name, action="append", default=[], metavar=form, help=told)
-    group.add_argument("--service-account", metavar="NAME", help="who the pods are in the cluster")
+        group.add_argument(name, action="append", default=[], metavar=form, help=text)
+    group.add_argument("--service-account", metavar="NAME", help="the service account of the pods")
 
 
 def _variable(text: str) -> tuple[str, str]:

@@ -1,5 +1,5 @@
-# PYTHON_ARGCOMPLETE_OK: this line tells argcomplete's global completion that it may ask us.
-"""`tfdistkit <command> ...`: finds the command and loads only that."""
+# PYTHON_ARGCOMPLETE_OK: enables argcomplete's global completion for this command.
+"""Runs `tfdistkit <command> ...`, and imports only the module of that command."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from tfdistkit import __version__
 from tfdistkit.errors import nearest
 from tfdistkit.launcher.output.sinks import open_descriptors
 
-# Name -> (module with `main(arguments) -> exit code` and `make_parser()`, what it does).
+# Name -> (module with `main(arguments) -> exit code` and `make_parser()`, summary).
 # A new command is one file and one row.
 COMMANDS = {
     "run": ("tfdistkit.cli.run.command", "start a script in several worker processes"),
-    "env": ("tfdistkit.cli.env", "show which cluster this process belongs to, and why"),
+    "env": ("tfdistkit.cli.env", "show the cluster of this process, and where it is read from"),
     "data": ("tfdistkit.cli.data", "write data sets as evenly sharded TFRecords"),
     "horovod": ("tfdistkit.cli.horovod", "build, install and check Horovod"),
-    "doctor": ("tfdistkit.cli.doctor", "look at versions, devices, hosts; try the strategies"),
+    "doctor": ("tfdistkit.cli.doctor", "check versions, devices and hosts; try the strategies"),
     "clean": ("tfdistkit.cli.clean", "remove run folders of jobs that have ended"),
     "k8s": ("tfdistkit.cli.k8s", "write a manifest for Kubernetes"),
 }
 
 USAGE_EXIT_CODE = 2
-# Set by the shell's completion, which then starts the command to ask what could stand there.
+# Set by the shell's completion when it runs this command for proposals.
 _COMPLETION = "_ARGCOMPLETE"
 
 
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if _COMPLETION in os.environ:
         from tfdistkit.cli.completion import complete
 
-        complete(COMMANDS)  # comes back where argcomplete is not installed
+        complete(COMMANDS)  # returns if argcomplete is not installed
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help", "help"):
         print(_help_text())
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code: int = importlib.import_module(COMMANDS[words[0]][0]).main(words[1:])
         return code
-    except KeyboardInterrupt:  # before or after there was something to stop
+    except KeyboardInterrupt:  # outside of the time when workers run
         return 128 + signal.SIGINT
 
 
@@ -68,17 +68,17 @@ def _help_text() -> str:
         "Distributed training for Keras 3 on TensorFlow.\n\n"
         f"commands:\n{rows}\n\n"
         "options:\n"
-        "  -h, --help   show this text; `tfdistkit <command> --help` tells more about one\n"
+        "  -h, --help   show this text; `tfdistkit <command> --help` shows its options\n"
         "  --version    show the version"
     )
 
 
 def _unknown(words: Sequence[str]) -> str:
-    from tfdistkit.cli.hints import meant_command, type_this  # only on the way to an error
+    from tfdistkit.cli.hints import guess_command, type_this  # loaded only for an error
 
-    meant = meant_command(words)
-    if meant is None:
-        told = f"there is no command {words[0]!r}.{nearest(words[0], list(COMMANDS))}"
-        return f"tfdistkit: {told}\nExpected one of: {', '.join(COMMANDS)}. See `tfdistkit --help`."
-    told = "a command comes first" if meant[0] == "run" else f"there is no command {words[0]!r}"
-    return f"tfdistkit: {told}.\n{type_this(meant)}\nSee `tfdistkit --help`."
+    guess = guess_command(words)
+    if guess is None:
+        message = f"there is no command {words[0]!r}.{nearest(words[0], list(COMMANDS))}"
+        return f"tfdistkit: {message}\nExpected one of: {', '.join(COMMANDS)}. See `tfdistkit --help`."
+    message = "the first word must be a command" if guess[0] == "run" else f"there is no command {words[0]!r}"
+    return f"tfdistkit: {message}.\n{type_this(guess)}\nSee `tfdistkit --help`."

@@ -1,4 +1,4 @@
-"""What is shown, and what is not: values of variables, and output at the end of the console that nobody took."""
+"""Ends the console's output, and hides secret values of variables."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from tfdistkit.report.secret_values import HIDDEN, is_secret, without_secrets_in
 from tfdistkit.supervise.decision import Outcome
 from tfdistkit.supervise.result import JobResult
 
-# As for other commands that cannot write what they were asked for.
+# The exit code of common commands whose output cannot be written.
 _LOST_EXIT_CODE = 1
 _HIDDEN = shlex.quote(HIDDEN)
 
 
 @dataclass(frozen=True)
 class Shown:
-    """What came of the output.
+    """Holds the result of `end_console`.
 
     Args:
-        is_whole: Whether all of it was written where the user wanted it, so that the logs are needed no more.
-        exit_code: What the launcher ends with.
+        is_whole: Whether all output was written, so that the logs may be removed.
+        exit_code: The exit code of the launcher.
     """
 
     is_whole: bool
@@ -33,21 +33,21 @@ class Shown:
 
 
 def end_console(console: Console, result: JobResult, run_dir: Path, signals: Sequence[int]) -> Shown:
-    """Waits until all is shown, and tells what is not.
+    """Waits until all output is read, and reports output that is not shown.
 
-    After a failure for two seconds without a reader: the exit code is wanted. After a success for as long as the
-    reader likes, as any command does; a signal ends that.
+    After a failure, waits two seconds for a stalled reader, because the caller needs the exit code. After a success,
+    waits without a timeout, as any command does, or until a signal.
 
     Args:
         console: The console.
-        result: How the job came out.
-        run_dir: Where its logs are.
-        signals: The signals that this process was sent; it grows.
+        result: The result of the job.
+        run_dir: The run folder with the logs.
+        signals: The signals that this process received; it grows.
     """
     if result.unshown_bytes:
         console.note(
-            f"tfdistkit: {result.unshown_bytes:,} bytes of the workers' last output are not shown: nobody read them. "
-            f"They are in the logs in {run_dir}."
+            f"tfdistkit: {result.unshown_bytes:,} bytes of the workers' last output are not shown, because stdout or "
+            f"stderr was not read. Read the logs in {run_dir}."
         )
     if result.outcome is not Outcome.SUCCEEDED:
         is_whole, exit_code = console.finish(), result.exit_code
@@ -57,20 +57,20 @@ def end_console(console: Console, result: JobResult, run_dir: Path, signals: Seq
         exit_code = 0 if is_whole else 128 + signals[received]
     if console.problem:
         is_whole, exit_code = False, exit_code or _LOST_EXIT_CODE
-        console.note(f"tfdistkit: the output could not be written ({console.problem}). All of it is in {run_dir}.")
+        console.note(f"tfdistkit: the output could not be written ({console.problem}). Read the logs in {run_dir}.")
         console.finish()
     return Shown(is_whole and not result.unshown_bytes and not result.incomplete, exit_code)
 
 
 def shown_value(name: str, value: str) -> str:
-    """Returns a variable's value as a shell would take it, and as others may read it on a terminal or in a log.
+    """Returns a variable's value quoted for a shell, with secrets hidden, for a terminal or a log.
 
     Args:
         name: The variable.
         value: Its value.
 
     Returns:
-        The value; `"$NAME"` where this shell has the same, and `'(hidden)'` for what is secret by its name, or is a
+        The value; `"$NAME"` if this shell has the same one; `'(hidden)'` if the name says that it is secret, or it is a
         URL with a password.
     """
     if is_secret(name, value):
@@ -82,7 +82,7 @@ def without_secrets(script: str, variables: Mapping[str, str], command: Sequence
     """Returns a script in which secret values are hidden.
 
     Args:
-        script: What sets variables and runs a command, quoted as for a shell.
+        script: Text that sets variables and runs a command, quoted for a shell.
         variables: The variables.
         command: The command.
     """

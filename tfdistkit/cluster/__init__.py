@@ -1,4 +1,4 @@
-"""Who this process is in its job, and who the others are. Plain data: no TensorFlow is loaded here."""
+"""Describes the job: its processes, their addresses, and the rank of this one. Loads no TensorFlow."""
 
 from tfdistkit.cluster.addresses import host_key, join_address, split_address
 from tfdistkit.cluster.detection import detect_cluster, is_chief, local_rank, rank, world_size

@@ -1,4 +1,4 @@
-"""Two descriptions of a cluster in one environment: the same job, or a mixture of two?"""
+"""Detects descriptions of two different jobs in one environment."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tfdistkit import env
 from tfdistkit.cluster.spec import ClusterSpec
 from tfdistkit.errors import ClusterConfigError, explain
 
-# A value that is longer is shortened in a message.
+# Longer values are shortened in messages (characters).
 _LONGEST_VALUE = 200
 
 
@@ -19,32 +19,32 @@ def require_agreement(
     other_variables: Mapping[str, str],
     names: tuple[str, str],
 ) -> None:
-    """Checks that two descriptions are of one job.
+    """Checks that two descriptions of a cluster belong to the same job.
 
-    One process (`srun -n1`, `mpirun -np 1`) is no job of several: it may have started the launcher whose description
-    is used.
+    Accepts any description of a single process (`srun -n1`, `mpirun -np 1`): it may have started the launcher whose
+    description is used.
 
     Args:
         used: The description that is used.
-        used_variables: What it was read from, for the message.
-        other: The other one.
-        other_variables: What that was read from.
-        names: What `TFDISTKIT_CLUSTER` calls the two.
+        used_variables: The variables it was read from, for the message.
+        other: The other description.
+        other_variables: The variables of the other description.
+        names: The values of `TFDISTKIT_CLUSTER` that select the one and the other.
 
     Raises:
-        ClusterConfigError: if they differ in the number of processes, or in which of them this is; it shows both.
+        ClusterConfigError: if the number of processes or the rank of this one differs; the message shows both.
     """
-    # An evaluator is no part of the cluster in TF_CONFIG, but a process that somebody started.
+    # An evaluator is not part of the cluster in TF_CONFIG, but the scheduler counts its process.
     evaluators = int("evaluator" in used_variables.get(env.TF_CONFIG, "") and used.task.role != "evaluator")
     is_same_size = _is_sparse(used) or 0 <= _processes(other) - _processes(used) <= evaluators
-    if _processes(other) == 1 or (is_same_size and _same_place(used, other)):
+    if _processes(other) == 1 or (is_same_size and _same_rank(used, other)):
         return
     raise ClusterConfigError(
         explain(
-            f"{used.source} and {other.source} tell this process two different things.",
+            f"{used.source} and {other.source} must describe the same job.",
             received=f"{_place(used)} ({_shown(used_variables)}), and {_place(other)} ({_shown(other_variables)})",
-            expected="the same number of processes in both, and the same place among them",
-            do="Unset the variables that are not of this job, or say which ones count: "
+            expected="the same number of processes, and the same rank, in both",
+            do="Unset the variables of the other job, or select one description: "
             f"{env.CLUSTER}={names[0]} or {env.CLUSTER}={names[1]}.",
         )
     )
@@ -55,19 +55,19 @@ def _processes(cluster: ClusterSpec) -> int:
 
 
 def _is_sparse(cluster: ClusterSpec) -> bool:
-    """A sparse TF_CONFIG does not tell how many processes there are."""
+    """Returns whether TF_CONFIG is sparse: then the number of processes is unknown."""
     return cluster.has_addresses and not cluster.is_complete
 
 
-def _same_place(used: ClusterSpec, other: ClusterSpec) -> bool:
-    """Compares ranks; roles other than of equal workers may be given to the processes in any order."""
+def _same_rank(used: ClusterSpec, other: ClusterSpec) -> bool:
+    """Compares ranks; with servers or an evaluator, roles may be assigned to processes in any order."""
     if used.has_servers or not used.is_training:
         return True
     return used.rank == _number(other)
 
 
 def _number(cluster: ClusterSpec) -> int:
-    """Which of all processes this is; roles follow each other in the order in which they are listed."""
+    """Returns the index of this process among all, counted through the roles in their listed order."""
     number = cluster.task.index
     for role, listed in cluster.addresses.items():
         if role == cluster.task.role:

@@ -1,7 +1,7 @@
-"""Is a task of the cluster alive? Asked at its gRPC port, which every task of TensorFlow has.
+"""Checks whether tasks of the cluster are alive, by an HTTP/2 PING to their gRPC ports.
 
-A stopped process (SIGSTOP) still accepts connections: the kernel does. So the question is an HTTP/2 PING
-(RFC 9113, 6.7), which gRPC's own threads answer for as long as the process runs.
+A stopped process (SIGSTOP) still accepts connections, because the kernel does. An HTTP/2 PING (RFC 9113, 6.7) is
+answered by gRPC's own threads, only while the process runs.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ from collections.abc import Iterable, Mapping
 
 from tfdistkit.cluster.addresses import split_address
 
-# The client's preface and an empty SETTINGS frame (RFC 9113, 3.4), then a PING frame with 8 bytes to give back.
+# The client's preface and an empty SETTINGS frame (RFC 9113, 3.4), then a PING frame with 8 bytes to echo.
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 _PING = bytes((0, 0, 8, 6, 0, 0, 0, 0, 0)) + b"tfdistkt"
 _PONG = bytes((0, 0, 8, 6, 1, 0, 0, 0, 0)) + b"tfdistkt"
-# A gRPC server says less before the answer; whoever says more is none.
+# Most bytes that a gRPC server sends before the answer; a peer that sends more is no gRPC server.
 _MOST_BYTES = 65_536
-# Seconds between two looks at a task.
+# Seconds between two checks of a task.
 _EVERY_S = 1.0
 
 
 class Sign(enum.Enum):
-    """What a look at a task's address showed."""
+    """Describes the state of a task as its address showed it."""
 
     ALIVE = "answers"
     GONE = "nothing listens there"
-    SILENT = "takes connections, but does not answer, or cannot be reached"
+    SILENT = "accepts connections but does not answer, or is unreachable"
 
 
 def look(address: str, timeout_s: float) -> Sign:
-    """Asks once whether a task is alive.
+    """Checks once whether a task is alive.
 
     Args:
         address: The task's `host:port`.
         timeout_s: Seconds to wait for the answer.
 
     Returns:
-        What was seen. A host name that does not resolve (yet) counts as `GONE`.
+        The state. A host name that does not resolve (yet) counts as `GONE`.
     """
     deadline = time.monotonic() + timeout_s
     try:
@@ -51,7 +51,7 @@ def look(address: str, timeout_s: float) -> Sign:
                 connection.settimeout(max(0.01, deadline - time.monotonic()))
                 more = connection.recv(4096)
                 if not more or len(heard) > _MOST_BYTES:
-                    return Sign.GONE  # It listens, but is no gRPC server (any more).
+                    return Sign.GONE  # Something listens, but it is no gRPC server (any more).
                 if time.monotonic() > deadline:
                     return Sign.SILENT
                 heard += more
@@ -65,14 +65,14 @@ def look(address: str, timeout_s: float) -> Sign:
 
 
 def wait_for(addresses: Mapping[str, str], timeout_s: float) -> dict[str, Sign]:
-    """Waits until all of some tasks are alive, or the time is over.
+    """Waits until all tasks are alive, or the timeout passes.
 
     Args:
         addresses: Name -> `host:port`.
-        timeout_s: Seconds for all of it.
+        timeout_s: Seconds to wait in total.
 
     Returns:
-        The tasks that were not seen alive, with the last sign of each; empty when all are there.
+        The tasks that did not answer, with the last state of each; empty if all are alive.
     """
     deadline = time.monotonic() + timeout_s
     missing = dict.fromkeys(addresses, Sign.GONE)
@@ -90,7 +90,7 @@ def wait_for(addresses: Mapping[str, str], timeout_s: float) -> dict[str, Sign]:
 
 
 class Watch:
-    """Looks at tasks in a background thread for as long as the process lives.
+    """Monitors tasks in background threads until the process exits.
 
     Args:
         addresses: Name -> `host:port`.
@@ -102,10 +102,10 @@ class Watch:
         self._alive_at = dict.fromkeys(addresses, now)
         self._signs = dict.fromkeys(addresses, Sign.ALIVE)
         self._stopped = threading.Event()
-        for name in addresses:  # One thread each: a silent task must not delay the look at another.
-            threading.Thread(target=self._look_for_ever, args=(name,), name=f"watch {name}", daemon=True).start()
+        for name in addresses:  # One thread each: a silent task must not delay the check of another.
+            threading.Thread(target=self._monitor, args=(name,), name=f"watch {name}", daemon=True).start()
 
-    def _look_for_ever(self, name: str) -> None:
+    def _monitor(self, name: str) -> None:
         while not self._stopped.wait(_EVERY_S):
             sign = look(self._addresses[name], 2 * _EVERY_S)
             if sign is Sign.ALIVE:
@@ -113,17 +113,17 @@ class Watch:
             self._signs[name] = sign
 
     def missing_for(self, name: str) -> float:
-        """Returns for how many seconds a task has shown no sign of life; 0 while it does."""
+        """Returns the seconds since a task last answered; 0 while it does."""
         return 0.0 if self._signs[name] is Sign.ALIVE else time.monotonic() - self._alive_at[name]
 
     def sign(self, name: str) -> Sign:
-        """Returns what the last look at a task showed."""
+        """Returns the last state of a task."""
         return self._signs[name]
 
     def missing(self, names: Iterable[str], seconds: float) -> list[str]:
-        """Returns those of `names` that have shown no sign of life for at least so long."""
+        """Returns the tasks among `names` that have not answered for at least `seconds`."""
         return [name for name in names if self.missing_for(name) >= seconds]
 
     def stop(self) -> None:
-        """Ends the looking."""
+        """Stops the monitoring."""
         self._stopped.set()

@@ -1,9 +1,9 @@
-"""Exchanges a few bytes between the ranks of one host, in a tenth of the time of TensorFlow's smallest collective.
+"""Gathers a few bytes between the ranks of one host, in a tenth of the time of TensorFlow's smallest collective.
 
-Rank 0 listens on a Unix socket, the others connect: no port is opened. Not every exchange takes place: a rank that
-waits alone for a moment gives up, and then all ranks have to use a collective, in which TensorFlow finds ranks that
-run different steps. That all ranks decide alike is settled by a two-phase commit in each round: rank 0 sends
-everybody's bytes (PREPARE), each rank votes (COMMIT or ABORT), rank 0 sends the decision.
+Rank 0 listens on a Unix socket and its peers connect, so no port is opened. If a peer is late, the ranks abort the
+round and use a collective, in which TensorFlow detects ranks that run different steps. A two-phase commit in each round
+makes all ranks take the same decision: rank 0 sends the bytes of all ranks (PREPARE), each rank votes (COMMIT or
+ABORT), rank 0 sends the decision.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ import time
 from hashlib import blake2b
 from pathlib import Path
 
-# Seconds that a rank waits for its peers to come. Those of a job in step are there within a millisecond.
-_PATIENCE_S = 0.1
-# Seconds that rank 0 waits for a vote: only a peer that was stopped takes longer.
+# Timeout in seconds for peers to join a round. In a job in step they join within a millisecond.
+_JOIN_S = 0.1
+# Timeout in seconds of rank 0 for a vote: only a stopped process takes longer.
 _VOTE_S = 5.0
-# Seconds that the others wait for the decision. Who gives up does not know it, so this is for a rank 0 that was stopped.
+# Timeout in seconds of the others for the decision: longer, because a rank that gives up does not know it.
 _DECISION_S = 60.0
-# Seconds to connect in: everybody is there.
+# Timeout in seconds to connect: all ranks have started by then.
 _CONNECT_S = 5.0
 
-# More bytes than this from each rank are for a collective: they would not fit into the socket's buffer.
+# Largest row of a rank in bytes. Larger rows take a collective: they would not fit into the socket's buffer.
 MOST_BYTES = 8192
 
 TOKEN_BYTES = 24
 _NAME_BYTES = 8
 
-# No message is longer, that of rank 0 for some thousand ranks included.
+# Largest message in bytes: enough for the rows of some thousand ranks.
 _LONGEST = 1 << 24
 
 _HEADER = struct.Struct("!BQI")
@@ -42,7 +42,7 @@ _ROW, _PREPARE, _COMMIT, _ABORT = range(4)
 
 
 def host_id() -> int:
-    """Returns a number that processes have in common if a Unix socket of one can be reached by the other; 0 if none."""
+    """Returns an id that is equal for processes that can reach each other by Unix sockets; 0 if unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
         own = f"{boot} {os.readlink('/proc/self/ns/net')} {os.getuid()}"
@@ -52,10 +52,10 @@ def host_id() -> int:
 
 
 class Listener:
-    """Rank 0's socket, to which the others connect.
+    """Listens on rank 0's Unix socket for its peers.
 
     Attributes:
-        token: What they need to know: where the socket is, and the proof that they belong to the job.
+        token: The name of the socket and the proof of belonging to the job, for the peers.
     """
 
     def __init__(self) -> None:
@@ -65,13 +65,13 @@ class Listener:
         self._socket.listen(64)
 
     def accept(self, size: int) -> LocalExchange:
-        """Waits for the others, and closes the socket.
+        """Accepts the connections of all peers, and closes the socket.
 
         Args:
-            size: How many ranks there are, rank 0 included.
+            size: The number of ranks, rank 0 included.
 
         Raises:
-            OSError: if one of them did not come.
+            OSError: if a peer did not connect in time.
         """
         deadline = time.monotonic() + _CONNECT_S
         peers: dict[int, _Connection] = {}
@@ -92,11 +92,11 @@ class Listener:
         return LocalExchange(0, [peers[rank] for rank in sorted(peers)])
 
     def close(self) -> None:
-        """Closes the socket, to which nobody is to connect."""
+        """Closes the socket without accepting peers."""
         self._socket.close()
 
     def _rank_of(self, peer: _Connection) -> int | None:
-        """Returns which rank has connected; None for a stranger."""
+        """Returns the rank of a connection; None if it does not belong to the job."""
         if peer.user() != os.getuid():
             return None
         try:
@@ -111,11 +111,11 @@ def connect(token: bytes, rank: int) -> LocalExchange:
     """Connects to rank 0's socket.
 
     Args:
-        token: What `Listener.token` is on rank 0.
-        rank: This process's.
+        token: `Listener.token` of rank 0.
+        rank: The rank of this process.
 
     Raises:
-        OSError: if it cannot be reached.
+        OSError: if the connection fails.
     """
     one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     one.settimeout(_CONNECT_S)
@@ -130,17 +130,17 @@ def connect(token: bytes, rank: int) -> LocalExchange:
 
 
 class LocalExchange:
-    """The connections of one rank: those to all others on rank 0, that to rank 0 elsewhere."""
+    """Holds the connections of one rank: rank 0 to all its peers, every other rank to rank 0."""
 
     def __init__(self, rank: int, peers: list[_Connection]):
         self._rank, self._peers = rank, peers
         self._round = 0
 
     def gather(self, row: bytes) -> list[bytes] | None:
-        """Returns the bytes of all ranks in their order; None, on all ranks, if they have to use a collective.
+        """Returns the bytes of all ranks in rank order; None, on all ranks, if they must use a collective.
 
         Args:
-            row: This rank's, at most `MOST_BYTES`.
+            row: The bytes of this rank, at most `MOST_BYTES`.
         """
         if not self._peers:
             return None
@@ -148,19 +148,19 @@ class LocalExchange:
         try:
             rows = self._lead(row) if self._rank == 0 else self._follow(row)
         except OSError:
-            # A peer is gone. The collective names it, and the others come there too, as they lose this connection.
+            # A peer is gone. The collective names it; the other ranks lose this connection and enter it too.
             self.close()
             return None
         return rows
 
     def close(self) -> None:
-        """Closes the connections: from now on, and on all ranks, collectives are used."""
+        """Closes the connections; from now on all ranks use collectives."""
         for peer in self._peers:
             peer.close()
         self._peers = []
 
     def _lead(self, row: bytes) -> list[bytes] | None:
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + _JOIN_S
         rows = [row]
         for peer in self._peers:
             message = peer.receive_of(self._round, deadline)
@@ -180,7 +180,7 @@ class LocalExchange:
     def _follow(self, row: bytes) -> list[bytes] | None:
         host = self._peers[0]
         host.send(_ROW, self._round, row)
-        prepared = host.receive_of(self._round, time.monotonic() + _PATIENCE_S)
+        prepared = host.receive_of(self._round, time.monotonic() + _JOIN_S)
         if prepared is None:
             host.send(_ABORT, self._round)
             return None
@@ -192,8 +192,8 @@ class LocalExchange:
             raise OSError("no decision")
         if decision[0] != _COMMIT:
             return None
-        every = prepared[1]
-        return [every[start : start + len(row)] for start in range(0, len(every), len(row))]
+        rows = prepared[1]
+        return [rows[start : start + len(row)] for start in range(0, len(rows), len(row))]
 
     def _send_all(self, kind: int, data: bytes = b"") -> None:
         for peer in self._peers:
@@ -205,16 +205,16 @@ class _Connection:
         self._socket, self._buffer = one, b""
 
     def user(self) -> int:
-        """Returns the number of the user at the other end."""
-        told = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        return int(_CREDENTIALS.unpack(told)[1])
+        """Returns the user id of the peer."""
+        credentials = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        return int(_CREDENTIALS.unpack(credentials)[1])
 
     def send(self, kind: int, number: int, data: bytes = b"") -> None:
         self._socket.settimeout(_VOTE_S)
         self._socket.sendall(_HEADER.pack(kind, number, len(data)) + data)
 
     def receive_of(self, number: int, deadline: float) -> tuple[int, bytes] | None:
-        """Returns the next message of a round, past those of earlier ones; None if the deadline passes."""
+        """Returns the next message of a round, skipping earlier rounds; None if the deadline passes."""
         while (message := self.receive(deadline)) is not None:
             kind, of, data = message
             if of == number:
@@ -251,5 +251,5 @@ class _Connection:
 
 
 def _address(token: bytes) -> bytes:
-    """In Linux's abstract namespace: no file, and gone with the process."""
+    """Returns a name in Linux's abstract namespace: it has no file, and disappears with the process."""
     return b"\0tfdistkit-" + token[:_NAME_BYTES].hex().encode()

@@ -1,4 +1,4 @@
-"""Checks of this process's own address that touch the machine: run just before a server is started there."""
+"""Checks this process's own address against this machine, just before TensorFlow's server starts there."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from tfdistkit.errors import ClusterConfigError, explain
 
 
 def check_own_address(spec: ClusterSpec) -> None:
-    """Checks that this process can be reached under its own address in the cluster.
+    """Checks that peers can reach this process under its own address in the cluster.
 
-    TensorFlow's server listens on all interfaces, so it starts happily on the wrong machine, and then every
-    process waits for every other. With a taken port it fails without saying which.
+    TensorFlow's server listens on all interfaces, so on the wrong machine it starts without an error, and all
+    processes wait for each other. If its port is taken, it fails without naming the port.
 
-    In Kubernetes, where a service's name stands for an address that is on no machine, only the port is
-    checked. Elsewhere `TFDISTKIT_CHECK_ADDRESS=0` does the same, for machines behind address translation.
+    In Kubernetes, where the name of a service resolves to an address of no machine, checks only the port.
+    `TFDISTKIT_CHECK_ADDRESS=0` does the same elsewhere, for machines behind network address translation.
 
     Args:
-        spec: The cluster; nothing is checked for a single process, or for a task without an address.
+        spec: The cluster. A single process, or a task without an address, is not checked.
 
     Raises:
         ClusterConfigError: if the host does not resolve, is another machine, or the port is taken.
@@ -38,25 +38,25 @@ def check_own_address(spec: ClusterSpec) -> None:
 
 def _check_host(spec: ClusterSpec, host: str) -> None:
     this_machine = f"this machine is {socket.gethostname()}"
-    mend = f"Start this task on the machine of its address, or correct the address or the index in {spec.source}."
+    fix = f"Start this task on the machine of its address, or correct the address or the index in {spec.source}."
     if spec.source == slurm.SOURCE:
-        mend = "The names of SLURM's nodes must be in the DNS or in /etc/hosts of all of them; or write a TF_CONFIG."
-    do = f"{mend} If others do reach this machine there (address translation), set {env.CHECK_ADDRESS}=0."
+        fix = "Enter the names of SLURM's nodes in the DNS or in /etc/hosts of all nodes, or write a TF_CONFIG."
+    do = f"{fix} If peers do reach this machine there (address translation), set {env.CHECK_ADDRESS}=0."
     try:
-        # Port 0: whether the host is here is one question, whether the port is free another.
+        # Port 0: checks the host only; `_check_port` checks the port.
         for held in ports.bind(host, 0):
             held.close()
     except socket.gaierror as error:
         what = f"The host of this task's own address does not resolve ({error.strerror})."
         raise ClusterConfigError(
-            explain(what, received=_place(spec), expected="a name or address of this machine", do=do)
+            explain(what, received=_described(spec), expected="a name or address of this machine", do=do)
         ) from None
     except OSError as error:
         if error.errno != errno.EADDRNOTAVAIL:
             raise
         what = "This task's own address is not on this machine."
         raise ClusterConfigError(
-            explain(what, received=f"{_place(spec)}; {this_machine}", expected="an address of this machine", do=do)
+            explain(what, received=f"{_described(spec)}; {this_machine}", expected="an address of this machine", do=do)
         ) from None
 
 
@@ -66,7 +66,7 @@ def _check_port(spec: ClusterSpec, port: int) -> None:
 
 
 def taken_port_error(spec: ClusterSpec, port: int) -> ClusterConfigError:
-    """Returns the error for a port of this task that another process has, naming that process if it can.
+    """Returns the error for a port of this task that another process holds, with the name of that process if known.
 
     Args:
         spec: The cluster.
@@ -81,12 +81,12 @@ def taken_port_error(spec: ClusterSpec, port: int) -> ClusterConfigError:
     return ClusterConfigError(
         explain(
             f"Port {port} of this task is taken on this host{ports.holder(port)}.",
-            received=_place(spec),
-            expected="a port that nobody listens on",
+            received=_described(spec),
+            expected="a free port",
             do=f"End the process that holds it (an earlier run?), or {choose}.",
         )
     )
 
 
-def _place(spec: ClusterSpec) -> str:
+def _described(spec: ClusterSpec) -> str:
     return f"{spec.task.role} {spec.task.index} at {spec.address!r} in {spec.source}"

@@ -1,8 +1,8 @@
-"""Ports that processes of this machine have chosen, but nobody listens on yet.
+"""Locks ports between their choice and the moment when a server listens on them.
 
-A job's ports are chosen seconds before its workers listen on them. Of many jobs that start together some chose the
-same ones. So who chooses a port locks a byte of a file that all have in common, for as long as it lives: the kernel
-takes such locks back however a process ends.
+A launcher chooses the ports of a job seconds before its workers listen there, so jobs that start together could choose
+the same ones. The process that chooses a port locks one byte of a shared file until it exits: the kernel releases such
+locks however a process ends.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _is_open = False
 
 
 def lock(port: int) -> bool:
-    """Locks a port against other processes; a second time in one process is the same lock.
+    """Locks a port against other processes; a second call in one process keeps the same lock.
 
     Args:
         port: The TCP port.
 
     Returns:
-        Whether this process has the lock. True where the file cannot be used: then nobody knows of the others.
+        Whether this process has the lock. True if the file cannot be used: then ports are not locked.
     """
     file = _open()
     if file is None:
@@ -39,7 +39,7 @@ def lock(port: int) -> bool:
 
 
 def unlock(port: int) -> None:
-    """Gives a port back.
+    """Unlocks a port.
 
     Args:
         port: The TCP port.
@@ -50,11 +50,11 @@ def unlock(port: int) -> None:
 
 
 def _open() -> int | None:
-    """Opens the file once: to close it would give all locks of this process back."""
+    """Opens the file once: closing it would release all locks of this process."""
     global _file, _is_open
     if not _is_open:
         _is_open = True
-        for flags in (0, os.O_CREAT | os.O_EXCL, 0):  # it may have been made meanwhile
+        for flags in (0, os.O_CREAT | os.O_EXCL, 0):  # another process may create it in between
             try:
                 _file = os.open(_PATH, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o666)
             except OSError:
@@ -63,6 +63,6 @@ def _open() -> int | None:
                 os.close(_file)
                 _file = None
             elif flags:
-                os.fchmod(_file, 0o666)  # for other users, too: it holds nothing
+                os.fchmod(_file, 0o666)  # for other users too: it has no content
             break
     return _file

@@ -1,4 +1,4 @@
-"""Free TCP ports on this host."""
+"""Finds free TCP ports on this host, and binds them."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from tfdistkit.cluster import port_locks
 from tfdistkit.cluster.addresses import LOOPBACK_HOSTS
 from tfdistkit.errors import ClusterConfigError, OptionError, explain
 
-# Below are the well-known services and what people start by hand.
+# Lower ports belong to well-known services and servers that users start by hand.
 _LOWEST_PORT = 10_000
 _HIGHEST_PORT = 65_535
-# Linux hands these to outgoing connections; the default where the system does not say (RFC 6335, section 6).
+# Ephemeral ports for outgoing connections; the default if the system does not tell (RFC 6335, section 6).
 _EPHEMERAL_DEFAULT = (49_152, 65_535)
 _EPHEMERAL_FILE = "/proc/sys/net/ipv4/ip_local_port_range"
 
-# What `free_ports` has returned in this process.
+# Ports that `free_ports` has returned in this process.
 _given: set[int] = set()
 
 
 def is_free(host: str, port: int) -> bool:
-    """Whether a server could listen on `port` now.
+    """Returns whether a server could listen on `port` now.
 
     Args:
         host: A name or address of this machine; an empty string means all interfaces, which is where
@@ -31,7 +31,7 @@ def is_free(host: str, port: int) -> bool:
         port: The TCP port, from 1 to 65535.
 
     Returns:
-        False when some process holds the port, or when `host` is not an address of this machine.
+        False if a process holds the port, or `host` is not an address of this machine.
     """
     try:
         sockets = bind(host, port)
@@ -52,7 +52,7 @@ def bind(host: str, port: int, *, exclusive: bool = False) -> list[socket.socket
             a port with connections that ended a moment ago (TIME_WAIT) counts as taken.
 
     Returns:
-        One bound socket for each address that `host` stands for.
+        One bound socket for each address that `host` resolves to.
 
     Raises:
         OSError: if the port is taken, or `host` is not on this machine.
@@ -70,37 +70,36 @@ def bind(host: str, port: int, *, exclusive: bool = False) -> list[socket.socket
 
 
 def bind_loopback(host: str, port: int) -> list[socket.socket]:
-    """Binds a TCP port where this machine alone can reach it, if TensorFlow's server could have it afterwards.
+    """Binds a TCP port on loopback only, after checking that TensorFlow's server could bind it on all interfaces.
 
     Args:
         host: A loopback address, or one of the names of loopback.
         port: The TCP port.
 
     Returns:
-        Bound sockets for the address, or for those that the name may stand for.
+        Bound sockets for the address, or for all addresses of the name.
 
     Raises:
-        OSError: if the port is taken, on whichever interface, or this machine has no such address.
+        OSError: if the port is taken on any interface, or this machine has no such address.
     """
     for held in bind("", port):
         held.close()
     if host.lower() not in LOOPBACK_HOSTS or host[0].isdigit():
         return bind(host, port)
     result = bind("127.0.0.1", port)
-    with contextlib.suppress(OSError):  # IPv6 is switched off, or has no address of loopback
+    with contextlib.suppress(OSError):  # IPv6 is switched off, or has no loopback address
         result += bind("::1", port)
     return result
 
 
 def free_ports(count: int) -> list[int]:
-    """Finds TCP ports that nobody on this host uses, on any interface.
+    """Finds distinct TCP ports that are free on all interfaces of this host.
 
-    They are distinct, and no other process of ours gets one of them while this one lives (see `port_locks`). They lie
-    outside the range that the system gives to outgoing connections, and the search starts at a random place: so it is
-    unlikely that somebody else takes one before it is used.
+    No other process of tfdistkit gets one of them while this one lives (see `port_locks`). They lie outside the
+    ephemeral range, and the search starts at a random port, so other programs rarely take one before it is used.
 
     Args:
-        count: How many, 0 or more.
+        count: The number of ports, >= 0.
 
     Returns:
         `count` distinct port numbers.
@@ -109,11 +108,11 @@ def free_ports(count: int) -> list[int]:
         OptionError: if `count` is negative.
         ClusterConfigError: if this host has fewer free ports.
     """
-    if count < 0:
-        raise OptionError(explain("`count` is negative.", received=f"count={count}", expected="0 or more"))
+    if count < 0:  # not `require_integer`: the agent on other hosts gets this module without `validation`
+        raise OptionError(explain("`count` must be an integer >= 0.", received=f"count={count}"))
     candidates = _candidates()
     found: list[int] = []
-    # Those that this process was given before may belong to a job that runs: they come last.
+    # Ports returned earlier may belong to a running job of this process, so they come last.
     for port in [*(p for p in candidates if p not in _given), *(p for p in candidates if p in _given)]:
         if len(found) == count:
             break
@@ -146,37 +145,37 @@ def _take(port: int) -> bool:
 
 
 def holder(port: int) -> str:
-    """Says who holds a TCP port on this host, as far as that can be found out.
+    """Returns the name of the process that holds a TCP port on this host, if it can be found.
 
     Args:
         port: The TCP port.
 
     Returns:
-        ` by python3 (pid 123)`, or an empty string: psutil is missing, or the process is another user's.
+        ` by python3 (pid 123)`, or an empty string if psutil is missing or the process belongs to another user.
     """
     try:
-        import psutil  # only on the way to an error; the ground floor works without it
+        import psutil  # loaded only for an error; this package works without it
 
         connections = psutil.net_connections(kind="tcp")
         pids = {one.pid for one in connections if one.pid and one.laddr and one.laddr.port == port}
         return "".join(f" by {psutil.Process(pid).name()} (pid {pid})" for pid in sorted(pids)[:1])
-    except Exception:  # whatever keeps us from knowing (rights, races) must not hide the error itself
+    except Exception:  # a failed lookup (permissions, races) must not hide the original error
         return ""
 
 
 def _candidates() -> list[int]:
-    """Every port in the order to try: those outside the ephemeral range first, each part from a random start."""
+    """Returns all ports in the order to try: those outside the ephemeral range first, each part from a random start."""
     low, high = _ephemeral_range()
     ports = range(_LOWEST_PORT, _HIGHEST_PORT + 1)
-    quiet = [port for port in ports if not low <= port <= high]
-    busy = [port for port in ports if low <= port <= high]
-    return _rotated(quiet) + _rotated(busy)
+    stable = [port for port in ports if not low <= port <= high]
+    ephemeral = [port for port in ports if low <= port <= high]
+    return _rotated(stable) + _rotated(ephemeral)
 
 
 def _rotated(ports: list[int]) -> list[int]:
     if not ports:
         return []
-    # Not the global generator: a script that seeds `random` would send all of its jobs to the same ports.
+    # Not the global generator: a script that seeds `random` would choose the same ports for all of its jobs.
     start = random.SystemRandom().randrange(len(ports))
     return ports[start:] + ports[:start]
 
@@ -191,12 +190,12 @@ def _ephemeral_range() -> tuple[int, int]:
 
 
 def _wildcards(port: int) -> list[tuple[socket.AddressFamily, tuple[Any, ...]]]:
-    """All interfaces: one IPv6 socket takes IPv4 too; without IPv6 the IPv4 wildcard."""
+    """Returns the wildcard address: one IPv6 socket accepts IPv4 too; without IPv6 the IPv4 wildcard."""
     return [(socket.AF_INET6, ("::", port))] if has_ipv6() else [(socket.AF_INET, ("0.0.0.0", port))]
 
 
 def has_ipv6() -> bool:
-    """Whether this machine can open IPv6 sockets (containers often cannot, whatever Python was built with)."""
+    """Returns whether this machine can open IPv6 sockets (containers often cannot)."""
     if not socket.has_ipv6:
         return False
     try:

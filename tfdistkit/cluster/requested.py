@@ -1,23 +1,23 @@
-"""What the script of this process asked for: without a strategy, processes of a job train apart from each other."""
+"""Records whether the script of this process requested a strategy: without one, each process trains on its own."""
 
 from __future__ import annotations
 
-_asked: set[str] = set()
+_requested: set[str] = set()
 
 
 def note(what: str) -> None:
-    """Notes that the script asked for something.
+    """Records a request of the script.
 
     Args:
-        what: `strategy`, or `rank` for any number that tells it its place in the job.
+        what: `strategy`, or `rank` for the rank, the local rank, the world size or the chief.
     """
-    _asked.add(what)
+    _requested.add(what)
 
 
 def was_noted(what: str) -> bool:
-    """Returns whether the script asked for something.
+    """Returns whether the script made a request.
 
     Args:
-        what: As `note` was called with.
+        what: As in `note`.
     """
-    return what in _asked
+    return what in _requested

@@ -1,4 +1,4 @@
-"""Which of this machine's addresses and interfaces lead to another host."""
+"""Finds the addresses and network interfaces of this machine that lead to another host."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import socket
 
 
 def own_ip_towards(host: str) -> str | None:
-    """Returns the address that this machine would speak from to another host; nothing is sent.
+    """Returns the source address of connections from this machine to another host; sends nothing.
 
     Args:
-        host: A name or address, of this machine too.
+        host: A name or address; it may be this machine's.
 
     Returns:
-        An IPv4 address of this machine, which that host can answer to; None when there is no way.
+        An IPv4 address of this machine; None without a route.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
@@ -23,9 +23,9 @@ def own_ip_towards(host: str) -> str | None:
 
 
 def addresses_of_interfaces() -> dict[str, str]:
-    """Returns the first IPv4 address of each network interface of this machine that has one; none without psutil."""
+    """Returns the first IPv4 address of each network interface of this machine; nothing without psutil."""
     try:
-        import psutil  # the ground floor works without it
+        import psutil  # this package works without it
     except ImportError:
         return {}
     found: dict[str, str] = {}
@@ -43,6 +43,6 @@ def interface_of(ip: str) -> str | None:
         ip: An IPv4 address of this machine.
 
     Returns:
-        Its name, such as `eth0`; None when it is the first one of no interface.
+        The name, such as `eth0`; None if it is not the first address of any interface.
     """
     return next((name for name, own in addresses_of_interfaces().items() if own == ip), None)

@@ -1,4 +1,4 @@
-"""Who this process is in its job, and who the others are: plain data."""
+"""Describes a job and the task of this process in it, as plain data."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import dataclass, field
 from tfdistkit.cluster.addresses import host_key
 from tfdistkit.errors import ClusterConfigError, explain
 
-# The roles that train a model together, in rank order. With parameter servers the chief is the coordinator: it tells
-# the workers what to do, and has no replica of its own.
+# The training roles, in rank order. With parameter servers the chief is the coordinator: it schedules steps on the
+# workers, and has no replica.
 TRAINING_ROLES = ("chief", "worker")
 ROLES = ("chief", "worker", "ps", "evaluator")
 
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """One process of the job.
+    """Describes one process of the job.
 
     Args:
         role: One of `ROLES`.
-        index: Which of the processes of that role, from 0.
+        index: Its index within the role, from 0.
     """
 
     role: str = "worker"
@@ -29,17 +29,17 @@ class TaskSpec:
 
 @dataclass(frozen=True)
 class ClusterSpec:
-    """All processes of the job and which one this is. Without `addresses` it is a single process.
+    """Describes all processes of the job, and the task of this one. Without `addresses` it is a single process.
 
     Args:
         addresses: Role -> `host:port` of each process of that role, in index order. An empty string stands
-            for a process that this one was not told about (a sparse TF_CONFIG).
+            for an unknown address (in a sparse TF_CONFIG).
         task: This process.
-        local_rank: Which of the replica processes on this host this is, from 0.
-        local_world_size: How many replica processes run on this host.
-        source: Where this was read from, for messages: `TF_CONFIG`, `single process`, ...
-        size: How many training processes there are, where nobody told their addresses (Horovod, MPI): all of
-            them are workers. None counts the addresses.
+        local_rank: The rank of this process among the replica processes on this host, from 0.
+        local_world_size: The number of replica processes on this host.
+        source: The source of the description, for messages: `TF_CONFIG`, `single process`, ...
+        size: The number of training processes if their addresses are unknown (Horovod, MPI): all are workers.
+            None counts the addresses.
     """
 
     addresses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -51,42 +51,42 @@ class ClusterSpec:
 
     @property
     def has_servers(self) -> bool:
-        """Whether the variables live on parameter servers: then the chief is the coordinator of the workers."""
+        """Returns whether variables live on parameter servers: then the chief is the coordinator."""
         return bool(self.addresses.get("ps"))
 
     @property
     def workers(self) -> tuple[str, ...]:
-        """The addresses of the processes with a replica in rank order: the chief first, unless it coordinates."""
+        """Returns the addresses of the replica processes in rank order: a chief that is no coordinator comes first."""
         roles = ("worker",) if self.has_servers else TRAINING_ROLES
         return tuple(address for role in roles for address in self.addresses.get(role, ()))
 
     @property
     def is_complete(self) -> bool:
-        """Whether all addresses are known (not so with a sparse TF_CONFIG, or MPI); an evaluator's does not count."""
+        """Returns whether all addresses are known, an evaluator's aside; False with a sparse TF_CONFIG, or MPI."""
         known = all(all(self.addresses[role]) for role in self.addresses if role != "evaluator")
         return known and self.has_addresses
 
     @property
     def has_addresses(self) -> bool:
-        """Whether the processes were told of each other's addresses; True for a single process, which needs none."""
+        """Returns whether the description has addresses; True for a single process, which needs none."""
         return self.size is None
 
     @property
     def is_training(self) -> bool:
-        """Whether this process takes part in training (a chief or a worker, not a parameter server or evaluator)."""
+        """Returns whether this process trains: a chief or a worker, not a parameter server or an evaluator."""
         return self.task.role in TRAINING_ROLES
 
     @property
     def is_coordinator(self) -> bool:
-        """Whether this is the chief of a cluster with parameter servers, the one process that runs `fit`."""
+        """Returns whether this is the chief of a cluster with parameter servers: it runs `fit`."""
         return self.has_servers and self.task.role == "chief"
 
     @property
     def rank(self) -> int:
-        """This process's number among those with a replica, from 0; the chief is 0.
+        """Returns the rank of this process among the replica processes, from 0; the chief is 0.
 
-        With parameter servers the workers are 0, 1, ... and the coordinator, which has no replica, is 0 as well, so
-        that what a script does on rank 0 is done where the script runs: ask `is_chief` for the one process.
+        With parameter servers the workers have ranks 0, 1, ..., and the coordinator, which has no replica, has rank 0
+        too, so that code for rank 0 runs where the script runs. `is_chief` is True for one process only.
 
         Raises:
             ClusterConfigError: if this process is a parameter server or an evaluator.
@@ -94,10 +94,10 @@ class ClusterSpec:
         if not self.is_training:
             raise ClusterConfigError(
                 explain(
-                    "This process takes no part in training, so it has no rank.",
+                    "The rank is defined for training processes only.",
                     received=f"task type {self.task.role!r} in {self.source}",
                     expected="a task type of 'chief' or 'worker'",
-                    do='Move `tfdistkit.strategy("parameter_server")` before this line: in a server it does not return.'
+                    do='Call `tfdistkit.strategy("parameter_server")` before this line: it does not return in a server.'
                     if self.task.role == "ps"
                     else None,
                 )
@@ -107,23 +107,23 @@ class ClusterSpec:
 
     @property
     def world_size(self) -> int:
-        """How many processes have a replica: 1 for a single process; with parameter servers, the workers."""
+        """Returns the number of replica processes: 1 for a single process; with parameter servers, the workers."""
         return self.size or max(1, len(self.workers))
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process writes checkpoints and logs: rank 0, or the coordinator where there is one."""
+        """Returns whether this process writes checkpoints and logs: rank 0, or the coordinator if there is one."""
         return self.is_coordinator if self.has_servers else self.is_training and self.rank == 0
 
     @property
     def address(self) -> str | None:
-        """This process's own `host:port`; None for a single process, or when addresses are not known."""
+        """Returns the `host:port` of this process; None for a single process, or if addresses are unknown."""
         of_role = self.addresses.get(self.task.role, ())
         return (of_role[self.task.index] or None) if self.task.index < len(of_role) else None
 
 
 def local_place(addresses: Mapping[str, tuple[str, ...]], task: TaskSpec) -> tuple[int, int]:
-    """Derives the local rank from equal hosts in the address list.
+    """Derives the local rank from the equal hosts in the address list.
 
     Args:
         addresses: Role -> `host:port` of each process of that role.

@@ -1,4 +1,4 @@
-"""Look at what there is, try what could work, and say what mends the rest."""
+"""Checks this machine and hosts, and tries the strategies; each finding comes with a fix."""
 
 from tfdistkit.doctor.findings import Finding, Level
 

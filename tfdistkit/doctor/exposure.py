@@ -1,4 +1,4 @@
-"""Who else could reach the ports of jobs: TensorFlow's servers listen on all interfaces, and ask for no credentials."""
+"""Checks whether other machines can connect to jobs: TensorFlow's servers need no authentication."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tfdistkit import env
 from tfdistkit.doctor.findings import Finding, Level
 
 _NAME = "exposure"
-# So many addresses are named.
+# Most addresses in the message.
 _SHOWN = 4
 _DEADLINE_S = 30.0
 # IPv6 addresses of this network namespace: address, index, length of the prefix, scope, flags, interface.
@@ -19,13 +19,13 @@ _IPV6_FILE = "/proc/net/if_inet6"
 _LINK_LOCAL = "20"
 
 _TRY_ISOLATION = "from tfdistkit.launcher.local.isolation import isolate; isolate()"
-_FIREWALL = "close this machine's ports to all but the hosts of your jobs by a firewall; see docs/security.md"
+_FIREWALL = "let a firewall accept connections only from the hosts of your jobs; see docs/security.md"
 
 
-def look_at_exposure(interfaces: Mapping[str, str]) -> Finding:
-    """Returns whether others could reach what jobs listen on: a warning where this machine has more than loopback.
+def check_exposure(interfaces: Mapping[str, str]) -> Finding:
+    """Returns a warning if this machine has an address outside of loopback, under which jobs are reachable.
 
-    Whether a firewall keeps them out cannot be seen from here.
+    A firewall in between cannot be detected from here.
 
     Args:
         interfaces: The network interfaces with an IPv4 address: name -> address.
@@ -33,19 +33,19 @@ def look_at_exposure(interfaces: Mapping[str, str]) -> Finding:
     addresses = [*interfaces.items(), *_ipv6_addresses()]
     outside = [f"{name} {address}" for name, address in addresses if not ipaddress.ip_address(address).is_loopback]
     if not outside:
-        return Finding("network", _NAME, Level.GOOD, "none: this machine has no address but those of loopback")
+        return Finding("network", _NAME, Level.GOOD, "none: this machine has only loopback addresses")
     more = f" and {len(outside) - _SHOWN} more" if len(outside) > _SHOWN else ""
     told = (
-        f"multiworker and parameter_server listen on {', '.join(outside[:_SHOWN])}{more}, too, without credentials:\n"
-        "whoever reaches their ports can do what your jobs can, unless a firewall keeps them out"
+        f"multiworker and parameter_server listen on {', '.join(outside[:_SHOWN])}{more} without authentication:\n"
+        "every host that can connect, unless a firewall prevents it, can run code with your permissions"
     )
-    alone = "For jobs on this machine alone, tfdistkit run --isolate. For others, " if _can_isolate() else ""
+    alone = "For jobs on this machine only, use tfdistkit run --isolate. For others, " if _can_isolate() else ""
     do = alone + _FIREWALL
     return Finding("network", _NAME, Level.WARNING, told, do[0].upper() + do[1:])
 
 
 def _ipv6_addresses() -> list[tuple[str, str]]:
-    """Those that are not of one link alone: every interface has one of these."""
+    """Returns (interface, address) without link-local addresses, which every interface has."""
     try:
         with open(_IPV6_FILE, encoding="ascii") as file:
             rows = [line.split() for line in file]
@@ -55,7 +55,7 @@ def _ipv6_addresses() -> list[tuple[str, str]]:
 
 
 def _can_isolate() -> bool:
-    """Tried in a process of its own, which ends with it."""
+    """Tries the isolation in a separate process, because it is irreversible."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", _TRY_ISOLATION],

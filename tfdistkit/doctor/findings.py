@@ -1,4 +1,4 @@
-"""What was found, and what mends it: plain data."""
+"""Holds findings with their fixes, as plain data, JSON or text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Level(enum.Enum):
-    """How good a finding is."""
+    """Rates a finding."""
 
     GOOD = "ok"
     NOTE = "note"
@@ -19,14 +19,14 @@ class Level(enum.Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """Holds the result of one check.
 
     Args:
-        topic: Where it belongs: `versions`, `devices`, `network`, `programs`, `strategies`, `hosts`, `links`.
-        name: What was looked at.
-        level: How good it is.
-        told: What was seen.
-        do: The command, or the step, that mends it; an empty string where there is nothing to mend.
+        topic: One of `versions`, `devices`, `network`, `programs`, `strategies`, `hosts`, `links`.
+        name: The name of the check.
+        level: The rating.
+        told: The result as text.
+        do: The fix, a command or a step; an empty string if there is nothing to fix.
     """
 
     topic: str
@@ -37,12 +37,12 @@ class Finding:
 
 
 def as_json(findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    """Returns findings as what JSON can hold."""
+    """Returns findings as dicts for JSON."""
     return [{**asdict(finding), "level": finding.level.value} for finding in findings]
 
 
 def as_text(findings: Sequence[Finding]) -> str:
-    """Returns findings topic by topic, and then what to do."""
+    """Returns findings as text by topic, followed by the fixes."""
     lines: list[str] = []
     width = max((len(finding.name) for finding in findings), default=0)
     for topic in dict.fromkeys(finding.topic for finding in findings):

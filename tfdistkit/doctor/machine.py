@@ -1,4 +1,4 @@
-"""This machine: versions, devices, network, programs. TensorFlow is not loaded here: a process of its own is asked."""
+"""Checks versions, devices, network and programs of this machine; loads TensorFlow in a separate process."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from typing import Any
 
 from tfdistkit import __version__, env, supported
 from tfdistkit.cluster.ports import free_ports
-from tfdistkit.doctor.exposure import look_at_exposure
+from tfdistkit.doctor.exposure import check_exposure
 from tfdistkit.doctor.findings import Finding, Level
 from tfdistkit.errors import ClusterConfigError, UnsupportedError
 from tfdistkit.horovod_build.checking import INSTALL, check_horovod
 from tfdistkit.launcher.planning import available_cores
 from tfdistkit.launcher.ssh.agent.host_info import list_interfaces
 
-# TensorFlow takes seconds to load, on a busy machine many.
+# Timeout in seconds to load TensorFlow; it takes long on a busy machine.
 _LOAD_S = 120.0
-# So many ports are few jobs' worth.
+# Free ports for a few jobs.
 _WANTED_PORTS = 32
 
-# Runs in a process of its own.
+# Runs in a separate process.
 _ASK_TENSORFLOW = """
 import json, os
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -53,12 +53,17 @@ print("\\n" + json.dumps(found))
 """
 
 
-def look_at_versions() -> tuple[list[Finding], Mapping[str, Any]]:
-    """Returns what was found of Python, TensorFlow, Keras, CUDA and Horovod; and the same as plain facts."""
+def check_versions() -> tuple[list[Finding], Mapping[str, Any]]:
+    """Checks Python, TensorFlow, Keras, CUDA and Horovod; returns findings and plain facts."""
     facts = _ask_tensorflow()
     python = ".".join(map(str, sys.version_info[:3]))
     findings = [
-        _version("Python", python, supported.PYTHON, "Make an environment with one of these: python3.12 -m venv .venv"),
+        _version(
+            "Python",
+            python,
+            supported.PYTHON,
+            "Create an environment with a supported Python: python3.12 -m venv .venv",
+        ),
         Finding("versions", "tfdistkit", Level.GOOD, __version__),
     ]
     if "problem" in facts:
@@ -73,35 +78,39 @@ def look_at_versions() -> tuple[list[Finding], Mapping[str, Any]]:
     return findings, facts
 
 
-def look_at_network() -> list[Finding]:
-    """Returns what was found of ports, interfaces, this machine's own name, who else reaches it, and proxies."""
+def check_network() -> list[Finding]:
+    """Checks interfaces, ports, the host name, the exposure of ports, and proxies."""
     findings = []
     interfaces = list_interfaces()
     told = ", ".join(f"{name} {address}" for name, address in interfaces.items()) or "none"
     findings.append(Finding("network", "interfaces", Level.GOOD if interfaces else Level.PROBLEM, told))
     try:
         ports = free_ports(_WANTED_PORTS)
-        told = f"{_WANTED_PORTS} free ones found, such as {ports[0]}"
+        told = f"{_WANTED_PORTS} free ports found, such as {ports[0]}"
         findings.append(Finding("network", "ports", Level.GOOD, told))
     except ClusterConfigError as error:
-        do = "End what holds them: ss -ltnp"
+        do = "End the processes that hold them: ss -ltnp"
         findings.append(Finding("network", "ports", Level.PROBLEM, str(error), do))
     findings.append(_own_name(interfaces))
-    findings.append(look_at_exposure(interfaces))
+    findings.append(check_exposure(interfaces))
     proxies = [name for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY") if env.text(name)]
     if proxies and not (env.text("no_proxy") or env.text("NO_PROXY")):
-        told = f"{', '.join(proxies)} set: gRPC, which TensorFlow's processes talk over, would ask the proxy for hosts"
+        told = f"{', '.join(proxies)} set without no_proxy: gRPC of TensorFlow connects to hosts through the proxy"
         do = "export no_proxy=127.0.0.1,localhost,<the hosts of your jobs>"
         findings.append(Finding("network", "proxy", Level.WARNING, told, do))
     return findings
 
 
-def look_at_programs() -> list[Finding]:
-    """Returns which programs that start processes elsewhere are here."""
+def check_programs() -> list[Finding]:
+    """Checks for the programs that start processes on other hosts."""
     programs = (
-        ("ssh", "not here: tfdistkit run -H needs it", "apt-get install openssh-client"),
-        ("mpirun", "not here: tfdistkit run --backend mpi needs it", "apt-get install openmpi-bin libopenmpi-dev"),
-        ("srun", "not here: this is no SLURM cluster", ""),
+        ("ssh", "not installed; tfdistkit run -H requires it", "apt-get install openssh-client"),
+        (
+            "mpirun",
+            "not installed; tfdistkit run --backend mpi requires it",
+            "apt-get install openmpi-bin libopenmpi-dev",
+        ),
+        ("srun", "not installed: this is not a SLURM cluster", ""),
     )
     findings = []
     for name, missing, do in programs:
@@ -136,7 +145,7 @@ def _version(name: str, version: str, wanted: tuple[tuple[int, int], tuple[int, 
     lowest, before = wanted
     if lowest <= numbers < before:
         return Finding("versions", name, Level.GOOD, version)
-    told = f"{version}; tested are {supported.told(wanted)}"
+    told = f"{version}; supported are {supported.range_text(wanted)}"
     return Finding("versions", name, Level.PROBLEM if numbers < lowest else Level.WARNING, told, do)
 
 
@@ -148,7 +157,7 @@ def _gpu_findings(facts: Mapping[str, Any]) -> list[Finding]:
         if not has_gpu:
             return [built, cores, Finding("devices", "GPU", Level.NOTE, "none")]
         do = supported.INSTALL_TENSORFLOW_CUDA
-        told = "there is one, and this TensorFlow is built without CUDA"
+        told = "present, but this TensorFlow is built without CUDA"
         return [built, cores, Finding("devices", "GPU", Level.WARNING, told, do)]
     nccl = f", NCCL {facts['nccl']}" if facts["nccl"] else ""
     told = f"built with {facts['cuda']}, cuDNN {facts['cudnn']}{nccl}"
@@ -157,8 +166,8 @@ def _gpu_findings(facts: Mapping[str, Any]) -> list[Finding]:
         return [built, cores, Finding("devices", "GPU", Level.GOOD, ", ".join(facts["gpus"]))]
     if not has_gpu:
         return [built, cores, Finding("devices", "GPU", Level.NOTE, "none")]
-    do = f"Look at the driver: nvidia-smi; and at CUDA's libraries: {supported.INSTALL_TENSORFLOW_CUDA}"
-    return [built, cores, Finding("devices", "GPU", Level.WARNING, "there is one, and TensorFlow does not see it", do)]
+    do = f"Check the driver: nvidia-smi; and CUDA's libraries: {supported.INSTALL_TENSORFLOW_CUDA}"
+    return [built, cores, Finding("devices", "GPU", Level.WARNING, "present, but not visible to TensorFlow", do)]
 
 
 def _horovod_finding(facts: Mapping[str, Any]) -> Finding:
@@ -177,12 +186,12 @@ def _horovod_finding(facts: Mapping[str, Any]) -> Finding:
 
 
 def _own_name(interfaces: Mapping[str, str]) -> Finding:
-    """Gloo looks it up on every host."""
+    """Checks that the host name resolves: Gloo looks it up on every host."""
     name = socket.gethostname()
     try:
         address = socket.gethostbyname(name)
     except OSError:
         own = next((address for interface, address in interfaces.items() if interface != "lo"), "127.0.0.1")
         do = f"echo '{own} {name}' >> /etc/hosts"
-        return Finding("network", "own name", Level.WARNING, f"{name} stands for no address; Horovod looks it up", do)
+        return Finding("network", "own name", Level.WARNING, f"{name} does not resolve; Horovod needs its address", do)
     return Finding("network", "own name", Level.GOOD, f"{name}, {address}")

@@ -1,4 +1,4 @@
-"""The hosts of a job: are they ready, and how fast do they talk to each other?"""
+"""Checks the hosts of a job, and measures the links between them."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tfdistkit.launcher.spec import JobSpec, temporary_run_dir
 from tfdistkit.launcher.ssh.backend import Launcher
 from tfdistkit.launcher.ssh.problems import HostsNotReady
 
-# More pairs than this would take minutes: then each host is measured with the next one only.
+# Most pairs to measure, as each takes seconds; beyond, only neighbours in the list of hosts.
 _MOST_PAIRS = 28
 _MEASURE_S = 15.0
-# Slower links than these make training over them hardly worth while.
+# Slower links make training over them unprofitable.
 _SLOW_BYTES_PER_S = 50e6
 _LONG_ROUND_TRIP_S = 0.005
 
 
-def look_at_hosts(hosts: HostsSpec, env: Mapping[str, str]) -> list[Finding]:
-    """Returns what was found of hosts and of the links between them.
+def check_hosts(hosts: HostsSpec, env: Mapping[str, str]) -> list[Finding]:
+    """Checks hosts and measures the links between them.
 
     Args:
         hosts: The hosts, one slot each.
@@ -57,9 +57,9 @@ def _measure(launcher: Launcher, server: Place, client: Place) -> Finding:
     try:
         link = launcher.measure(server, client, _MEASURE_S)
     except TfdistkitError as error:
-        return Finding("links", name, Level.PROBLEM, str(error), "Look at the network between the two.")
-    told = f"{link['bytes_per_s'] * 8 / 1e9:.2f} Gbit/s, {link['round_trip_s'] * 1e3:.2f} ms to and fro"
+        return Finding("links", name, Level.PROBLEM, str(error), "Check the network between the two hosts.")
+    told = f"{link['bytes_per_s'] * 8 / 1e9:.2f} Gbit/s, {link['round_trip_s'] * 1e3:.2f} ms round trip"
     if link["bytes_per_s"] >= _SLOW_BYTES_PER_S and link["round_trip_s"] <= _LONG_ROUND_TRIP_S:
         return Finding("links", name, Level.GOOD, told)
-    do = "Choose a faster interface, if there is one: --network-interface NAME"
+    do = "Choose a faster interface, if the hosts have one: --network-interface NAME"
     return Finding("links", name, Level.WARNING, told, do)

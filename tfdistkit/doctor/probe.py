@@ -1,6 +1,6 @@
-"""`python -m tfdistkit.doctor.probe NAME`: what each process of a trial runs. It ends with 0 if the strategy works.
+"""Runs in each process of a trial, `python -m tfdistkit.doctor.probe NAME`, and exits with 0 if the strategy works.
 
-A sum over all processes, and one step of training whose result is known. TensorFlow is loaded by the strategy.
+Runs an all-reduce, and one training step whose result is known. TensorFlow is loaded by the strategy.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import tfdistkit
 _X = (1.0, 2.0, 3.0, 4.0)
 _RATE = 0.01
 _EXPECTED = _RATE * 2 * sum(x * x for x in _X) / len(_X)
-# Strategies whose processes are all alike: they can sum by themselves.
+# Strategies with collectives of user code.
 _WITH_COLLECTIVES = ("multiworker", "horovod")
-# In one process there are two replicas, so that they have something to tell each other.
+# Two replicas in one process, so that they communicate.
 _OPTIONS = {"mirrored": {"devices": 2}, "central_storage": {"devices": 2}, "horovod": {"timeout_s": 30}}
 DONE = "tfdistkit doctor: "
 
@@ -32,15 +32,15 @@ def main() -> None:
         count = tfdistkit.world_size()
         total = float(tfdistkit.collectives.all_reduce(float(tfdistkit.rank() + 1)))
         if total != count * (count + 1) / 2:
-            sys.exit(f"{count} processes summed up 1 to {count}, and it came to {total:g}.")
+            sys.exit(f"The all-reduce of 1 to {count} must be {count * (count + 1) // 2}. Received: {total:g}.")
     weight = _weight_after_one_step(strategy)
     if abs(weight - _EXPECTED) > 1e-6:
-        sys.exit(f"One step of training came to {weight:.8f}, and it had to come to {_EXPECTED:.8f}.")
+        sys.exit(f"The weight after one training step must be {_EXPECTED:.8f}. Received: {weight:.8f}.")
     print(DONE + json.dumps({"seconds": round(time.perf_counter() - started, 3)}), flush=True)
 
 
 def _weight_after_one_step(strategy: object) -> float:
-    # By name: this wing loads no Keras, a process of a trial has it already.
+    # Imported by name: this wing must not load Keras, but a process of a trial has it already.
     keras, numpy = importlib.import_module("keras"), importlib.import_module("numpy")
     x = numpy.array(_X, "float32").reshape(-1, 1)
     with strategy.scope():  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Strategies, each tried for real: in processes of its own, as `tfdistkit run` starts them."""
+"""Tries each strategy in separate processes, as `tfdistkit run` starts them."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from tfdistkit.supervise.decision import Outcome
 from tfdistkit.supervise.supervisor import run_job
 
 _PROBE = ("-m", "tfdistkit.doctor.probe")
-# Loading TensorFlow on a busy machine takes most of it.
+# Timeout in seconds, mostly for loading TensorFlow on a busy machine.
 _TIMEOUT_S = 180.0
-# How much of an error is told here; the rest is for its log.
+# Most lines of an error in a finding.
 _MOST_LINES = 4
 
 
 @dataclass(frozen=True)
 class Trial:
-    """How a strategy is tried.
+    """Describes the trial of a strategy.
 
     Args:
-        processes: How many workers.
-        backend: What starts them.
-        ps: How many parameter servers.
+        processes: The number of workers.
+        backend: The launcher's backend.
+        ps: The number of parameter servers.
     """
 
     processes: int = 1
@@ -42,7 +42,7 @@ class Trial:
     ps: int = 0
 
 
-# In the order in which they are tried.
+# In order of execution.
 TRIALS: Mapping[str, Trial] = {
     "mirrored": Trial(),
     "central_storage": Trial(),
@@ -50,7 +50,7 @@ TRIALS: Mapping[str, Trial] = {
     "parameter_server": Trial(1, ps=1),
     "horovod": Trial(2, backend="horovod"),
 }
-# Those that make sense on several hosts.
+# Strategies that work on several hosts.
 ON_HOSTS = tuple(name for name, trial in TRIALS.items() if trial.processes > 1 or trial.ps)
 
 
@@ -58,8 +58,8 @@ def try_strategies(names: Sequence[str], hosts: HostsSpec | None, env: Mapping[s
     """Tries strategies one after the other.
 
     Args:
-        names: Of `TRIALS`.
-        hosts: Where, with one process on each; None for this machine.
+        names: Keys of `TRIALS`.
+        hosts: Hosts with one process on each; None for this machine.
         env: Variables for the processes.
     """
     return [_try(name, TRIALS[name], hosts, env) for name in names]
@@ -92,11 +92,15 @@ def _try(name: str, trial: Trial, hosts: HostsSpec | None, env: Mapping[str, str
         shutil.rmtree(run_dir, ignore_errors=True)
     seconds = time.monotonic() - started
     if result.outcome is Outcome.SUCCEEDED:
-        return Finding("strategies", name, Level.GOOD, f"works: {place}, {seconds:.1f} s to start, sum up and train")
+        return Finding(
+            "strategies", name, Level.GOOD, f"works: {place}, {seconds:.1f} s to start, all-reduce and train"
+        )
     if result.outcome is Outcome.TIMED_OUT:
-        return Finding("strategies", name, Level.PROBLEM, f"{place} were not done within {_TIMEOUT_S:g} s", _step(name))
+        return Finding(
+            "strategies", name, Level.PROBLEM, f"{place} did not finish within {_TIMEOUT_S:g} s", _step(name)
+        )
     failure = result.failures[0] if result.failures else None
-    told = f"{failure.name} {failure.headline}: {_end_of(failure.message or failure.loss)}" if failure else "it ended"
+    told = f"{failure.name} {failure.headline}: {_end_of(failure.message or failure.loss)}" if failure else "it exited"
     return Finding("strategies", name, Level.PROBLEM, told, _step(name))
 
 
@@ -106,7 +110,7 @@ def _end_of(text: str) -> str:
 
 def _step(name: str) -> str:
     if name == "horovod":
-        return f"{INSTALL}; then look at it again: tfdistkit doctor --strategy horovod"
+        return f"{INSTALL}; then check it: tfdistkit doctor --strategy horovod"
     trial = TRIALS[name]
     ps = f"--ps {trial.ps} " if trial.ps else ""
-    return f"See all that it says: tfdistkit run -np {trial.processes} {ps}-m tfdistkit.doctor.probe {name}"
+    return f"Read its whole output: tfdistkit run -np {trial.processes} {ps}-m tfdistkit.doctor.probe {name}"

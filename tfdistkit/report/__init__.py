@@ -1,4 +1,4 @@
-"""What happened in a run: events, crash records, the first failure. Append-only files, readable after a crash."""
+"""Records what happened in a run: events, crash records, the first failure. Files stay readable after a crash."""
 
 from tfdistkit.report.crashes import CrashRecord, read_crash, write_crash
 from tfdistkit.report.events import EventLog, read_events

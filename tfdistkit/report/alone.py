@@ -1,7 +1,7 @@
-"""The mark of a process of a job that used TensorFlow, but asked for no strategy: it worked apart from the others.
+"""Detects jobs whose processes use TensorFlow without a strategy, and so train independently.
 
-The worker frame leaves it when its script ends well. The launcher tells the user when all processes left one: a script
-that never asks for a strategy trains a model in each process, and all of them end with exit code 0.
+The worker leaves a mark when such a script succeeds. The launcher warns if all processes left one: without a strategy,
+each process trains its own model, and all of them exit with code 0.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from tfdistkit.errors import TfdistkitError
 
 FILE_NAME = "alone"
 
-# With these a script talks to the other processes by itself.
-_OTHER_WAYS = ("horovod", "mpi4py")
+# Packages with which a script communicates between processes without a strategy.
+_COMMUNICATION = ("horovod", "mpi4py")
 _FRAMEWORKS = ("tensorflow", "keras", "tf_keras")
-# TensorFlow's server is in this process: it answers at once.
-_LOOK_S = 1.0
+# Timeout in seconds; TensorFlow's server is in this process, so it answers at once.
+_ANSWER_S = 1.0
 
 
 def leave_alone_mark() -> None:
-    """Leaves the mark in this process's folder, if a launcher gave it one and the script worked alone."""
+    """Leaves the mark in this process's folder, if it has one and the script trained without a strategy."""
     folder = env.text(env.TASK_DIR)
     if folder is not None and _worked_alone():
         with contextlib.suppress(OSError):
@@ -36,35 +36,34 @@ def leave_alone_mark() -> None:
 
 
 def all_worked_alone(folders: Iterable[Path]) -> bool:
-    """Returns whether each process of a job left the mark.
+    """Returns whether every process of a job left the mark.
 
     Args:
-        folders: Those of its processes.
+        folders: The folders of the processes.
     """
     marks = [(folder / FILE_NAME).exists() for folder in folders]
     return len(marks) > 1 and all(marks)
 
 
 def describe_alone(count: int) -> str:
-    """Returns what the user is told when all processes of a job worked alone.
+    """Returns the warning for a job whose processes all trained without a strategy.
 
     Args:
-        count: How many processes there were.
+        count: The number of processes.
     """
     return (
-        f"warning: no process of this job asked for a strategy: the {count} processes worked apart from each other, "
-        f"and what they trained are {count} models.\n"
+        f"warning: no process of this job made a strategy: the {count} processes trained {count} independent models.\n"
         "Write `strategy = tfdistkit.strategy()` at the top of the script, and make and compile the model in "
-        f"`with strategy.scope():`. If each process shall work alone, set {env.OWN_MODELS}=1."
+        f"`with strategy.scope():`. To train a model in each process, set {env.OWN_MODELS}=1."
     )
 
 
 def _worked_alone() -> bool:
     if requested.was_noted("strategy") or env.text(env.OWN_MODELS) == "1":
         return False
-    if not any(name in sys.modules for name in _FRAMEWORKS) or any(name in sys.modules for name in _OTHER_WAYS):
+    if not any(name in sys.modules for name in _FRAMEWORKS) or any(name in sys.modules for name in _COMMUNICATION):
         return False
-    # A script that knows its place may prepare data, say; one that trains with Keras needs a strategy for it.
+    # A script that reads its rank may only prepare data; one that trains with Keras needs a strategy.
     if requested.was_noted("rank") and not _has_trained_model():
         return False
     try:
@@ -73,15 +72,15 @@ def _worked_alone() -> bool:
         return False
     if cluster.world_size == 1 or not cluster.is_training:
         return False
-    # Where TensorFlow's server runs, the script uses a strategy of TensorFlow's own.
-    return cluster.address is None or look(cluster.address, _LOOK_S) is not Sign.ALIVE
+    # A running server of TensorFlow shows that the script uses TensorFlow's own strategy.
+    return cluster.address is None or look(cluster.address, _ANSWER_S) is not Sign.ALIVE
 
 
 def _has_trained_model() -> bool:
-    """Whether there is a Keras model with an optimizer that has updated something."""
+    """Returns whether this process has a Keras model whose optimizer is built."""
     model = getattr(sys.modules.get("keras"), "Model", None)
     if not isinstance(model, type):
         return False
-    # The type alone: to ask an object would load modules that load themselves when asked.
+    # Reads the type only: attributes of lazy modules would import them.
     found = [one for one in gc.get_objects() if issubclass(type(one), model)]
     return any(getattr(getattr(one, "optimizer", None), "built", False) for one in found)

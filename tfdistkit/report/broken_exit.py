@@ -1,10 +1,10 @@
-"""The end of a process whose job is broken.
+"""Exits a process of a broken job without destructors.
 
-Threads of TensorFlow still wait for the task that is gone when a coordinator ends, and now and then crash it with what
-is taken down under them (`Mutex corrupt`, SIGSEGV): then its exit code, and what the user reads last, tell no reason.
+When a coordinator exits, threads of TensorFlow still wait for a lost task, and sometimes crash during the teardown
+(`Mutex corrupt`, SIGSEGV). The exit code and the last output would then hide the error.
 
-Exit functions run in the opposite order of their registration, and only the last can end the process without taking one
-from the user. So this module is imported early: by the frame of a worker, or else by the strategy.
+Exit functions run in the reverse order of their registration, and only the last one can exit the process without
+skipping one of the user's. So this module is imported early: by the worker, or else by the strategy.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import logging
 import os
 import sys
 
-# What Python ends with after an exception that nobody caught.
+# Python's exit code after an unhandled exception.
 _EXIT_CODE = 1
 
 _is_broken = False
 
 
 def leave_at_once() -> None:
-    """Lets this process end without destructors, if an exception ends it; to be called when tasks of its job are gone.
+    """Makes this process exit without destructors after an unhandled exception; call it when tasks of the job are lost.
 
-    `sys.exit` and Ctrl-C are left to Python, which alone knows the exit code.
+    `sys.exit` and Ctrl-C are left to Python, which knows the exit code.
     """
     global _is_broken
     _is_broken = True
@@ -37,6 +37,6 @@ def _leave() -> None:
         return
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or gone
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed or None
             stream.flush()
     os._exit(_EXIT_CODE)

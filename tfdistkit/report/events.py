@@ -1,4 +1,4 @@
-"""The event log of a run: `events.jsonl` in the run folder, one JSON object per line, appended as things happen."""
+"""Writes and reads the event log of a run: `events.jsonl` in the run folder, one JSON object per line."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ FILE_NAME = "events.jsonl"
 
 
 class EventLog:
-    """Appends events. Each is on disk, whole, when `add` returns, so the file tells the truth after a crash."""
+    """Appends events. Each is written completely when `add` returns, so the log survives a crash."""
 
     def __init__(self, run_dir: Path):
-        """Opens the log, which no other job can open as long as this one does.
+        """Opens and locks the log, so that no other job can open it.
 
         Args:
             run_dir: The run folder.
 
         Raises:
-            OptionError: if another job uses the folder, or it cannot be written to.
+            OptionError: if another job uses the folder, or it is not writable.
         """
-        self._file = _open_alone(run_dir)
+        self._file = _open_locked(run_dir)
         os.ftruncate(self._file, 0)
 
     def add(self, event: str, **fields: Any) -> None:
         """Writes one event.
 
         Args:
-            event: Its name, such as `worker_ended`.
-            **fields: What belongs to it; anything that JSON can hold.
+            event: The name, such as `worker_ended`.
+            **fields: The fields of the event, as JSON values.
         """
         line = json.dumps({"time": round(time.time(), 6), "event": event, **fields}) + "\n"
         try:
             os.write(self._file, line.encode())
         except OSError:
-            pass  # a full disk must not take the supervisor down: it still has workers to stop
+            pass  # a full disk must not end the supervisor, which has workers to stop
 
     def close(self) -> None:
         os.close(self._file)
@@ -56,19 +56,19 @@ class EventLog:
 
 
 def require_unused(run_dir: Path) -> None:
-    """Checks that no job uses a run folder, before anything in it is changed.
+    """Checks that no job uses a run folder, before the folder is changed.
 
     Args:
         run_dir: The run folder; it may be missing.
 
     Raises:
-        OptionError: if a job does, or the folder cannot be written to.
+        OptionError: if a job uses it, or the folder is not writable.
     """
     if (run_dir / FILE_NAME).exists():
-        os.close(_open_alone(run_dir))
+        os.close(_open_locked(run_dir))
 
 
-def _open_alone(run_dir: Path) -> int:
+def _open_locked(run_dir: Path) -> int:
     try:
         make_folder(run_dir)
         file = open_file(run_dir / FILE_NAME, os.O_APPEND)
@@ -82,9 +82,8 @@ def _open_alone(run_dir: Path) -> int:
         os.close(file)
         raise OptionError(
             explain(
-                "Another job that still runs writes its logs into this folder.",
+                "The folder for logs must not belong to a running job.",
                 received=str(run_dir),
-                expected="a folder of its own for each job",
                 do="Name another folder (--log-dir), or wait until that job has ended.",
             )
         ) from None
@@ -94,7 +93,7 @@ def _open_alone(run_dir: Path) -> int:
 
 
 def read_events(run_dir: Path) -> list[dict[str, Any]]:
-    """Returns the events of a run in order; lines that are none, such as one cut off by a crash, are left out."""
+    """Returns the events of a run in order; skips invalid lines, such as one cut off by a crash."""
     events = []
     for line in (run_dir / FILE_NAME).read_text(encoding="utf-8", errors="replace").splitlines():
         with contextlib.suppress(ValueError):

@@ -1,4 +1,4 @@
-"""Which worker failed first: one job that breaks usually breaks everywhere, and only one report is the cause."""
+"""Finds the first failure of a job: one failure usually makes the other workers fail, too."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 from tfdistkit.report.names import ProcessName
 
-# What a worker raises when another one is gone: such a failure is a consequence of the peer's. A program's own errors
-# can read just the same (the connection to a database), so their types decide, and texts only among TensorFlow's own:
-# those of its collectives and its coordination service, gRPC, Gloo and NCCL.
+# Errors of a worker that lost a peer: consequences, not causes. A program's own errors can have the same text (the
+# connection to a database), so the type decides, and texts only for TensorFlow's own errors: those of its collectives,
+# its coordination service, gRPC, Gloo and NCCL.
 _OF_LOST_PEERS = ("horovod.common.exceptions.HorovodInternalError", "tfdistkit.errors.RendezvousError")
 _OF_TENSORFLOW = "tensorflow.python.framework.errors_impl.OpError"
 _PEER_IS_GONE = (
@@ -27,7 +27,7 @@ _PEER_IS_GONE = (
     "Broken pipe",
     "Horovod has been shut down",
     "NCCL remote error",
-    # Ours: see strategies.
+    # Errors of tfdistkit: see `strategies`.
     "no longer takes part",
     "has shown no sign of life",
     "is gone, and the variables on it with it",
@@ -36,24 +36,24 @@ _PEER_IS_GONE = (
 
 @dataclass(frozen=True)
 class Failure:
-    """How one worker failed.
+    """Describes the failure of one worker.
 
     Args:
-        rank: The worker's number in the job; where processes have roles, among those of its role.
-        host: The machine it ran on.
-        pid: Its process there.
-        exit_code: What the shell would say: 1 to 255, 128 + the signal's number when it was killed.
-        time: Seconds since the epoch: of the exception, or of the end as the launcher saw it.
-        signal: The name of the signal that ended it, such as `SIGKILL`; None when it ended by itself.
-        error_type: The class of the unhandled exception, None when none was recorded.
+        rank: The rank of the worker; in a job with roles, its index within its role.
+        host: The machine of the worker.
+        pid: Its process id.
+        exit_code: The exit code as in a shell: 1 to 255, 128 + the signal's number if it was killed.
+        time: Seconds since the epoch: of the exception, or of the exit as the launcher observed it.
+        signal: The name of the signal that killed it, such as `SIGKILL`; None otherwise.
+        error_type: The class of the unhandled exception; None without a crash record.
         message: The exception's text, or an empty string.
-        traceback: As Python prints it; an empty string when no exception was recorded.
-        log_path: What the worker wrote to stderr, whole.
-        role: `chief`, `worker` or `ps`; None in a job whose processes are all alike.
-        remark: What the launcher knows besides, in a sentence; or an empty string.
-        loss: How it was lost together with the way to its host, in a sentence; or an empty string.
+        traceback: The traceback as Python prints it, or an empty string.
+        log_path: The complete stderr of the worker.
+        role: `chief`, `worker` or `ps`; None in a job without roles.
+        remark: More information of the launcher as a sentence, or an empty string.
+        loss: How the connection to its host was lost, as a sentence, or an empty string.
         kinds: The classes of the exception and of those it was raised from, see `CrashRecord`.
-        steps: How many steps its optimizer had taken; None if nobody knows.
+        steps: The steps of its optimizer; None if unknown.
     """
 
     rank: int
@@ -74,19 +74,19 @@ class Failure:
 
     @property
     def name(self) -> ProcessName:
-        """What the worker is called: `rank 1`, `ps 0`."""
+        """Returns the name of the worker: `rank 1`, `ps 0`."""
         return ProcessName(self.rank, self.role)
 
     @property
     def is_consequence(self) -> bool:
-        """Whether the worker only reports that another one is gone."""
+        """Returns whether the failure is only the consequence of a lost peer."""
         if any(kind in self.kinds for kind in _OF_LOST_PEERS):
             return True
         return _OF_TENSORFLOW in self.kinds and any(words in self.message for words in _PEER_IS_GONE)
 
     @property
     def headline(self) -> str:
-        """What happened in a few words: `was killed by SIGKILL`, `raised ValueError`, `ended with exit code 3`."""
+        """Returns a short description: `was killed by SIGKILL`, `raised ValueError`, `ended with exit code 3`."""
         if self.loss:
             return f"was lost with its host {self.host}"
         if self.signal is not None:
@@ -97,12 +97,12 @@ class Failure:
 
 
 def first_cause_first(failures: Iterable[Failure]) -> tuple[Failure, ...]:
-    """Sorts failures: those with a cause of their own before mere consequences, and then by time."""
+    """Sorts failures: causes before consequences of lost peers, then by time."""
     return tuple(sorted(failures, key=lambda one: (one.is_consequence, one.time, one.role or "", one.rank)))
 
 
 def signal_name(number: int) -> str:
-    """Returns `SIGKILL` for 9, and `signal 77` for a number without a name."""
+    """Returns the name of a signal: `SIGKILL` for 9, `signal 77` for a number without a name."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -1,4 +1,4 @@
-"""What a worker that asks its user something is told: there is nobody whom it could ask."""
+"""Explains errors of workers that read from the terminal: they have none."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 from tfdistkit import env
 
-# What `input()` raises; `getpass` says nothing, as others for whom a connection has ended.
+# The message of `input()`; that of `getpass` is empty, as for other ends of input.
 _END_OF_INPUT = "EOF when reading a line"
 _ASKED = (
     "Workers have no terminal: their standard input is empty. Pass the answer as an argument of the script (`tfdistkit "
@@ -17,10 +17,10 @@ _DEBUGGED = "Workers have no terminal for the debugger. Debug a single worker: `
 
 
 def explain_empty_input(error: BaseException) -> None:
-    """Adds to an exception that workers have no terminal, if it says that nobody answered.
+    """Adds an explanation to an exception that comes from empty standard input.
 
     Args:
-        error: What left the script of a worker.
+        error: The unhandled exception of a worker.
     """
     if env.text(env.TASK_DIR) is None or not _reads_nothing():
         return

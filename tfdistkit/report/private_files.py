@@ -1,6 +1,6 @@
-"""Folders and files that nobody else on the machine may read: logs, arguments and variables of a job can hold secrets.
+"""Creates folders and files that other users cannot read: logs, arguments and variables of a job can hold secrets.
 
-Whatever the umask. Symbolic links are not followed: in a folder that others can write to, they lead anywhere.
+Ignores the umask, and refuses symbolic links: in a folder that other users can write to, they may point anywhere.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ _FOLDER, _FILE = 0o700, 0o600
 
 
 def make_folder(path: Path) -> None:
-    """Makes a folder, and those around it that are missing; one that is there stays as it is.
+    """Creates a folder and its missing parents; keeps an existing one unchanged.
 
     Args:
         path: The folder.
 
     Raises:
-        OSError: if it cannot be made, or is a symbolic link.
+        OSError: if it cannot be created, or is a symbolic link.
     """
     if path.is_symlink():
         raise FileExistsError(f"{path} is a symbolic link")
@@ -36,11 +36,11 @@ def make_folder(path: Path) -> None:
 
 
 def open_file(path: Path, flags: int = os.O_TRUNC) -> int:
-    """Opens a file for writing, and returns its descriptor.
+    """Opens a file for writing, and returns the descriptor.
 
     Args:
-        path: The file; it is made if need be.
-        flags: Besides those for writing and making it.
+        path: The file; created if missing.
+        flags: Additional flags of `os.open`.
 
     Raises:
         OSError: if it cannot be opened, or is a symbolic link.
@@ -49,7 +49,7 @@ def open_file(path: Path, flags: int = os.O_TRUNC) -> int:
     try:
         os.fchmod(descriptor, _FILE)
     except OSError:
-        pass  # somebody else's: they let us write there
+        pass  # owned by another user, who permits writing
     return descriptor
 
 
@@ -58,7 +58,7 @@ def write_file(path: Path, data: bytes) -> None:
 
     Args:
         path: The file.
-        data: What it holds from now on.
+        data: The new content.
 
     Raises:
         OSError: if it cannot be written, or is a symbolic link.

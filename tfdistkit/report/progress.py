@@ -1,4 +1,4 @@
-"""How far a process of a job came: the steps of its optimizer, and the mark of a backup."""
+"""Records the progress of a process: the steps of its optimizer, and the mark of a backup."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from tfdistkit import env
 
 FILE_NAME = "steps"
 
-# A process that ends because it was told to (SIGUSR1) leaves this file when it has made a backup. Without it, whoever
-# started the process could not tell it from one that was told too early, while it was starting, and that would never
-# come further if it were started again and again.
+# A process that exits on SIGUSR1 leaves this file after its backup. Without the file, it got the signal while it was
+# starting: a job that is restarted after that would never make progress.
 BACKUP_FILE = "backup"
 
 
 def leave_backup_mark() -> None:
-    """Leaves the mark of a backup in this process's folder, if a launcher gave it one."""
+    """Leaves the mark of a backup in this process's folder, if it has one."""
     folder = env.text(env.TASK_DIR)
     if folder is not None:
         with contextlib.suppress(OSError):
@@ -26,7 +25,7 @@ def leave_backup_mark() -> None:
 
 
 def leave_steps() -> None:
-    """Writes the steps that this process has taken into its folder, if a launcher gave it one and it trained."""
+    """Writes the steps of this process into its folder, if it has one and has trained."""
     folder, steps = env.text(env.TASK_DIR), steps_taken()
     if folder is not None and steps is not None:
         with contextlib.suppress(OSError):
@@ -34,10 +33,10 @@ def leave_steps() -> None:
 
 
 def read_steps(folder: Path) -> int | None:
-    """Returns the steps that a process has written into its folder, None if it did not.
+    """Returns the steps in the folder of a process; None without them.
 
     Args:
-        folder: Its folder.
+        folder: The folder.
     """
     try:
         return int((folder / FILE_NAME).read_text(encoding="utf-8"))
@@ -46,14 +45,14 @@ def read_steps(folder: Path) -> int | None:
 
 
 def steps_taken() -> int | None:
-    """Returns how many steps the optimizers of this process have taken, at most; None if there is none."""
+    """Returns the largest number of steps of the optimizers in this process; None without one."""
     base = getattr(sys.modules.get("keras.src.optimizers.base_optimizer"), "BaseOptimizer", None)
     if not isinstance(base, type):
         return None
     taken = []
     for one in gc.get_objects():
-        # The type alone: to ask an object would load modules that load themselves when asked.
+        # Reads the type only: attributes of lazy modules would import them.
         if issubclass(type(one), base):
-            with contextlib.suppress(Exception):  # in a broken job nothing is sure
+            with contextlib.suppress(Exception):  # variables may be unreadable in a broken job
                 taken.append(int(one.iterations.numpy()))
     return max(taken, default=None)

@@ -1,4 +1,4 @@
-"""Which values are nothing to be shown or logged: known by the names of variables and options, or by their form."""
+"""Detects secret values, by the names of variables and options or by their form, so that they are not shown."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from collections.abc import Sequence
 HIDDEN = "(hidden)"
 
 _VARIABLE = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
-# Narrower, for scripts have options such as `--tokenizer`, `--sort-key`, `--author`.
+# Narrower than for variables: scripts have options such as `--tokenizer`, `--sort-key`, `--author`.
 _OPTION = re.compile(
     r"--?([a-z0-9_-]*[-_])?"
     r"((api|access|secret|private)[-_]?key|token|secret|passw(or)?d|passphrase|credentials?)",
     re.IGNORECASE,
 )
-# A URL with a user's password in it: `postgres://me:password@host/`.
+# A URL with a password: `postgres://me:password@host/`.
 _PASSWORD_IN_URL = re.compile(r"://[^/\s:@]*:[^/\s@]*@")
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Whether the value of a variable is nothing to be shown: by its name, or as a URL with a password in it.
+    """Returns whether a variable is secret: by its name, or as a URL with a password.
 
     Args:
-        name: The variable.
-        value: Its value.
+        name: The name of the variable.
+        value: The value.
     """
     return bool(_VARIABLE.search(name) or _PASSWORD_IN_URL.search(value))
 
 
 def without_secrets_in(words: Sequence[str]) -> list[str]:
-    """Returns a command for others to read: without passwords in URLs, and what follows `--api-key` and the like.
+    """Returns a command without passwords in URLs and values of `--api-key` and similar options.
 
     Args:
         words: The command and its arguments.

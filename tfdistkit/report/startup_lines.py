@@ -1,8 +1,8 @@
-"""Lines that TensorFlow's C++ code logs whenever a process starts, and that tell its user nothing.
+"""Filters the lines that TensorFlow's C++ code logs at each start, and that carry no information.
 
-Two screens of them for each process bury what the script prints. A launcher keeps them out of the terminal; they are
-whole in the logs. A line counts only if its form, its severity, its source file and its text are all known here: a
-line of the user's own, and an error of TensorFlow's, never looks like that.
+They fill two screens for each process. The launcher hides them in the terminal and keeps them in the logs. A line is
+hidden only if its form, severity, source file and text are all known here, so the user's own lines and errors of
+TensorFlow are always shown.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from tfdistkit import env
 
-# `2025-01-31 12:00:00.123456: I tensorflow/core/util/port.cc:153] text`, and what Abseil's logging makes of it:
+# `2025-01-31 12:00:00.123456: I tensorflow/core/util/port.cc:153] text`, and the form of Abseil's logging:
 # `I0000 00:00:1738324800.123456    5476 port.cc:153] text`, with the date once it is initialised.
 _LOGGED = re.compile(
     rb"(?:\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: (?P<old>[IWE]) +(?:\d+ +)?"
@@ -22,7 +22,7 @@ _LOGGED = re.compile(
     re.DOTALL,
 )
 
-# Severity, source file, how the text begins.
+# Severity, source file, start of the text.
 _KNOWN = (
     (b"I", b"cpu_feature_guard.cc", rb"This TensorFlow binary is optimized "),
     (b"I", b"port.cc", rb"oneDNN custom operations are on\."),
@@ -40,7 +40,7 @@ _KNOWN = (
     (b"W", b"dataset.cc", rb"Input of GeneratorDatasetOp::Dataset will not be optimized because "),
     (b"I", b"mlir_graph_optimization_pass.cc", rb"MLIR V1 optimization pass is not enabled$"),
     (b"I", b"mlir_graph_optimization_pass.cc", rb"None of the MLIR Optimization Passes are enabled "),
-    # XLA, and GPUs that are there.
+    # XLA, and existing GPUs.
     (b"I", b"service.cc", rb"XLA service 0x[0-9a-f]+ initialized for platform "),
     (b"I", b"service.cc", rb"  StreamExecutor device \(\d+\): "),
     (b"I", b"device_compiler.h", rb"Compiled cluster using XLA!"),
@@ -49,19 +49,19 @@ _KNOWN = (
     (b"I", b"pluggable_device_factory.cc", rb"Could not identify NUMA node of platform "),
     (b"I", b"gpu_device.cc", rb"Created (?:TensorFlow )?device "),
     (b"I", b"cuda_dnn.cc", rb"Loaded cuDNN version \d+$"),
-    # Plugins that TensorFlow registers twice, each time.
+    # Plugins that TensorFlow registers twice at each start.
     (b"EW", b"cuda_(?:dnn|fft|blas).cc", rb"Unable to register cu\w+ factory: Attempting to register factory for "
      rb"plugin cu\w+ when one has already been registered$"),
     (b"W", b"computation_placer.cc", rb"computation placer already registered\."),
     (b"W", b"py_utils.cc", rb"TF-TRT Warning: Could not find TensorRT$"),
-    # No GPU; a driver that does not fit has other words, or is an error, and is told.
+    # No GPU; a wrong driver has another text or severity, and is shown.
     (b"I", b"cuda_diagnostics.cc", rb""),
     (b"IW", b"cudart_stub.cc", rb"Could not find cuda drivers on your machine, GPU will not be used\.$"),
     (b"E", b"cuda_(?:driver|platform).cc", rb"failed call to cuInit: .*(?:CUDA_ERROR_NO_DEVICE|UNKNOWN ERROR \(303\))"),
 )  # fmt: skip
 _TABLE = tuple((severity, re.compile(file), re.compile(text)) for severity, file, text in _KNOWN)
 
-# What some of them go on with, in lines that have no such form.
+# Continuation lines without that form.
 _PLAIN = re.compile(
     rb"WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR$"
     rb"|To enable the following instructions: [\w. ]+(?:, in other operations)?, "
@@ -77,16 +77,16 @@ _OPTION = re.compile(
 _INNER = re.compile(rb" +(?:[\w.\[\]/]+ \{|\}|[\w.\[\]/]+: .*)$|\}$")
 _MOST_LINES = 200
 
-# Where an unfinished line may become one of them.
+# Starts of lines that may turn out to be hidden ones.
 _BEGINS = re.compile(rb"\d{1,4}$|\d{4}-|[IWE]\d{0,4}$|[IWE]\d{4} ")
 _PLAIN_BEGINS = (b"WARNING: All log messages", b"To enable the following instructions")
 _LABEL = re.compile(rb"\d+: ")
-# The longest of them that was seen has some 300 bytes.
+# The longest known line has about 300 bytes.
 _LONGEST_BYTES = 4096
 
 
 class StartupLines:
-    """Tells which lines of one stream are such. It remembers what the last one goes on with.
+    """Finds the start-up lines of one stream, with their continuation lines.
 
     Args:
         has_labels: Whether lines begin with the number of a task, as `srun --label` writes them (`3: text`).
@@ -94,14 +94,14 @@ class StartupLines:
 
     def __init__(self, has_labels: bool = False) -> None:
         self._has_labels = has_labels
-        # By the label of a line: what may follow.
+        # Label of a line -> the expected continuation.
         self._next: dict[bytes, tuple[str, int]] = {}
         self._held, self._held_at = b"", 0.0
-        # Whether the beginning of the present line is shown already.
+        # Whether the start of the current line is shown already.
         self._is_inside = False
 
     def hides(self, line: bytes) -> bool:
-        """Whether a line is one of them.
+        """Returns whether a line is a start-up line.
 
         Args:
             line: The line, without its newline.
@@ -122,10 +122,10 @@ class StartupLines:
         return bool(_PLAIN.match(text)) or self._is_known(label, text)
 
     def pass_on(self, data: bytes) -> bytes:
-        """Takes the next bytes of the stream, and returns those to show, as they are.
+        """Takes the next bytes of the stream, and returns the bytes to show.
 
         Args:
-            data: The bytes. The beginning of a line that can become a hidden one is kept until more is known.
+            data: The bytes. The start of a line that may be hidden is held back until more bytes arrive.
         """
         *lines, rest = (self._held + data).split(b"\n")
         self._held = b""
@@ -142,10 +142,10 @@ class StartupLines:
         return b"".join(shown)
 
     def let_go(self, after_s: float = 0.0) -> bytes:
-        """Returns what `pass_on` keeps: nothing follows it any more, or not soon.
+        """Returns the bytes that `pass_on` holds back, once more bytes are not expected.
 
         Args:
-            after_s: Only what is kept for so long already, in seconds.
+            after_s: Returns them only if they are held for at least this many seconds.
         """
         if time.monotonic() - self._held_at < after_s:
             return b""
@@ -154,10 +154,10 @@ class StartupLines:
         return held
 
     def may_hide(self, rest: bytes) -> bool:
-        """Whether an unfinished line can become one of them.
+        """Returns whether an unfinished line may be a start-up line.
 
         Args:
-            rest: Its beginning.
+            rest: The start of the line.
         """
         found = _LABEL.match(rest) if self._has_labels else None
         label = found[0] if found else b""
@@ -182,10 +182,10 @@ class StartupLines:
 
 
 def are_wanted(variables: Mapping[str, str]) -> bool:
-    """Whether somebody asks for what TensorFlow's C++ code logs, by one of TensorFlow's own variables.
+    """Returns whether TensorFlow's own variables request the log of its C++ code.
 
     Args:
-        variables: What a process gets besides this process's variables.
+        variables: The variables of a process besides those of this one.
     """
     values = [variables.get(name, env.text(name)) for name in (env.TF_LOG_LEVEL, env.TF_VLOG_LEVEL, env.TF_VMODULE)]
     return values[0] == "0" or any(values[1:])

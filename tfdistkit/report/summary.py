@@ -1,4 +1,4 @@
-"""A run on one screen of text, the first cause first."""
+"""Summarises a failed run on one screen of text, the first cause first."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from tfdistkit.report.known_causes import cause_of
 from tfdistkit.report.names import ProcessName, listed
 from tfdistkit.report.startup_lines import StartupLines
 
-# A screen has 24 lines at least, and the report needs about ten of them itself.
+# Lines of a log: a screen has at least 24 lines, and the report needs about ten.
 _SHOWN_LINES = 15
 _SHOWN_INCIDENTS = 4
-# A line of a log can be as long as it likes; a screen cannot.
+# Longest line of a log in characters.
 _SHOWN_COLUMNS = 400
-# Where the end of a log is looked for.
+# Bytes to read at the end of a log.
 _TAIL_BYTES = 32_768
 
-# Signals whose sender is not obvious, and what the user can look at.
+# Signals whose cause is not obvious, with the next step.
 _SIGNAL_HINTS = {
-    "SIGKILL": "Somebody killed it; without a somebody it was the kernel, out of memory: look at `dmesg`.",
-    "SIGSEGV": "It crashed in native code: its log may hold the stack.",
+    "SIGKILL": "A user or a scheduler killed it, or the kernel did for lack of memory: read `dmesg`.",
+    "SIGSEGV": "It crashed in native code: read its log for the stack.",
     "SIGBUS": "It crashed in native code, often because a disk or /dev/shm is full.",
-    "SIGABRT": "Native code gave up: the reason is in its log.",
-    "SIGILL": "It was built for another processor than this one.",
+    "SIGABRT": "Native code aborted: read its log for the reason.",
+    "SIGILL": "Its native code was built for another processor.",
 }
 
 
 def describe_failure(failure: Failure) -> str:
-    """Tells one failure: who, host, pid, exit code or signal, log, and the end of the traceback.
+    """Describes one failure: worker, host, pid, exit code or signal, log, and the end of the traceback.
 
     Args:
-        failure: What happened.
+        failure: The failure.
 
     Returns:
         Several lines without a newline at the end.
@@ -42,15 +42,15 @@ def describe_failure(failure: Failure) -> str:
         f"{failure.name} {failure.headline} (host {failure.host}, pid {failure.pid}, exit code {failure.exit_code})"
     ]
     if failure.loss or failure.remark:
-        lines += [told for told in (failure.loss, failure.remark) if told]
+        lines += [text for text in (failure.loss, failure.remark) if text]
     elif failure.signal in _SIGNAL_HINTS:
         lines.append(_SIGNAL_HINTS[failure.signal])
     if failure.log_path is not None:
         lines.append(f"log: {failure.log_path}")
-    title, told = _last_words(failure)
-    if told:
+    title, excerpt = _excerpt(failure)
+    if excerpt:
         lines.append(title)
-        lines += [f"    {line}" for line in told]
+        lines += [f"    {line}" for line in excerpt]
     cause = cause_of(failure)
     return "\n".join([*lines, cause] if cause else lines)
 
@@ -64,15 +64,15 @@ def describe_run(
     incidents: Sequence[str] = (),
     kept: Path | None = None,
 ) -> str:
-    """Tells why a run failed.
+    """Describes why a run failed.
 
     Args:
-        failures: The workers that failed by themselves, first cause first.
-        suspended: Those that were found stopped (SIGSTOP) when the run failed.
-        stopped: Those that had to be stopped because of the failure.
-        left: Those that had ended well while the others went on, and after how many steps as far as that is known.
-        incidents: What went wrong before and was overcome, a sentence each.
-        kept: The run folder, when the user should know of it.
+        failures: The failures, first cause first, without workers that the launcher stopped.
+        suspended: The workers that were suspended (SIGSTOP) when the run failed.
+        stopped: The workers that the launcher stopped because of the failure.
+        left: The workers that exited with 0 while the others continued, with their steps if known.
+        incidents: Earlier failures that the job recovered from, a sentence each.
+        kept: The run folder, if it is kept for the user.
 
     Returns:
         Several lines without a newline at the end.
@@ -81,9 +81,9 @@ def describe_run(
     if failures:
         parts.append(describe_failure(failures[0]))
         if failures[0].is_consequence and not left:
-            parts.append("It reports that another worker is gone or silent, but none had failed before it.")
+            parts.append("It reports a lost or silent peer, but no worker had failed before it.")
     if suspended:
-        parts.append(f"{listed(suspended)} had been suspended (SIGSTOP), so the others waited in vain.")
+        parts.append(f"{listed(suspended)} had been suspended (SIGSTOP), which blocked the other processes.")
     # A worker may have failed before the failure that ended the job.
     alike = [one for one in failures[1:] if _is_like(one, failures[0])]
     if alike:
@@ -101,18 +101,18 @@ def describe_run(
 
 
 def _left_early(name: ProcessName, steps: int | None, failures: Sequence[Failure]) -> str:
-    """Tells of one that ended well, which is no failure by itself, but the others' end."""
+    """Describes a worker that exited with 0 too early: not a failure itself, but the cause of the others'."""
     after = "" if steps is None else f" after {steps} steps"
     other = next((one for one in failures if one.steps is not None), None)
     where = "the others were training" if other is None else f"{other.name} was at step {other.steps}"
     return (
         f"{name} ended with exit code 0{after}, while {where}: its data was shorter, it left `fit`, or its script ends "
-        "there. The others cannot go on without it:"
+        "there. The others cannot continue without it:"
     )
 
 
 def _is_like(one: Failure, first: Failure) -> bool:
-    """Whether two failed in the same way: all ranks run the same script."""
+    """Returns whether two failures are alike, as all ranks run the same script."""
     return one.error_type is not None and (one.error_type, one.message) == (first.error_type, first.message)
 
 
@@ -124,24 +124,24 @@ def _when(other: Failure, first: Failure) -> str:
     return "Later" if other.is_consequence or other.time >= first.time else "Before"
 
 
-def _last_words(failure: Failure) -> tuple[str, list[str]]:
-    """The end of the traceback; without one, the last lines of the log."""
+def _excerpt(failure: Failure) -> tuple[str, list[str]]:
+    """Returns a title and the end of the traceback; without one, the last lines of the log."""
     if failure.traceback and failure.error_type != "SystemExit":
         return "the end of its traceback:", _end_of(failure.traceback)
     if failure.log_path is not None:
-        return "the last lines of its log:", _end_of(_told_in(failure.log_path))
+        return "the last lines of its log:", _end_of(_shown_end(failure.log_path))
     return "", []
 
 
 def _end_of(text: str) -> list[str]:
-    # A progress bar overwrites its line: what counts is what stands there last.
+    # A progress bar overwrites its line: keep the last text.
     lines = [line.rstrip("\r\b").rpartition("\r")[2][:_SHOWN_COLUMNS] for line in text.rstrip().split("\n")]
     kept = lines[-_SHOWN_LINES:] if lines != [""] else []
     return ["...", *kept] if len(lines) > _SHOWN_LINES else kept
 
 
-def _told_in(path: Path) -> str:
-    """The end of a log, without what TensorFlow logs at each start."""
+def _shown_end(path: Path) -> str:
+    """Returns the end of a log without TensorFlow's start-up lines."""
     known = StartupLines()
     return known.pass_on(_tail(path)).decode(errors="replace") + known.let_go().decode(errors="replace")
 

@@ -1,6 +1,6 @@
-"""Tracebacks as a user wants to read them: the script's own frames; those of libraries are folded.
+"""Formats tracebacks with the script's own frames, and folds those of libraries.
 
-Between a `model.fit(...)` and what went wrong in it are dozens of frames of Keras, TensorFlow and this package.
+Between `model.fit(...)` and the error in it are dozens of frames of Keras, TensorFlow and this package.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import tfdistkit
 from tfdistkit import env
 
 _LIBRARIES = re.compile(r"[/\\](?:site|dist)-packages[/\\](keras|tensorflow|tf_keras|horovod|absl|tfdistkit)[/\\]")
-# Python's own way from one module to the next.
+# Frames of Python's import system.
 _IMPORTS = re.compile(r"<frozen importlib\.|.*[/\\]importlib[/\\]__init__\.py$")
 _OWN = os.path.join(os.path.dirname(os.path.abspath(tfdistkit.__file__)), "")
 
@@ -30,12 +30,12 @@ def folded(error: BaseException, tb: TracebackType | None) -> str:
         tb: Its frames.
 
     Returns:
-        Lines that end in a newline. The same as Python's if nothing can be folded, or `TFDISTKIT_FULL_TRACEBACK` is 1.
+        Lines that end in a newline. Unchanged without library frames, or if `TFDISTKIT_FULL_TRACEBACK` is 1.
     """
-    told = traceback.TracebackException(type(error), error, tb)
+    exception = traceback.TracebackException(type(error), error, tb)
     if env.text(env.FULL_TRACEBACK) != "1":
-        _fold(told, error)
-    return "".join(told.format())
+        _fold(exception, error)
+    return "".join(exception.format())
 
 
 def whole(error: BaseException, tb: TracebackType | None) -> str:
@@ -49,7 +49,7 @@ def whole(error: BaseException, tb: TracebackType | None) -> str:
 
 
 class _Folded(traceback.StackSummary):
-    """Frames of which those of libraries are told by a line, but for the last one, which raised the exception."""
+    """Formats frames with those of libraries folded into a line, except the last one, which raised the exception."""
 
     def format(self, **options: Any) -> list[str]:
         lines: list[str] = []
@@ -58,13 +58,13 @@ class _Folded(traceback.StackSummary):
             if not is_user:
                 shown = run[-1:] if place == len(runs) - 1 else []
                 hidden = run[: len(run) - len(shown)]
-                lines += _told(hidden)
+                lines += _count_line(hidden)
                 run = shown
             lines += traceback.StackSummary.from_list(run).format(**options)
         return lines
 
 
-def _told(hidden: list[traceback.FrameSummary]) -> Iterator[str]:
+def _count_line(hidden: list[traceback.FrameSummary]) -> Iterator[str]:
     if hidden:
         names = ", ".join(dict.fromkeys(str(_library(one)) for one in hidden))
         frames = "1 frame" if len(hidden) == 1 else f"{len(hidden)} frames"
@@ -80,13 +80,13 @@ def _library(frame: traceback.FrameSummary) -> str | None:
     return "tfdistkit" if frame.filename.startswith(_OWN) else None
 
 
-def _fold(told: traceback.TracebackException, error: BaseException | None) -> None:
-    told.stack = _Folded(told.stack)
+def _fold(exception: traceback.TracebackException, error: BaseException | None) -> None:
+    exception.stack = _Folded(exception.stack)
     if getattr(error, "names_lost_peer", False):
-        told.__cause__, told.__suppress_context__ = None, True  # It says in a page what the error says in a sentence.
-    if told.__cause__ is not None:
-        _fold(told.__cause__, getattr(error, "__cause__", None))
-    if told.__context__ is not None:
-        _fold(told.__context__, getattr(error, "__context__", None))
-    for one in getattr(told, "exceptions", None) or ():
+        exception.__cause__, exception.__suppress_context__ = None, True  # A long form of this error's own text.
+    if exception.__cause__ is not None:
+        _fold(exception.__cause__, getattr(error, "__cause__", None))
+    if exception.__context__ is not None:
+        _fold(exception.__context__, getattr(error, "__context__", None))
+    for one in getattr(exception, "exceptions", None) or ():
         _fold(one, None)

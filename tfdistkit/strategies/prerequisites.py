@@ -58,7 +58,7 @@ def _require_tested(name: str, version: str, tested: tuple[tuple[int, int], tupl
             explain(
                 f"This {name} is too old.",
                 received=f"{name} {version}",
-                expected=f"{name} {supported.told(tested)}",
+                expected=f"{name} {supported.range_text(tested)}",
                 do=f"Install another: {install}",
             )
         )
@@ -67,7 +67,7 @@ def _require_tested(name: str, version: str, tested: tuple[tuple[int, int], tupl
             explain(
                 f"This {name} is newer than any that tfdistkit was tested with.",
                 received=f"{name} {version}",
-                expected=f"{name} {supported.told(tested)}",
+                expected=f"{name} {supported.range_text(tested)}",
                 do=f"Compare a short run with one of a single process, or install a tested version: {install}",
             ),
             RuntimeWarning,

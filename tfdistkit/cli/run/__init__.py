@@ -1,1 +1,1 @@
-"""`tfdistkit run`."""
+"""Implements `tfdistkit run`."""

@@ -1,4 +1,4 @@
-"""`tfdistkit run`: a script in several worker processes, on this machine or on others."""
+"""Implements `tfdistkit run`: runs a script in several worker processes, on this machine or on other hosts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tfdistkit import env
 from tfdistkit.cli.run.options import RunOptions, parse
-from tfdistkit.cli.run.parser import make_parser as make_parser  # as every command has one
+from tfdistkit.cli.run.parser import make_parser as make_parser  # part of the interface of a command
 from tfdistkit.cli.run.slurm import run_in_slurm
 from tfdistkit.cli.run.starting import hidden_lines, starting_line
 from tfdistkit.cli.shown import end_console, shown_value
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
         piped = read_piped(options.program[0]) if options.is_piped and not options.is_dry_run else None
     except TfdistkitError as error:
         return _refuse(error)
-    # Before there is anything to stop: from here on, Ctrl-C waits for the workers.
+    # Installed before workers start: from here on, Ctrl-C stops them and waits.
     with SignalInbox() as inbox:
         try:
             if options.is_isolated:
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str]) -> int:
             if options.is_dry_run:
                 return _show(prepared)
             return _run(job, prepared, options, inbox.received, piped)
-        except TfdistkitError as error:  # found before any process was started
+        except TfdistkitError as error:  # raised before any process was started
             if inbox.received:
                 return 128 + inbox.received[0]
             return _refuse(error)
@@ -112,7 +112,7 @@ def _run(
     hidden = hidden_lines(options.is_verbose, options.env)
     console = Console(*standard_sinks(), [process.name.label for process in processes], hidden)
     if env.text(env.TF_CONFIG):
-        gets = "each worker gets one of its own" if options.backend == "local" else "the workers get none"
+        gets = "each worker gets its own" if options.backend == "local" else "the workers get none"
         console.note(f"tfdistkit: TF_CONFIG of this shell is not used: {gets}.")
     if prepared.told:
         console.note(prepared.told)
@@ -129,7 +129,7 @@ def _run(
         if options.log_dir is None:
             shutil.rmtree(job.run_dir, ignore_errors=True)
         raise
-    _tell(result, job, options, console)
+    _report(result, job, options, console)
     shown = end_console(console, result, job.run_dir, signals)
     keeps_folder = options.log_dir is not None or result.outcome is not Outcome.SUCCEEDED or bool(result.incidents)
     if not keeps_folder and shown.is_whole:
@@ -137,14 +137,14 @@ def _run(
     return shown.exit_code
 
 
-def _tell(result: JobResult, job: JobSpec, options: RunOptions, console: Console) -> None:
+def _report(result: JobResult, job: JobSpec, options: RunOptions, console: Console) -> None:
     if result.outcome is not Outcome.SUCCEEDED:
         console.note(_failure_text(result, job))
     elif result.incidents:
-        told = describe_run((), incidents=result.incidents, kept=job.run_dir)
-        console.note(f"tfdistkit: the job ended well after {result.elapsed_s:.1f} s, in spite of failures.\n{told}")
+        report = describe_run((), incidents=result.incidents, kept=job.run_dir)
+        console.note(f"tfdistkit: the job succeeded after {result.elapsed_s:.1f} s despite failures.\n{report}")
     elif options.is_verbose:
-        console.note(f"tfdistkit: the job ended well after {result.elapsed_s:.1f} s")
+        console.note(f"tfdistkit: the job succeeded after {result.elapsed_s:.1f} s")
     if result.worked_alone:
         console.note(f"tfdistkit: {describe_alone(len(result.folders))}")
 
@@ -152,13 +152,14 @@ def _tell(result: JobResult, job: JobSpec, options: RunOptions, console: Console
 def _failure_text(result: JobResult, job: JobSpec) -> str:
     after = f"after {result.elapsed_s:.1f} s"
     headline = {
-        Outcome.FAILED: f"the job failed {after}: " + ("the first failure was" if result.failures else "nobody ended,"),
+        Outcome.FAILED: f"the job failed {after}: "
+        + ("the first failure was" if result.failures else "no worker had exited,"),
         Outcome.INTERRUPTED: f"the job was ended by {signal_name(result.exit_code - 128)} {after}.",
         Outcome.TIMED_OUT: f"the job did not end within {job.timeout_s or 0:g} s (--timeout).",
     }[result.outcome]
     if result.attempt and result.outcome is Outcome.FAILED:
         headline = f"attempt {result.attempt}, the last one, failed {after}: the first failure was"
-    told = describe_run(
+    report = describe_run(
         result.failures,
         suspended=result.suspended,
         stopped=result.stopped,
@@ -166,11 +167,11 @@ def _failure_text(result: JobResult, job: JobSpec) -> str:
         incidents=result.incidents,
         kept=job.run_dir,
     )
-    return f"tfdistkit: {headline}\n{told}"
+    return f"tfdistkit: {headline}\n{report}"
 
 
 def _as_shell_line(process: ProcessSpec) -> str:
-    """A command that a shell would take, with the variables that the launcher sets."""
+    """Returns the command of a process for a shell, with the variables that the launcher sets."""
     variables = [f"{name}={shown_value(name, value)}" for name, value in process.env.items()]
     place = "" if process.host == HERE else f" on {process.host}"
     return f"{process.name}{place}: {' '.join(variables)} {shlex.join(without_secrets_in(process.command))}"

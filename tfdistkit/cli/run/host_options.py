@@ -1,4 +1,4 @@
-"""The words of `tfdistkit run` that speak of hosts."""
+"""Defines the options for hosts, of `tfdistkit run` and `tfdistkit doctor`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tfdistkit import env
 from tfdistkit.errors import OptionError
 from tfdistkit.launcher.hosts import HostsSpec, parse_hosts, read_hostfile
 
-# Those that mean nothing without hosts: attribute, spelling.
+# Options that need hosts: attribute, spelling.
 _OF_HOSTS = (
     ("python", "--python"),
     ("working_dir", "--working-dir"),
@@ -25,17 +25,17 @@ _OF_HOSTS = (
 
 
 def add_to(parser: argparse.ArgumentParser) -> None:
-    """Adds the options.
+    """Adds the options to the parser of a command.
 
     Args:
-        parser: That of the command.
+        parser: The parser.
     """
     group = parser.add_argument_group("several hosts, by ssh")
     add = group.add_argument
     named = group.add_mutually_exclusive_group()
     add_named = named.add_argument
-    add_named("-H", "--host", dest="hosts", metavar="H1:N,H2:N", help="hosts, and how many workers each takes")
-    add_named("--hostfile", type=Path, metavar="FILE", help="the same in a file: `H1 slots=N` on each line")
+    add_named("-H", "--host", dest="hosts", metavar="H1:N,H2:N", help="hosts, and the number of workers on each")
+    add_named("--hostfile", type=Path, metavar="FILE", help="a file with hosts: `H1 slots=N` on each line")
     add(
         "-x",
         dest="passed",
@@ -43,36 +43,36 @@ def add_to(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME[=VALUE]",
-        help="a variable for the workers; without a value, that of this shell; can be given several times",
+        help="set a variable for the workers, by default to its value in this shell; can be given several times",
     )
-    add("--python", metavar="PATH", help="the Python on the hosts (default: the path of this one)")
-    add("--working-dir", metavar="DIR", help="the folder on the hosts where the script runs (default: this one)")
+    add("--python", metavar="PATH", help="the path of Python on the hosts (default: the path of this one)")
+    add("--working-dir", metavar="DIR", help="the working directory on the hosts (default: this one)")
     add(
         "--network-interface",
         metavar="NAME",
-        help="the interface that the workers use on each host (default: the one that ssh came by)",
+        help="the network interface of the workers on each host (default: the one that ssh connects to)",
     )
-    add("--ssh-port", type=int, metavar="PORT", help="where sshd listens (default: what ssh's configuration says)")
-    add("--ssh-identity-file", metavar="FILE", help="the private key (default: what ssh's configuration says)")
+    add("--ssh-port", type=int, metavar="PORT", help="the port of sshd (default: from ssh's configuration)")
+    add("--ssh-identity-file", metavar="FILE", help="the private key (default: from ssh's configuration)")
     add(
         "--start-timeout",
         type=float,
         metavar="SECONDS",
-        help="how long the hosts may take until all is checked and ready (default: 30)",
+        help="timeout for the preflight check of the hosts (default: 30)",
     )
 
 
 def read(found: argparse.Namespace, error: Callable[[str], NoReturn]) -> HostsSpec | None:
-    """Returns the hosts that the user names, or None.
+    """Returns the hosts of the command line, or None.
 
     Args:
-        found: What the parser found.
-        error: Ends the command with a message.
+        found: The parsed options.
+        error: Exits the command with a message.
     """
     if found.hosts is None and found.hostfile is None:
         for name, spelling in _OF_HOSTS:
             if getattr(found, name) is not None:
-                error(f"{spelling} is for other hosts. Expected: -H HOST:SLOTS,... or --hostfile FILE with it.")
+                error(f"{spelling} requires other hosts. Add -H HOST:SLOTS,... or --hostfile FILE.")
         return None
     try:
         return HostsSpec(
@@ -84,8 +84,8 @@ def read(found: argparse.Namespace, error: Callable[[str], NoReturn]) -> HostsSp
             ssh_identity_file=found.ssh_identity_file,
             start_timeout_s=30.0 if found.start_timeout is None else found.start_timeout,
         )
-    except OptionError as wrong:
-        error(str(wrong))
+    except OptionError as invalid:
+        error(str(invalid))
 
 
 def _passed(text: str) -> tuple[str, str]:
@@ -96,5 +96,5 @@ def _passed(text: str) -> tuple[str, str]:
         return name, value
     own = env.child_env({}).get(name)
     if own is None:
-        raise argparse.ArgumentTypeError(f"there is no variable {name} in this shell; -x {name}=VALUE sets one")
+        raise argparse.ArgumentTypeError(f"there is no variable {name} in this shell; set it with -x {name}=VALUE")
     return name, own

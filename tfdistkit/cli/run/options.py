@@ -1,4 +1,4 @@
-"""The words after `tfdistkit run`, as plain data; every mistake in them ends here."""
+"""Parses the arguments of `tfdistkit run` into plain data; exits with a message for an error in them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tfdistkit import env
-from tfdistkit.cli.hints import in_our_words, type_this
+from tfdistkit.cli.hints import translate, type_this
 from tfdistkit.cli.run import host_options, slurm_options
 from tfdistkit.cli.run.parser import make_parser, spellings
 from tfdistkit.cli.run.script_check import is_pipe, module_problem, piped_elsewhere, script_problem, workers_missing
@@ -17,7 +17,7 @@ from tfdistkit.launcher.hosts import HostsSpec
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What the user asked for on the command line."""
+    """Holds the options of the command line."""
 
     np: int
     program: tuple[str, ...]
@@ -39,28 +39,28 @@ class RunOptions:
 
 
 def parse(arguments: Sequence[str]) -> RunOptions:
-    """Reads the words after `tfdistkit run`.
+    """Parses the arguments of `tfdistkit run`.
 
     Args:
-        arguments: The words.
+        arguments: The arguments.
 
     Returns:
-        What they ask for.
+        The options.
 
     Raises:
-        SystemExit: with 2 for a mistake, with 0 after --help.
+        SystemExit: with 2 for an error, with 0 after --help.
     """
     parser = make_parser()
     found, unknown = parser.parse_known_args(list(arguments))
     if unknown:
         parser.error(_unknown(unknown[0], arguments, spellings(parser)))
-    # One list, not a script and its arguments: argparse would take the script's own `--` for its own.
+    # One list for the script and its arguments: argparse would remove the script's own `--`.
     words = found.program[1:] if found.program[:1] == ["--"] else found.program
     if not words:
         parser.error("no script is given. Expected: tfdistkit run -np 2 script.py")
     before = [word for word in arguments[: len(arguments) - len(words)] if word != "--"]
     if found.np is None and found.backend != slurm_options.BACKEND and found.nnodes in (None, 1):
-        found.np, found.nproc_per_node, found.nnodes = found.nproc_per_node, None, None  # as torchrun says it
+        found.np, found.nproc_per_node, found.nnodes = found.nproc_per_node, None, None  # the spelling of torchrun
     slurm = slurm_options.read(found, parser.error)
     hosts = host_options.read(found, parser.error)
     if found.np is None and hosts is not None:
@@ -70,7 +70,7 @@ def parse(arguments: Sequence[str]) -> RunOptions:
     problem = (module_problem if found.module else script_problem)(before, words)
     is_piped = not found.module and is_pipe(words[0])
     if found.isolate and (hosts is not None or slurm is not None):
-        problem = "--isolate is for jobs on this machine alone: leave it out, or leave out the hosts (-H, SLURM)."
+        problem = "--isolate requires a job on this machine only. Remove it, or remove the hosts (-H, SLURM)."
     elif is_piped and (hosts is not None or slurm is not None):
         problem = piped_elsewhere(words[0])
     if problem:
@@ -97,6 +97,6 @@ def parse(arguments: Sequence[str]) -> RunOptions:
 
 
 def _unknown(option: str, arguments: Sequence[str], known: list[str]) -> str:
-    told = f"there is no option {option!r}."
-    ours = in_our_words(option, arguments)
-    return f"{told}\n{type_this(ours)}" if ours else f"{told}{nearest(option.partition('=')[0], known)}"
+    message = f"there is no option {option!r}."
+    ours = translate(option, arguments)
+    return f"{message}\n{type_this(ours)}" if ours else f"{message}{nearest(option.partition('=')[0], known)}"

@@ -1,4 +1,4 @@
-"""The parser of `tfdistkit run`: its options, and what `--help` and `--help-all` show of them."""
+"""Defines the parser of `tfdistkit run`, with its options for `--help` and `--help-all`."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from tfdistkit.cli.run import host_options, slurm_options
 from tfdistkit.launcher import registry
 
 _SUMMARY = """\
-Starts a script in several worker processes, here or on other hosts, and watches over them until all have ended."""
+Runs a script in several worker processes, on this machine or on other hosts, and supervises them until all end."""
 
 _DESCRIPTION = """\
-Starts a script in several worker processes, and watches over them until all have ended: on this machine, or with
--H or --hostfile on others, by ssh.
+Runs a script in several worker processes, and supervises them until all have ended: on this machine, or with -H or
+--hostfile on other hosts, by ssh.
 
-Each worker finds TF_CONFIG in its environment; in the script, tfdistkit.strategy("multiworker") does the rest.
-With --backend horovod or mpi it finds what Horovod needs instead, for tfdistkit.strategy("horovod").
-With --ps it starts parameter servers and a coordinator (chief) too, for tfdistkit.strategy("parameter_server").
-With --backend slurm all of them are tasks of a job that is submitted to SLURM.
+Sets TF_CONFIG for each worker; use tfdistkit.strategy("multiworker") in the script.
+With --backend horovod or mpi, sets Horovod's variables instead, for tfdistkit.strategy("horovod").
+With --ps, starts parameter servers and a coordinator (chief) too, for tfdistkit.strategy("parameter_server").
+With --backend slurm, submits a job to SLURM whose tasks are these processes.
 
-When a worker fails, the others are stopped, and the first failure is told; --max-restarts starts all of them again.
-With --ps, a failed worker is started again alone, or else the others go on without it. No process is left behind."""
+When a worker fails, the others are stopped, and the first failure is reported; --max-restarts restarts all of them.
+With --ps, only the failed worker is restarted, or the others continue without it. No process is left running."""
 
 _FEW_EXAMPLES = """\
 examples:
@@ -33,7 +33,7 @@ examples:
   tfdistkit run --ps 2 -np 4 --max-restarts 3 train.py
   tfdistkit run -H node1:4,node2:4 train.py
 
-All options, SLURM's among them, more examples and the exit codes: tfdistkit run --help-all"""
+All options, with those for SLURM, more examples and the exit codes: tfdistkit run --help-all"""
 
 _EPILOG = """\
 examples:
@@ -48,11 +48,11 @@ examples:
   tfdistkit run --backend slurm --nnodes 2 --nproc-per-node 4 --time 1:00:00 --partition gpu train.py
 
 exit codes:
-  0 all workers ended well (with --ps: the coordinator did);
+  0 all workers succeeded (with --ps: the coordinator did);
   the first failing worker's own code (128 + the signal's number if it was killed);
   2 wrong usage; 124 --timeout or --time; 129, 130, 143 after SIGHUP, Ctrl-C, SIGTERM"""
 
-# What `--help` shows: the rest has its place in `--help-all`, so that these fit on one screen.
+# Options in `--help`, which fits on one screen; the others are in `--help-all`.
 _COMMON = frozenset(
     ("help", "help_all", "np", "ps", "max_restarts", "backend", "module", "log_dir", "timeout", "env", "hosts",
      "dry_run", "verbose", "program")
@@ -60,14 +60,14 @@ _COMMON = frozenset(
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that ends with one line for a mistake, and with the next step."""
+    """Exits with one line for an error, and with the next step."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\nSee `{self.prog} --help`.\n")
 
 
 class _CommonHelp(argparse.Action):
-    """`--help`: the parser is made for this one text, so what is not common may be taken out of it."""
+    """Prints `--help`, after removing the other options: the parser is used for this text only."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
         parser.description, parser.epilog = _SUMMARY, _FEW_EXAMPLES
@@ -100,15 +100,15 @@ def make_parser() -> Parser:
     add = parser.add_argument
     add("-h", "--help", action=_CommonHelp, nargs=0, help="show the common options")
     add("--help-all", action=_WholeHelp, nargs=0, help="show all options")
-    many = "how many workers (default with hosts: as many as they take)"
-    add("-np", "-n", "--num-proc", "--nproc", dest="np", type=_workers, metavar="N", help=many)
-    add("--ps", type=int, default=0, metavar="N", help="how many parameter servers; adds a coordinator")
+    workers = "the number of workers (default with hosts: the sum of their slots)"
+    add("-np", "-n", "--num-proc", "--nproc", dest="np", type=_workers, metavar="N", help=workers)
+    add("--ps", type=int, default=0, metavar="N", help="the number of parameter servers; adds a coordinator")
     add(
         "--max-restarts",
         type=int,
         default=0,
         metavar="N",
-        help="after a failure start again, up to N times: all, or with --ps one worker (default: 0)",
+        help="restart all workers after a failure, or with --ps the failed one, up to N times (default: 0)",
     )
     add(
         "--backend",
@@ -120,7 +120,7 @@ def make_parser() -> Parser:
     add("-m", "--module", action="store_true", help="the script is the name of a module, as in `python -m`")
     kept = "keep each worker's output in DIR/rank.<N>/stdout and stderr (with --ps in DIR/<role>.<N>/)"
     add("--log-dir", type=Path, metavar="DIR", help=kept)
-    add("--timeout", type=float, metavar="SECONDS", help="stop the whole job after this time")
+    add("--timeout", type=float, metavar="SECONDS", help="timeout of the whole job")
     add(
         "--env",
         type=_variable,
@@ -132,11 +132,12 @@ def make_parser() -> Parser:
     _add_rest(parser)
     slurm_options.add_to(parser)
     host_options.add_to(parser)
-    add("--dry-run", action="store_true", help="print what would be started, and start nothing")
-    told = parser.add_mutually_exclusive_group()
-    add_told = told.add_argument
-    add_told("-v", "--verbose", action="store_true", help="show commands, and what TensorFlow logs at its start")
-    add_told("-q", "--quiet", action="store_true", help="tell failures only, not what is started")
+    add("--dry-run", action="store_true", help="print the commands, and start nothing")
+    verbosity = parser.add_mutually_exclusive_group()
+    verbosity.add_argument(
+        "-v", "--verbose", action="store_true", help="show commands, and TensorFlow's start-up lines"
+    )
+    verbosity.add_argument("-q", "--quiet", action="store_true", help="show failures only, not what is started")
     add(
         "program",
         nargs=argparse.REMAINDER,
@@ -147,7 +148,7 @@ def make_parser() -> Parser:
 
 
 def spellings(parser: argparse.ArgumentParser) -> list[str]:
-    """Returns all options of a parser, as they are typed.
+    """Returns the spellings of all options of a parser.
 
     Args:
         parser: The parser.
@@ -161,11 +162,15 @@ def _add_rest(parser: argparse.ArgumentParser) -> None:
         "--threads-per-worker",
         type=int,
         metavar="N",
-        help="threads for one TensorFlow operation (default: the cores shared out among the workers)",
+        help="threads for one TensorFlow operation (default: the cores divided among the workers)",
     )
-    add("--isolate", action="store_true", help="in a network of its own: nobody reaches the workers, and they nobody")
-    told = "more options for mpirun, with --backend mpi, such as --mpi-args='--mca btl tcp,self'"
-    add("--mpi-args", type=_words, default=(), metavar="'ARGS'", help=told)
+    add(
+        "--isolate",
+        action="store_true",
+        help="run in an isolated network, without connections to or from other hosts and processes",
+    )
+    arguments = "more options for mpirun, with --backend mpi, such as --mpi-args='--mca btl tcp,self'"
+    add("--mpi-args", type=_words, default=(), metavar="'ARGS'", help=arguments)
     add("--full-traceback", action="store_true", help="show frames of Keras, TensorFlow and tfdistkit in tracebacks")
 
 
@@ -174,8 +179,8 @@ def _workers(text: str) -> int:
         return int(text)
     except ValueError:
         pass
-    if text[:1] == "p" and text[1:].isdecimal():  # how `-np2` reaches us
-        raise argparse.ArgumentTypeError(f"a space stands before the number: `-np {text[1:]}`")
+    if text[:1] == "p" and text[1:].isdecimal():  # argparse splits `-np2` into `-n p2`
+        raise argparse.ArgumentTypeError(f"put a space before the number: `-np {text[1:]}`")
     raise argparse.ArgumentTypeError(f"expected a number of workers, such as `-np 2`, received {text!r}")
 
 

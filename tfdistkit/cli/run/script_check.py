@@ -1,4 +1,4 @@
-"""Is there what `tfdistkit run` is to start? What `python` would run, these take too."""
+"""Checks the script or module of `tfdistkit run`; accepts what `python` would run."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _ENDINGS = ("*.py", "*.pyz")
 
 
 def script_problem(before: Sequence[str], program: Sequence[str]) -> str | None:
-    """Returns what is wrong with a script, or None.
+    """Returns the error message for a script, or None.
 
     Args:
-        before: The options before it, for a command that is right.
+        before: The options before it, for the proposed command.
         program: The script and its arguments.
     """
     script = program[0]
@@ -34,56 +34,58 @@ def script_problem(before: Sequence[str], program: Sequence[str]) -> str | None:
     if path.is_dir():
         if (path / "__main__.py").is_file():
             return None
-        told = f"{script!r} is a folder without a __main__.py. Expected a script, or -m and the name of a module."
-        return f"{told}{nearest(path.name, _near(path))}"
+        message = f"{script!r} is a folder without a __main__.py. Pass a script, or -m and the name of a module."
+        return f"{message}{nearest(path.name, _near(path))}"
     if path.name.startswith("python") and len(program) > 1:
-        told = f"`{script}` is not needed: the workers run this Python ({sys.executable})."
-        return f"{told}\n{type_this(without_python(before, program))}"
+        message = f"`{script}` must be left out: the workers run this Python ({sys.executable})."
+        return f"{message}\n{type_this(without_python(before, program))}"
     if script.isdecimal() and len(program) > 1:
-        told = f"there is no script {script!r}. If it is the number of workers, it stands behind -np."
-        return f"{told}\n{type_this(['run', '-np', *program])}"
+        message = f"there is no script {script!r}. Put the number of workers after -np."
+        return f"{message}\n{type_this(['run', '-np', *program])}"
     if "." in script and os.sep not in script and path.suffix not in (".py", ".pyz") and _is_module(script):
-        return f"there is no script {script!r}, but a module.\n{type_this(['run', *before, '-m', *program])}"
+        return (
+            f"there is no script {script!r}, but a module of this name.\n{type_this(['run', *before, '-m', *program])}"
+        )
     here = path.parent if path.parent.is_dir() else Path()
     return f"there is no script {script!r}.{nearest(path.name, _near(here))}"
 
 
 def module_problem(before: Sequence[str], program: Sequence[str]) -> str | None:
-    """Returns what is wrong with a module, or None.
+    """Returns the error message for a module, or None.
 
     Args:
-        before: The options before it, for a command that is right.
+        before: The options before it, for the proposed command.
         program: The module and its arguments.
     """
     module = program[0]
     if module.endswith(".py"):
-        told = f"there is no module {module!r}: -m takes a module's name, without .py."
+        message = f"there is no module {module!r}: -m takes a module's name, without .py."
         if not Path(module).is_file():
-            return told
-        return f"{told}\n{type_this(['run', *_without_module_flag(before), *program])}"
+            return message
+        return f"{message}\n{type_this(['run', *_without_module_flag(before), *program])}"
     if _is_module(module):
         return None
     return f"there is no module {module!r} in the current folder or among the installed packages."
 
 
 def workers_missing(before: Sequence[str], program: Sequence[str]) -> str:
-    """Returns what to tell where nobody said how many workers there shall be.
+    """Returns the error message for a missing number of workers.
 
     Args:
         before: The options before the script.
         program: The script and its arguments.
     """
-    told = "-np, the number of workers, is missing. It stands before the script."
+    message = "-np, the number of workers, is missing. Put it before the script."
     has_python = Path(program[0]).name.startswith("python") and len(program) > 1
     words = without_python(before, program) if has_python else ["run", *with_workers(before, program)]
-    return f"{told}\n{type_this(words)}"
+    return f"{message}\n{type_this(words)}"
 
 
 def is_pipe(script: str) -> bool:
-    """Returns whether a script can be read only once, and by us: `-`, a pipe, a process substitution of the shell.
+    """Returns whether only this process can read a script, once: `-`, a pipe, a process substitution of the shell.
 
     Args:
-        script: As it stands on the command line.
+        script: The script on the command line.
     """
     if script == STDIN:
         return True
@@ -95,17 +97,19 @@ def is_pipe(script: str) -> bool:
 
 
 def piped_elsewhere(script: str) -> str:
-    """Returns what is wrong with a script from a pipe where the workers are not on this machine.
+    """Returns the error message for a script from a pipe with workers on other hosts.
 
     Args:
-        script: As it stands on the command line.
+        script: The script on the command line.
     """
-    told = f"the script {script!r} comes from a pipe, which is on this machine only; workers on other hosts cannot read"
-    return f"{told} it. Expected: a file that every host has. Save it to one, and name that."
+    message = (
+        f"the script {script!r} comes from a pipe, which is on this machine only; workers on other hosts cannot read"
+    )
+    return f"{message} it. Save the script to a file that every host has, and pass its name."
 
 
 def _is_descriptor(path: Path) -> bool:
-    """`/dev/stdin < script.py`: a file, but another one in another process."""
+    """Returns whether a path names a descriptor (`/dev/stdin < script.py`): another file in another process."""
     return str(path.parent) in ("/dev/fd", "/proc/self/fd") or str(path) in ("/dev/stdin", "/dev/stdout", "/dev/stderr")
 
 
@@ -118,7 +122,7 @@ def _near(folder: Path) -> list[str]:
 
 
 def _is_module(module: str) -> bool:
-    # Only the first part: finding a submodule means importing what is around it. As `python -m`, which looks in the
-    # current folder first.
+    # Checks the first part only: finding a submodule would import its package. Searches the current folder first, as
+    # `python -m` does.
     top = module.partition(".")[0]
     return top in sys.builtin_module_names or PathFinder.find_spec(top, [os.getcwd(), *sys.path]) is not None

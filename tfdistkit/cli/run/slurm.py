@@ -1,4 +1,4 @@
-"""`tfdistkit run --backend slurm`: a script in a job of SLURM."""
+"""Implements `tfdistkit run --backend slurm`: runs a script in a job of SLURM."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ from tfdistkit.supervise.batch_job import follow_batch_job, submit_batch_job
 from tfdistkit.supervise.decision import Outcome
 from tfdistkit.supervise.result import JobResult
 
-# What this shell may hold of other clusters.
+# Variables that this shell may have from another cluster.
 _NOT_INHERITED = (env.TF_CONFIG, *env.LETTERBOX, *horovod.VARIABLES)
-# In the shell of a job these are about that job; outside, they are what the user wants of srun.
+# In a job, these variables describe that job; outside, they are the user's options for srun.
 _OF_A_JOB = ("SLURM_", "SLURMD_")
 _CONFIGURATION = "SLURM_CONF"
 
 
 def run_in_slurm(options: RunOptions, wanted: SlurmOptions, signals: Sequence[int]) -> int:
-    """Submits the job and follows it to its end.
+    """Submits the job and follows it until it ends.
 
     Args:
-        options: What the user wants.
-        wanted: What of it concerns SLURM.
-        signals: The signals that this process was sent; it grows.
+        options: The options of the command.
+        wanted: The options for SLURM.
+        signals: The signals that this process received; it grows.
 
     Returns:
         The exit code, see `tfdistkit run --help`.
 
     Raises:
-        TfdistkitError: if there is no job to follow.
+        TfdistkitError: if the job was not submitted.
     """
     job = make_batch_spec(options, wanted, folder=Path.cwd(), python=sys.executable)
     script = batch_script(job)
@@ -82,19 +82,19 @@ def run_in_slurm(options: RunOptions, wanted: SlurmOptions, signals: Sequence[in
 
 
 def inherited_variables() -> dict[str, str]:
-    """Returns what the job inherits of this shell: nothing of another cluster, nor of a SLURM job around it."""
-    around = slurm.in_job_without_step() is not None or slurm.is_step()
-    names = [name for name in env.child_env({}) if around and name.startswith(_OF_A_JOB) and name != _CONFIGURATION]
+    """Returns the variables that the job inherits: none of another cluster or of an enclosing SLURM job."""
+    is_nested = slurm.in_job_without_step() is not None or slurm.is_step()
+    names = [name for name in env.child_env({}) if is_nested and name.startswith(_OF_A_JOB) and name != _CONFIGURATION]
     return env.child_env(dict.fromkeys([*_NOT_INHERITED, *names]))
 
 
 def make_batch_spec(options: RunOptions, wanted: SlurmOptions, folder: Path, python: str) -> BatchSpec:
-    """Returns the job that the options ask for.
+    """Returns the job for the options.
 
     Args:
-        options: What the user wants.
-        wanted: What of it concerns SLURM.
-        folder: Where the job runs, and its run folder is made if the user names none.
+        options: The options of the command.
+        wanted: The options for SLURM.
+        folder: The working directory of the job, and of its run folder without --log-dir.
         python: The interpreter, on all nodes.
     """
     module = options.program[0] == "-m"
@@ -102,7 +102,7 @@ def make_batch_spec(options: RunOptions, wanted: SlurmOptions, folder: Path, pyt
     threads = options.threads_per_worker
     names = (env.INTRA_OP_THREADS, env.INTER_OP_THREADS, env.OMP_THREADS)
     return BatchSpec(
-        # With parameter servers there is a coordinator besides.
+        # Parameter servers need a coordinator too.
         tasks=options.np + (1 + options.ps if options.ps else 0),
         command=(python, "-m", "tfdistkit.worker", *options.program),
         run_dir=Path(os.path.abspath(options.log_dir)) if options.log_dir else temporary_run_dir(folder),
@@ -129,10 +129,10 @@ def _failure_text(number: str, result: JobResult, state: JobState, job: BatchSpe
         Outcome.INTERRUPTED: f"job {number} was ended by {signal_name(result.exit_code - 128)} {after}.",
         Outcome.TIMED_OUT: f"job {number} reached its time limit{limit} (--time).",
     }[result.outcome]
-    told = describe_run(result.failures, stopped=result.stopped if result.failures else (), kept=job.run_dir)
-    return f"tfdistkit: {headline}\n{told}"
+    report = describe_run(result.failures, stopped=result.stopped if result.failures else (), kept=job.run_dir)
+    return f"tfdistkit: {headline}\n{report}"
 
 
 def _said(state: JobState) -> str:
-    """What SLURM knows better than the tasks: the failure of a node, a lack of memory."""
+    """Returns SLURM's own reason, such as the failure of a node or a lack of memory."""
     return "" if state.name == "FAILED" else f", SLURM says {state}"

@@ -1,4 +1,4 @@
-"""The options of `tfdistkit run --backend slurm`, as plain data; every mistake in them ends here."""
+"""Defines and parses the options of `tfdistkit run --backend slurm`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NoReturn
 
 BACKEND = "slurm"
 
-# What an option of sbatch must not be, because the launcher gives it itself or cannot follow the job with it.
+# Options of sbatch to refuse: the launcher sets them itself, or cannot follow the job with them.
 _OWN = ("--array", "--chdir", "--error", "--ntasks", "--open-mode", "--output", "--parsable", "--wait", "--wrap",
         "-a", "-D", "-e", "-n", "-o", "-W")  # fmt: skip
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -18,7 +18,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True)
 class SlurmOptions:
-    """What the user wants of SLURM."""
+    """Holds the options for SLURM."""
 
     nodes: int | None
     workers_per_node: int | None
@@ -35,33 +35,33 @@ def add_to(parser: argparse.ArgumentParser) -> None:
         "with --backend slurm", "write a batch script, submit it, show its output, and cancel it on Ctrl-C"
     )
     add = group.add_argument
-    add("--nnodes", type=int, metavar="N", help="how many nodes (default: SLURM decides)")
-    told = "how many workers on each, instead of -np; also on this machine"
-    add("--nproc-per-node", "--nproc_per_node", type=int, metavar="N", help=told)
+    add("--nnodes", type=int, metavar="N", help="the number of nodes (default: SLURM decides)")
+    per_node = "the number of workers on each node, instead of -np; also on this machine"
+    add("--nproc-per-node", "--nproc_per_node", type=int, metavar="N", help=per_node)
     add("--time", metavar="LIMIT", help="the time limit, such as 1:30:00 or 2-00:00:00 (default: the partition's)")
-    add("--partition", metavar="NAME", help="where to queue the job (default: SLURM's default partition)")
+    add("--partition", metavar="NAME", help="the partition of the job (default: SLURM's default partition)")
     add(
         "--backup-before",
         type=int,
         metavar="SECONDS",
-        help="send SIGUSR1 so long before the time limit, for a backup; then the job is queued again",
+        help="send SIGUSR1 this long before the time limit, for a backup; then requeue the job",
     )
     add(
         "--sbatch-arg",
         action="append",
         default=[],
         metavar="ARG",
-        help="any option of sbatch, such as --sbatch-arg=--gres=gpu:4; can be given several times",
+        help="an option of sbatch, such as --sbatch-arg=--gres=gpu:4; can be given several times",
     )
-    add("--detach", action="store_true", help="submit, print the job's number, and end")
+    add("--detach", action="store_true", help="submit, print the job id, and exit")
 
 
 def read(found: argparse.Namespace, error: Callable[[str], NoReturn]) -> SlurmOptions | None:
-    """Takes the options out of what the parser found, and completes the number of workers there (`np`).
+    """Returns the options for SLURM, and sets the number of workers (`np`) in the parsed options.
 
     Args:
-        found: What the parser found.
-        error: What to call with a mistake.
+        found: The parsed options.
+        error: Exits the command with a message.
 
     Returns:
         The options, or None with another backend.
@@ -76,12 +76,12 @@ def read(found: argparse.Namespace, error: Callable[[str], NoReturn]) -> SlurmOp
         if problem:
             error(f"--sbatch-arg={word}: {problem}")
     if found.hosts is not None or found.hostfile is not None:
-        error("SLURM chooses the hosts. Give --nnodes, or some of them by --sbatch-arg=--nodelist=n1,n2.")
+        error("SLURM chooses the hosts. Use --nnodes, or --sbatch-arg=--nodelist=n1,n2.")
     if found.timeout is not None:
-        error("--timeout does not count the time in SLURM's queue. Give --time, which SLURM knows too.")
-    wrong = [name for name, _ in found.env if not _VARIABLE.fullmatch(name)]
-    if wrong:
-        error(f"--env {wrong[0]}: no shell can set a variable of this name.")
+        error("--timeout does not work with SLURM. Use --time, the time limit of the job.")
+    invalid = [name for name, _ in found.env if not _VARIABLE.fullmatch(name)]
+    if invalid:
+        error(f"the name in --env must consist of letters, digits and _. Received: {invalid[0]}.")
     return SlurmOptions(
         nodes=found.nnodes,
         workers_per_node=found.nproc_per_node,
@@ -108,23 +108,24 @@ def _check_counts(found: argparse.Namespace, error: Callable[[str], NoReturn]) -
         for name in names:
             value = getattr(found, name)
             if value is not None and value < least:
-                error(f"-{'-' * (name != 'np')}{name.replace('_', '-')} is {value}. Expected: {least} or more.")
+                error(f"-{'-' * (name != 'np')}{name.replace('_', '-')} must be >= {least}. Received: {value}.")
 
 
 def _complete_workers(found: argparse.Namespace, error: Callable[[str], NoReturn]) -> None:
     if found.nproc_per_node is None:
         return
-    told = found.nproc_per_node * (found.nnodes or 1)
-    if found.np is not None and found.np != told:
-        error(f"-np {found.np} contradicts {found.nnodes or 1} nodes with {found.nproc_per_node} workers each.")
-    found.np = told
+    total = found.nproc_per_node * (found.nnodes or 1)
+    if found.np is not None and found.np != total:
+        nodes = found.nnodes or 1
+        error(f"-np must be {nodes} * {found.nproc_per_node} (--nnodes * --nproc-per-node). Received: {found.np}.")
+    found.np = total
 
 
 def _problem(word: str) -> str:
     name, equals, _ = word.partition("=")
     if not word.startswith("-"):
-        return "no option. Expected a form such as --sbatch-arg=--gres=gpu:4"
+        return "it must be an option, such as --sbatch-arg=--gres=gpu:4."
     if re.search(r"\s", name):
-        return f"one word is one option. Expected --sbatch-arg={'='.join(word.split(None, 1))}"
+        return f"it must be one word. Write --sbatch-arg={'='.join(word.split(None, 1))}"
     short = name[:2] if not name.startswith("--") else name
-    return f"{short} is given by the launcher itself." if short in _OWN else ""
+    return f"the launcher sets {short} itself. Remove it." if short in _OWN else ""

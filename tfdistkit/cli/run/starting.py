@@ -1,4 +1,4 @@
-"""The line that says what is started."""
+"""Composes the line that says what is started."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _SHOWN_HOSTS = 3
 
 
 def starting_line(job: JobSpec, is_isolated: bool = False) -> str:
-    """Returns what is started, and where: `starting 2 workers on this machine: train.py`.
+    """Returns the line about the start of a job: `starting 2 workers on this machine: train.py`.
 
-    Without the script's arguments: they can hold secrets, and whoever typed them knows them.
+    Omits the script's arguments: they can contain secrets.
 
     Args:
-        job: What the user wants.
-        is_isolated: Whether it has a network of its own.
+        job: The job.
+        is_isolated: Whether it runs in an isolated network.
     """
     what = _count(job.world_size, "worker")
     if job.ps:
@@ -27,19 +27,19 @@ def starting_line(job: JobSpec, is_isolated: bool = False) -> str:
     how = row_of(job.backend).suffix
     is_module = job.program[0] == "-m"
     script = " ".join(job.program[:2]) if is_module else given_name(job.program)
-    where = _places(job) + (", in a network of its own" if is_isolated else "")
+    where = _places(job) + (", in an isolated network" if is_isolated else "")
     return f"tfdistkit: starting {what}{how} on {where}: {script if script.isprintable() else repr(script)}"
 
 
 def hidden_lines(
     wants_all: bool, variables: Mapping[str, str], stream: str = "stderr", has_labels: bool = False
 ) -> dict[str, Callable[[], StartupLines]]:
-    """Returns what a console leaves out, see `launcher.console.Console`: start-up lines, unless somebody wants them.
+    """Returns the filters of `launcher.output.console.Console` for start-up lines, unless they are wanted.
 
     Args:
-        wants_all: Whether the user asked for everything.
-        variables: Those that the workers get besides this shell's.
-        stream: Where such lines are.
+        wants_all: Whether to show all lines (`--verbose`).
+        variables: The variables of the workers besides this shell's.
+        stream: The stream with start-up lines.
         has_labels: See `StartupLines`.
     """
     if wants_all or are_wanted(variables):

@@ -1,1 +1,1 @@
-"""Readers of the environments that start jobs, one scheduler a file, and what they share."""
+"""Read the cluster from the variables of launchers and schedulers, one per file, with their shared code."""

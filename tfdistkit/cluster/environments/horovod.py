@@ -1,67 +1,67 @@
-"""Horovod's variables: what `horovodrun`, and our launcher for Horovod, tell each process.
+"""Reads and writes Horovod's variables, which `horovodrun` and our launcher set for each process.
 
-https://horovod.readthedocs.io: `HOROVOD_RANK` and so on are set by the launcher for Gloo. Under MPI they are not set,
-and the rank is MPI's.
+With Gloo, the launcher sets `HOROVOD_RANK` and so on (https://horovod.readthedocs.io). With MPI they are not set, and
+the rank is MPI's.
 """
 
 from __future__ import annotations
 
 from tfdistkit.cluster.addresses import host_key, split_address
-from tfdistkit.cluster.environments.rank_size import CountVariables, read_counts
+from tfdistkit.cluster.environments.rank_size import RankVariables, read_rank_size
 from tfdistkit.cluster.spec import ClusterSpec
 
-NAMES = CountVariables(
+NAMES = RankVariables(
     source="Horovod's variables",
     rank="HOROVOD_RANK",
     size="HOROVOD_SIZE",
     local_rank="HOROVOD_LOCAL_RANK",
     local_size="HOROVOD_LOCAL_SIZE",
 )
-# Which library carries Horovod's decisions, and which one its data.
+# The library for Horovod's control messages, and the one for its data.
 CONTROLLER = "HOROVOD_CONTROLLER"
 CPU_OPERATIONS = "HOROVOD_CPU_OPERATIONS"
 # The network interface of Gloo.
 GLOO_INTERFACE = "HOROVOD_GLOO_IFACE"
-# Where the store is in which Gloo's ranks meet.
+# The address of the store for the rendezvous of Gloo's ranks.
 STORE_HOST = "HOROVOD_GLOO_RENDEZVOUS_ADDR"
 STORE_PORT = "HOROVOD_GLOO_RENDEZVOUS_PORT"
 
-# What is looked at.
+# The variables that are read.
 VARIABLES = (NAMES.rank, NAMES.size, NAMES.local_rank, NAMES.local_size)
 
 
 def read_horovod() -> ClusterSpec | None:
-    """Returns the cluster that Horovod's variables describe, or None when they are not set.
+    """Returns the cluster of Horovod's variables, or None if they are not set.
 
     Raises:
         ClusterConfigError: if they contradict each other.
     """
-    return read_counts(NAMES)
+    return read_rank_size(NAMES)
 
 
 def store_variables(host: str, port: int, secret: str) -> dict[str, str]:
-    """Returns what tells a rank of Gloo where the store is, see `gloo_store`.
+    """Returns the variables with the address of the store for a rank of Gloo, see `gloo_store`.
 
-    Horovod's client asks for `http://<host>:<port>/<scope>/<key>`, and has no option for credentials. What it is told
-    as the host goes into that as it is, so port and secret stand in it, too.
+    Horovod's client requests `http://<host>:<port>/<scope>/<key>`, and has no option for credentials. It copies the
+    host into the URL unchanged, so the variable for the host contains port and secret too.
 
     Args:
-        host: The store's address, as the ranks reach it.
-        port: Its port.
-        secret: What the paths of its URLs begin with.
+        host: The address of the store, reachable for the ranks.
+        port: The port of the store.
+        secret: The prefix of all paths in the store.
     """
     return {STORE_HOST: f"{host}:{port}/{secret}", STORE_PORT: str(port)}
 
 
 def gloo_variables(cluster: ClusterSpec) -> dict[str, str]:
-    """Returns what tells a rank of Gloo its place; where the store is, is told apart.
+    """Returns the variables with rank and size for a rank of Gloo, without the address of the store.
 
     Args:
         cluster: All ranks with their addresses.
     """
     hosts = [host_key(address) for address in cluster.workers]
     own = hosts[cluster.rank]
-    # The hosts with a rank of the same local rank: Horovod reduces across them where it reduces within hosts first.
+    # The hosts with the same local rank: a hierarchical all-reduce of Horovod reduces across them.
     across = [host for host in dict.fromkeys(hosts) if hosts.count(host) > cluster.local_rank]
     return {
         NAMES.rank: str(cluster.rank),
@@ -70,7 +70,7 @@ def gloo_variables(cluster: ClusterSpec) -> dict[str, str]:
         NAMES.local_size: str(cluster.local_world_size),
         "HOROVOD_CROSS_RANK": str(across.index(own)),
         "HOROVOD_CROSS_SIZE": str(len(across)),
-        # One name for a host, also where its ranks know it by several.
+        # One name for each host, even if its ranks use different ones.
         "HOROVOD_HOSTNAME": split_address(cluster.workers[hosts.index(own)])[0],
         CONTROLLER: "gloo",
         CPU_OPERATIONS: "gloo",

@@ -1,4 +1,4 @@
-"""Hosts, and how many processes each of them takes."""
+"""Describes the hosts of a job and their slots."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class HostSlots:
-    """A host that a job may use.
+    """Describes a host that a job may use.
 
     Args:
-        host: Its name or address.
-        slots: How many processes it takes, 1 or more.
+        host: The name or address.
+        slots: The number of processes on it, >= 1.
     """
 
     host: str

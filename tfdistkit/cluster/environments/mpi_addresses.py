@@ -1,4 +1,4 @@
-"""Addresses for processes that MPI's launcher started: it tells each its rank, and they tell each other the rest."""
+"""Exchanges addresses between processes that `mpirun` started: MPI gives them ranks only."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from tfdistkit.cluster.routes import addresses_of_interfaces, own_ip_towards
 from tfdistkit.cluster.spec import ClusterSpec
 from tfdistkit.errors import ClusterConfigError, explain
 
-# Not `localhost`: it may stand for ::1 first, where TensorFlow does not listen.
+# Not `localhost`: it may resolve to ::1 first, where TensorFlow does not listen.
 _THIS_MACHINE = "127.0.0.1"
-# Open MPI's own choice of networks, as names of interfaces or as subnets; of it, what comes first counts here.
+# Open MPI's options for networks, as interfaces or subnets; the first match is used.
 _WANTED = ("OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_oob_tcp_if_include")
-# Where Open MPI's mpirun is: `35127296.0;tcp://192.0.2.2,10.0.0.1:40229;tcp6://...`
+# Addresses of Open MPI's mpirun: `35127296.0;tcp://192.0.2.2,10.0.0.1:40229;tcp6://...`
 _MPIRUN = "OMPI_MCA_orte_hnp_uri"
 _IPV4 = re.compile(r"tcp://([0-9.,]+):")
 
 
 def can_exchange(cluster: ClusterSpec) -> bool:
-    """Whether nobody told addresses, but the processes can tell each other theirs.
+    """Returns whether addresses are unknown, and the processes can exchange them through PMIx.
 
     Args:
-        cluster: What was found.
+        cluster: The cluster of this process.
     """
     return not cluster.has_addresses and cluster.source == mpi.OPEN_MPI.source and pmix.is_served()
 
 
 def exchange_addresses(cluster: ClusterSpec, timeout_s: float) -> ClusterSpec:
-    """Lets the processes of `mpirun` tell each other their addresses.
+    """Exchanges the addresses of the processes of `mpirun`.
 
     Args:
-        cluster: What MPI's variables tell.
-        timeout_s: How long to wait for the others, in seconds.
+        cluster: The cluster of MPI's variables.
+        timeout_s: The timeout of the exchange in seconds.
 
     Returns:
-        The cluster with addresses; the same one where there is no PMIx, or addresses are there already.
+        The cluster with addresses; unchanged without PMIx, or if it has addresses already.
 
     Raises:
-        RendezvousError: if the others do not come within `timeout_s`.
-        MissingDependencyError: if PMIx's library is not found.
-        ClusterConfigError: if PMIx fails, or Open MPI was given an interface that is not here.
+        RendezvousError: if not all processes take part within `timeout_s`.
+        MissingDependencyError: if the PMIx library is not found.
+        ClusterConfigError: if PMIx fails, or Open MPI's options name an interface that this machine does not have.
     """
     if not can_exchange(cluster):
         return cluster
@@ -55,20 +55,20 @@ def exchange_addresses(cluster: ClusterSpec, timeout_s: float) -> ClusterSpec:
     (port,) = free_ports(1)
     held = bind("", port, exclusive=True)
     try:
-        told = pmix.exchange(join_address(host, port), cluster.world_size, timeout_s)
+        addresses = pmix.exchange(join_address(host, port), cluster.world_size, timeout_s)
     finally:
         for one in held:
             one.close()
-    for address in told:
-        split_address(address)  # whatever is wrong with it is told here
-    return replace(cluster, addresses={"worker": told}, size=None)
+    for address in addresses:
+        split_address(address)  # raises for an invalid one
+    return replace(cluster, addresses={"worker": addresses}, size=None)
 
 
 def own_host() -> str:
-    """Returns the address of this machine by which the other hosts of an MPI job reach it.
+    """Returns the address of this machine for the other hosts of an MPI job.
 
     Raises:
-        ClusterConfigError: if Open MPI was given an interface that is not here.
+        ClusterConfigError: if Open MPI's options name an interface that this machine does not have.
     """
     for variable in _WANTED:
         wanted = env.text(variable)
@@ -83,22 +83,22 @@ def own_host() -> str:
 
 
 def _address_in(wanted: str, variable: str) -> str:
-    """The first of this machine's addresses on one of the interfaces, or in one of the subnets."""
-    here = addresses_of_interfaces()
+    """Returns the first address of this machine on one of the interfaces, or in one of the subnets."""
+    own = addresses_of_interfaces()
     for word in wanted.split(","):
-        if word in here:
-            return here[word]
+        if word in own:
+            return own[word]
         try:
             network = ipaddress.ip_network(word, strict=False)
         except ValueError:
             continue
-        for ip in here.values():
+        for ip in own.values():
             if ipaddress.ip_address(ip) in network:
                 return ip
-    known = ", ".join(f"{name} ({ip})" for name, ip in here.items())
+    known = ", ".join(f"{name} ({ip})" for name, ip in own.items())
     raise ClusterConfigError(
         explain(
-            "Open MPI was told of network interfaces that this machine does not have.",
+            f"`{variable}` must name a network interface or a subnet of this machine.",
             received=f"{variable}={wanted}",
             expected=f"one of: {known}; or a subnet with one of them",
         )

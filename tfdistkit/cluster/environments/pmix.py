@@ -1,8 +1,8 @@
-"""Each process tells all others one text through PMIx, the runtime under MPI: no MPI is initialised, nothing is linked.
+"""Exchanges one text per process through PMIx, the runtime under MPI, without initialising MPI or linking to it.
 
-`mpirun` of Open MPI 4 and later, and `srun --mpi=pmix`, serve PMIx to each process that they start. Its client library
-comes with them; six of its functions are called here. Initialising it is counted, so that MPI can do it too, before or
-afterwards, as long as nobody ends it in between: that is done when the process ends.
+`mpirun` of Open MPI 4 and later, and `srun --mpi=pmix`, serve PMIx to each process that they start, and bring its
+client library. PMIx_Init is reference-counted, so MPI can call it too, before or after. PMIx_Finalize must not run in
+between: it is called when the process exits.
 https://pmix.github.io, the PMIx standard, chapters "Client initialization" and "Data access".
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 from tfdistkit import env
 from tfdistkit.errors import ClusterConfigError, MissingDependencyError, RendezvousError, explain
 
-# By these a process finds its PMIx server.
+# A process finds its PMIx server by these variables.
 NAMESPACE = "PMIX_NAMESPACE"
 RANK = "PMIX_RANK"
 
@@ -38,9 +38,9 @@ class _Process(ctypes.Structure):
 
 
 class _Data(ctypes.Union):
-    """The union in pmix_value_t, with room for its largest member."""
+    """The union in pmix_value_t, padded to its largest member."""
 
-    _fields_ = [("string", ctypes.c_char_p), ("room", ctypes.c_char * 32)]
+    _fields_ = [("string", ctypes.c_char_p), ("padding", ctypes.c_char * 32)]
 
 
 class _Value(ctypes.Structure):
@@ -50,24 +50,24 @@ class _Value(ctypes.Structure):
 
 
 def is_served() -> bool:
-    """Whether whoever started this process serves PMIx to it."""
+    """Returns whether the launcher of this process serves PMIx."""
     return env.text(NAMESPACE) is not None and env.text(RANK) is not None
 
 
 def exchange(text: str, size: int, timeout_s: float) -> tuple[str, ...]:
-    """Tells all processes of the job a text, and waits for those of the others.
+    """Sends a text to all processes of the job, and receives theirs.
 
     Args:
-        text: What to tell.
-        size: How many processes there are.
-        timeout_s: How long to wait for the others, in seconds.
+        text: The text of this process.
+        size: The number of processes.
+        timeout_s: The timeout in seconds.
 
     Returns:
         The texts in rank order.
 
     Raises:
-        MissingDependencyError: if PMIx's library is not found.
-        RendezvousError: if the others do not come within `timeout_s`.
+        MissingDependencyError: if the PMIx library is not found.
+        RendezvousError: if not all processes take part within `timeout_s`.
         ClusterConfigError: if PMIx fails.
     """
     library = _load()
@@ -79,17 +79,17 @@ def exchange(text: str, size: int, timeout_s: float) -> tuple[str, ...]:
         except Exception as error:
             outcome.append(error)
 
-    # In a thread: PMIx waits for the others for ever, and cannot be interrupted.
+    # In a thread: PMIx waits for its peers without a timeout, and cannot be interrupted.
     thread = threading.Thread(target=run, name="tfdistkit-pmix", daemon=True)
     thread.start()
     thread.join(timeout_s)
     if not outcome:
         raise RendezvousError(
             explain(
-                f"Not all {size} processes came within {timeout_s:g} s to tell their addresses through PMIx.",
+                f"All {size} processes must exchange their addresses through PMIx within {timeout_s:g} s.",
                 received=f"process {env.text(RANK)} waited",
-                expected="every process to ask for the strategy",
-                do="Look at the logs of the others; raise `timeout_s` if some only start late.",
+                expected="every process to make the strategy",
+                do="Read the logs of the other processes; raise `timeout_s` if some start late.",
             )
         )
     if isinstance(outcome[0], Exception):
@@ -100,13 +100,13 @@ def exchange(text: str, size: int, timeout_s: float) -> tuple[str, ...]:
 def _exchange(library: ctypes.CDLL, text: str, size: int) -> tuple[str, ...]:
     own = _Process()
     _check("PMIx_Init", library.PMIx_Init(ctypes.byref(own), None, ctypes.c_size_t(0)))
-    # A process that ends without it counts as crashed.
+    # A process that exits without PMIx_Finalize counts as crashed.
     atexit.register(library.PMIx_Finalize, None, ctypes.c_size_t(0))
     value = _Value(_PMIX_STRING)
     value.data.string = text.encode()
     _check("PMIx_Put", library.PMIx_Put(ctypes.c_uint8(_PMIX_GLOBAL), _KEY, ctypes.byref(value)))
     _check("PMIx_Commit", library.PMIx_Commit())
-    # All are there before anybody reads.
+    # A barrier: all processes have committed before one reads.
     _check("PMIx_Fence", library.PMIx_Fence(None, ctypes.c_size_t(0), None, ctypes.c_size_t(0)))
     return tuple(_get(library, _Process(own.namespace, rank)) for rank in range(size))
 
@@ -122,10 +122,10 @@ def _check(what: str, code: int) -> None:
     if code != _PMIX_SUCCESS:
         raise ClusterConfigError(
             explain(
-                "PMIx, by which MPI's launcher lets processes find each other, failed.",
+                "PMIx, through which the processes of mpirun exchange addresses, failed.",
                 received=f"{what}: error {code}",
                 expected="processes that `mpirun` or `srun --mpi=pmix` started",
-                do="Start the script directly with it; or with `tfdistkit run`, which needs no PMIx.",
+                do="Start the script directly with one of them, or with `tfdistkit run`, which needs no PMIx.",
             )
         )
 
@@ -136,16 +136,16 @@ def _load() -> ctypes.CDLL:
             return ctypes.CDLL(path)
     raise MissingDependencyError(
         explain(
-            "PMIx's library was not found.",
+            "The PMIx library was not found.",
             received=f"none of {', '.join(_candidates())}",
-            expected="the one that came with Open MPI, or with SLURM",
+            expected="the library that comes with Open MPI or SLURM",
             do="Install it (apt-get install libpmix2), or add its folder to LD_LIBRARY_PATH.",
         )
     )
 
 
 def _candidates() -> list[str]:
-    """Where the loader looks, and beside the `mpirun` on the PATH, which may bring its own."""
+    """Returns the names for the loader's search path, and the paths beside the `mpirun` on the PATH."""
     mpirun = shutil.which("mpirun")
     prefixes = [env.text("OPAL_PREFIX"), os.path.dirname(os.path.dirname(os.path.realpath(mpirun))) if mpirun else None]
     beside = [os.path.join(prefix, "lib", _LIBRARIES[0]) for prefix in prefixes if prefix]

@@ -1,4 +1,4 @@
-"""Clusters that are told in numbers: rank, size, local rank and local size, but no addresses."""
+"""Reads clusters from rank, size, local rank and local size, without addresses."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from tfdistkit.errors import ClusterConfigError, explain
 
 
 @dataclass(frozen=True)
-class CountVariables:
-    """The names of the variables in which a launcher tells a process its place.
+class RankVariables:
+    """Names the variables for rank and size of one launcher.
 
     Args:
-        source: What the cluster was read from, for messages.
-        rank: The number among all processes.
-        size: How many processes there are.
-        local_rank: The number among those of this host.
-        local_size: How many there are on this host.
+        source: The source of the cluster, for messages.
+        rank: The rank among all processes.
+        size: The number of processes.
+        local_rank: The rank among the processes of this host.
+        local_size: The number of processes on this host.
     """
 
     source: str
@@ -28,67 +28,62 @@ class CountVariables:
     local_size: str
 
 
-def read_counts(names: CountVariables) -> ClusterSpec | None:
+def read_rank_size(names: RankVariables) -> ClusterSpec | None:
     """Reads a cluster from four variables.
 
     Args:
-        names: Their names.
+        names: The names of the variables.
 
     Returns:
-        The cluster; None when rank and size are both unset: somebody else, or nobody, started this process.
+        The cluster; None if rank and size are both unset: this launcher did not start the process.
 
     Raises:
-        ClusterConfigError: if the numbers contradict each other, or one of rank and size is missing.
+        ClusterConfigError: if a number is out of range, or one of rank and size is missing.
     """
     rank, size = env.integer(names.rank), env.integer(names.size)
     if rank is None and size is None:
         return None
     if rank is None or size is None:
-        what = f"Only one of `{names.rank}` and `{names.size}` is set."
+        what = f"`{names.rank}` and `{names.size}` must be set together."
         received = f"{names.rank}={rank}, {names.size}={size}"
         raise ClusterConfigError(explain(what, received=received, expected="both of them, or neither"))
     local_rank, local_size = env.integer(names.local_rank), env.integer(names.local_size)
-    return cluster_of_counts(
+    return make_cluster(
         names,
         rank=rank,
         size=size,
-        # A launcher that speaks of no hosts: the only safe guess is that this process has its host to itself.
+        # Without a local rank, the only safe assumption is one process on this host.
         local_rank=0 if local_rank is None else local_rank,
         local_size=1 if local_rank is None or local_size is None else local_size,
     )
 
 
-def cluster_of_counts(names: CountVariables, *, rank: int, size: int, local_rank: int, local_size: int) -> ClusterSpec:
-    """Checks four numbers and makes a cluster of them.
+def make_cluster(names: RankVariables, *, rank: int, size: int, local_rank: int, local_size: int) -> ClusterSpec:
+    """Makes a cluster from rank and size, after checking their ranges.
 
     Args:
-        names: Where they come from, for messages.
-        rank: The number among all processes.
-        size: How many processes there are.
-        local_rank: The number among those of this host.
-        local_size: How many there are on this host.
+        names: The names of the variables, for messages.
+        rank: The rank among all processes.
+        size: The number of processes.
+        local_rank: The rank among the processes of this host.
+        local_size: The number of processes on this host.
 
     Returns:
         The cluster: workers without addresses.
 
     Raises:
-        ClusterConfigError: if the numbers contradict each other.
+        ClusterConfigError: if a number is out of range.
     """
-    for name, number, lowest, highest in (
-        (names.size, size, 1, None),
-        (names.rank, rank, 0, size - 1),
-        (names.local_size, local_size, 1, size),
-        (names.local_rank, local_rank, 0, local_size - 1),
+    for name, is_valid, bounds in (
+        (names.size, size >= 1, ">= 1"),
+        (names.rank, 0 <= rank < size, f">= 0 and below `{names.size}`"),
+        (names.local_size, 1 <= local_size <= size, f"from 1 to `{names.size}`"),
+        (names.local_rank, 0 <= local_rank < local_size, f">= 0 and below `{names.local_size}`"),
     ):
-        if number < lowest or (highest is not None and number > highest):
-            raise ClusterConfigError(
-                explain(
-                    f"`{name}` does not fit the other variables of {names.source}.",
-                    received=f"{names.rank}={rank}, {names.size}={size}, "
-                    f"{names.local_rank}={local_rank}, {names.local_size}={local_size}",
-                    expected=f"`{name}` to be {lowest} or more" if highest is None else f"{lowest} to {highest}",
-                )
-            )
+        if not is_valid:
+            received = f"{names.rank}={rank}, {names.size}={size}"
+            received += f", {names.local_rank}={local_rank}, {names.local_size}={local_size}"
+            raise ClusterConfigError(explain(f"`{name}` must be {bounds}.", received=received))
     return ClusterSpec(
         task=TaskSpec("worker", rank),
         local_rank=local_rank,

@@ -1,7 +1,7 @@
-"""Grid Engine's host list: the file that PE_HOSTFILE names.
+"""Reads Grid Engine's host list, the file that PE_HOSTFILE names.
 
-Grid Engine (SGE, UGE, OCS) starts a parallel job as one process, on the first host, and lists the hosts in a file, one
-line each: host, slots, queue, processors (sge_pe(5)). So this is no cluster yet, but what one can be started on.
+Grid Engine (SGE, UGE, OCS) starts a parallel job as one process on the first host, and lists the hosts in a file, one
+line each: host, slots, queue, processors (sge_pe(5)). These hosts are not a cluster until a launcher starts workers.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ def read_pe_hostfile() -> tuple[HostSlots, ...] | None:
     """Reads the hosts of a parallel job of Grid Engine.
 
     Returns:
-        The hosts in the order of the file, each once: a host that serves through several queues has a line for each,
-        and its slots are added up. None outside of such a job.
+        The hosts in the order of the file, each once: a host in several queues has a line for each, and its slots are
+        added up. None outside of such a job.
 
     Raises:
-        ClusterConfigError: if the file cannot be read, or holds something else.
+        ClusterConfigError: if the file cannot be read or is invalid.
     """
     path = env.text(VARIABLE)
     if path is None:
@@ -35,11 +35,11 @@ def read_pe_hostfile() -> tuple[HostSlots, ...] | None:
     except (OSError, ValueError) as error:
         raise ClusterConfigError(
             explain(
-                f"The file that `{VARIABLE}` names cannot be read ({error}).",
+                f"`{VARIABLE}` must name a readable file ({error}).",
                 received=f"{VARIABLE}={path}",
                 expected="the host list of a parallel job of Grid Engine",
-                do=f"It is there on the first host of the job only: run this in the job script itself, or "
-                f"unset {VARIABLE}.",
+                do=f"Run this in the job script itself, as only the first host of the job has the file, "
+                f"or unset {VARIABLE}.",
             )
         ) from None
     slots: dict[str, int] = {}
@@ -58,8 +58,8 @@ def read_pe_hostfile() -> tuple[HostSlots, ...] | None:
 def _error(path: str, received: str) -> ClusterConfigError:
     return ClusterConfigError(
         explain(
-            f"The file that `{VARIABLE}` names is no host list of Grid Engine.",
+            f"`{VARIABLE}` must name a host list of Grid Engine.",
             received=f"{received} in {path}",
-            expected="lines such as 'node1 4 all.q@node1 UNDEFINED': a host and its number of slots first",
+            expected="lines that begin with a host and its number of slots, such as 'node1 4 all.q@node1 UNDEFINED'",
         )
     )

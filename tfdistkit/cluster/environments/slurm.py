@@ -1,7 +1,7 @@
-"""SLURM's variables: what `srun` tells each task of a step.
+"""Reads the cluster of a step from the variables that SLURM's `srun` sets for each task.
 
-Several processes are a cluster only in a step (`srun`): a batch script and a shell of `salloc` have a job around them,
-with SLURM_PROCID and SLURM_NTASKS in its variables, and are single processes all the same.
+Only the tasks of a step (`srun`) form a cluster. A batch script, or a shell of `salloc`, is a single process in a job,
+although SLURM_PROCID and SLURM_NTASKS are set.
 https://slurm.schedmd.com/srun.html, "Output environment variables".
 """
 
@@ -37,7 +37,7 @@ _NODE_NAME = "SLURMD_NODENAME"
 _COMPONENTS = "SLURM_HET_SIZE"
 _GPUS_HERE = "SLURM_GPUS_ON_NODE"
 
-# What is looked at, in the order in which it is shown.
+# The variables that are read, in the order for display.
 VARIABLES = (_JOB, _STEP, _RANK, _SIZE, _NODES, _COUNTS, _DISTRIBUTION, _PLANE_SIZE, _ARBITRARY, _LOCAL, _NODE,
              _RANKS_HERE, _NODE_NAME, _COMPONENTS, env.PS, env.PORT)  # fmt: skip
 # Absent from batch scripts and from the shells of `salloc`.
@@ -46,7 +46,7 @@ _IN_STEPS_ONLY = (_STEP, _NODES, _COUNTS, _SIZE)
 
 @dataclass(frozen=True)
 class _Step:
-    """The variables of one task, read and written out."""
+    """Holds the parsed variables of one task."""
 
     job: int
     number: int
@@ -59,10 +59,10 @@ class _Step:
 
 
 def read_slurm() -> ClusterSpec | None:
-    """Returns the cluster of a SLURM step, with addresses, or None outside of one.
+    """Returns the cluster of a SLURM step, with addresses, or None outside of a step.
 
-    All tasks are workers. With `TFDISTKIT_PS=N` the first task is the chief (the coordinator), the last N are
-    parameter servers, those between are workers.
+    All tasks are workers. With `TFDISTKIT_PS=N` the first task is the chief (the coordinator), the last N tasks are
+    parameter servers, and the remaining ones are workers.
 
     Raises:
         ClusterConfigError: if variables are missing or contradict each other.
@@ -82,17 +82,17 @@ def read_slurm() -> ClusterSpec | None:
 
 
 def in_job_without_step() -> str | None:
-    """Returns the number of the SLURM job around this process when it is in none of the job's steps, else None."""
+    """Returns the id of the SLURM job of this process if it is outside of the job's steps, else None."""
     return None if any(env.text(name) for name in _IN_STEPS_ONLY) else env.text(_JOB)
 
 
 def gpus_of_step_here() -> int | None:
-    """Returns how many GPUs SLURM gave to all tasks of this step on this node; None outside of steps, or if none."""
+    """Returns the number of GPUs of this step on this node; None outside of steps, or without GPUs."""
     return env.integer(_GPUS_HERE) if is_step() else None
 
 
 def is_step() -> bool:
-    """Whether `srun` started this process, or one that it descends from."""
+    """Returns whether `srun` started this process or one of its ancestors."""
     return env.text(_STEP) is not None
 
 
@@ -102,14 +102,14 @@ def _read_step() -> _Step:
     found = {**numbers, **texts}
     missing = [name for name, value in found.items() if value is None]
     if missing:
-        there = ", ".join(f"{name}={value}" for name, value in found.items() if value is not None)
+        known = ", ".join(f"{name}={value}" for name, value in found.items() if value is not None)
         raise ClusterConfigError(
             explain(
-                "SLURM's variables are not complete.",
-                received=f"{there}, but no {' and no '.join(missing)}",
+                "SLURM's variables must be complete.",
+                received=f"{known}, but no {' and no '.join(missing)}",
                 expected="all variables that srun sets for a task",
-                do="Start the script with srun itself, and let nothing in between clean the environment; "
-                f"for a process on its own, set {env.CLUSTER}=single.",
+                do="Start the script directly with srun, and keep its environment; "
+                f"for a single process, set {env.CLUSTER}=single.",
             )
         )
     job, number, rank, size, local_rank, node = (value or 0 for value in numbers.values())
@@ -120,28 +120,24 @@ def _read_step() -> _Step:
 
 
 def _check_numbers(step: _Step) -> None:
+    nodes = f"the {len(step.nodes)} nodes in `{_NODES}`={env.text(_NODES)}"
     checks = (
-        (_SIZE, step.size, step.size >= 1, "1 or more"),
-        (_RANK, step.rank, 0 <= step.rank < step.size, f"0 to {step.size - 1}, as `{_SIZE}` is {step.size}"),
-        (
-            _COUNTS,
-            env.text(_COUNTS),
-            len(step.counts) == len(step.nodes),
-            f"a number for each of the {len(step.nodes)} nodes in `{_NODES}`={env.text(_NODES)}",
-        ),
-        (_COUNTS, env.text(_COUNTS), sum(step.counts) == step.size, f"numbers that add up to `{_SIZE}`={step.size}"),
+        (_SIZE, step.size, step.size >= 1, "be >= 1"),
+        (_RANK, step.rank, 0 <= step.rank < step.size, f"be >= 0 and below `{_SIZE}`={step.size}"),
+        (_COUNTS, env.text(_COUNTS), len(step.counts) == len(step.nodes), f"have a number for each of {nodes}"),
+        (_COUNTS, env.text(_COUNTS), sum(step.counts) == step.size, f"add up to `{_SIZE}`={step.size}"),
     )
-    for name, value, is_right, expected in checks:
-        if not is_right:
-            what = f"`{name}` does not fit the other variables of SLURM."
-            raise ClusterConfigError(explain(what, received=f"{name}={value}", expected=expected, do=_FOREIGN))
+    for name, value, is_valid, rule in checks:
+        if not is_valid:
+            what = f"`{name}` must {rule}."
+            raise ClusterConfigError(explain(what, received=f"{name}={value}", do=_FOREIGN))
 
 
 def _hosts_of_tasks(step: _Step) -> tuple[str, ...]:
-    """The host of each task in rank order, as all tasks of the step compute it."""
-    told = env.text(_DISTRIBUTION) or "block"
-    # After a colon: how tasks are spread over the sockets of a node. After a comma: `pack`, `nopack`.
-    kind = told.replace(",", ":").split(":")[0].lower()
+    """Returns the host of each task in rank order; all tasks of the step compute the same."""
+    distribution = env.text(_DISTRIBUTION) or "block"
+    # After a colon: the distribution over the sockets of a node. After a comma: `pack`, `nopack`.
+    kind = distribution.replace(",", ":").split(":")[0].lower()
     kind, _, size = kind.partition("=")
     if kind == "arbitrary":
         return _arbitrary_hosts(step)
@@ -152,21 +148,18 @@ def _hosts_of_tasks(step: _Step) -> tuple[str, ...]:
     elif kind == "plane":
         nodes = slurm_layout.plane(step.counts, _plane_size(size))
     else:
-        what = f"`{_DISTRIBUTION}` is unknown."
-        raise ClusterConfigError(
-            explain(what, received=f"{_DISTRIBUTION}={told}", expected="block, cyclic, plane or arbitrary")
-        )
+        what = f"`{_DISTRIBUTION}` must be block, cyclic, plane or arbitrary."
+        raise ClusterConfigError(explain(what, received=f"{_DISTRIBUTION}={distribution}"))
     return tuple(step.nodes[node] for node in nodes)
 
 
-def _plane_size(told: str) -> int:
-    size = int(told) if told.isascii() and told.isdigit() else env.integer(_PLANE_SIZE)
+def _plane_size(text: str) -> int:
+    size = int(text) if text.isascii() and text.isdigit() else env.integer(_PLANE_SIZE)
     if size is None or size < 1:
         raise ClusterConfigError(
             explain(
-                f"`{_DISTRIBUTION}` is `plane`, but `{_PLANE_SIZE}` does not tell how many tasks are in a plane.",
+                f"`{_PLANE_SIZE}` must be an integer >= 1, as `{_DISTRIBUTION}` is `plane`.",
                 received=f"{_PLANE_SIZE}={size}",
-                expected="1 or more",
                 do="Start the step with `srun -m plane=SIZE`.",
             )
         )
@@ -174,59 +167,59 @@ def _plane_size(told: str) -> int:
 
 
 def _arbitrary_hosts(step: _Step) -> tuple[str, ...]:
-    """One host for each task, as the user listed them: SLURM's own list of the step's nodes is sorted."""
-    told = env.text(_ARBITRARY)
-    hosts = expand_hosts(told, _ARBITRARY) if told else ()
+    """Returns the host of each task as the user listed them: SLURM's own list of the step's nodes is sorted."""
+    listed = env.text(_ARBITRARY)
+    hosts = expand_hosts(listed, _ARBITRARY) if listed else ()
     if len(hosts) != step.size:
         raise ClusterConfigError(
             explain(
-                f"The distribution is `arbitrary`, but `{_ARBITRARY}` does not tell the node of each task.",
-                received=f"{_ARBITRARY}={told}: {len(hosts)} nodes, for {step.size} tasks",
+                f"`{_ARBITRARY}` must list the node of each task, as the distribution is `arbitrary`.",
+                received=f"{_ARBITRARY}={listed}: {len(hosts)} nodes, for {step.size} tasks",
                 expected="one node for each task, in the order of the tasks",
-                do=f"Before srun: export {_ARBITRARY}=$(paste -sd, $SLURM_HOSTFILE)",
+                do=f"Run before srun: export {_ARBITRARY}=$(paste -sd, $SLURM_HOSTFILE)",
             )
         )
     return hosts
 
 
 def _check_own_place(step: _Step, hosts: Sequence[str]) -> None:
-    """Where this task is, SLURM tells it itself: what was computed must agree.
+    """Checks the computed host of this task against SLURM's own variables.
 
-    When it does in every task, the hosts of all are right. In a heterogeneous step SLURM sorts the nodes of all
-    components into one list, so `SLURM_NODEID` does not count in it, nor `SLURM_LOCALID` when components share a node;
-    the name of the node is the same.
+    If it is right in every task, the hosts of all tasks are right. In a heterogeneous step SLURM sorts the nodes of
+    all components into one list, so only the name of the node is comparable: `SLURM_NODEID` is not an index into that
+    list, and `SLURM_LOCALID` differs if components share a node.
     """
     host = hosts[step.rank]
-    seen: list[tuple[str, object, object]] = [(_NODE_NAME, env.text(_NODE_NAME) or host, host)]
+    checks: list[tuple[str, object, object]] = [(_NODE_NAME, env.text(_NODE_NAME) or host, host)]
     if env.text(_COMPONENTS) is None:
         own_node = step.nodes[step.node] if 0 <= step.node < len(step.nodes) else None
         ranks_here = ",".join(str(rank) for rank, other in enumerate(hosts) if other == host)
-        seen += [
+        checks += [
             (f"{_NODE}={step.node}, the node", own_node, host),
             (_LOCAL, step.local_rank, slurm_layout.local_places(hosts)[step.rank]),
             (_RANKS_HERE, env.text(_RANKS_HERE) or ranks_here, ranks_here),
         ]
-    for name, told, computed in seen:
-        if told != computed:
-            raise _layout_error(step, f"{name} {told}", f"{name} {computed}")
+    for name, received, computed in checks:
+        if received != computed:
+            raise _layout_error(step, f"{name} {received}", f"{name} {computed}")
 
 
-def _layout_error(step: _Step, told: str, computed: str) -> ClusterConfigError:
+def _layout_error(step: _Step, received: str, computed: str) -> ClusterConfigError:
     names = (_SIZE, _NODES, _COUNTS, _DISTRIBUTION, _PLANE_SIZE, _ARBITRARY, _COMPONENTS)
     listed = ", ".join(f"{name}={value}" for name in names if (value := env.text(name)) is not None)
     if env.text(_COMPONENTS) is not None:
         do = (
-            "This is a heterogeneous job, whose nodes SLURM sorts into one list: its components must be in the order "
-            "of their nodes' names, with `-m block`. Order them so, or start one component with srun."
+            "Order the components of this heterogeneous job by the names of their nodes, with `-m block` (SLURM sorts "
+            "the nodes into one list), or start one component with srun."
         )
     elif env.text("SLURM_OVERCOMMIT") is not None:
-        do = "Nodes are overcommitted (`srun -O`), which SLURM distributes in another way: start it with `-m block`."
+        do = "Start the step with `-m block`: on overcommitted nodes (`srun -O`) SLURM places tasks differently."
     else:
         do = _FOREIGN
     return ClusterConfigError(
         explain(
-            "SLURM's variables contradict each other on where this task runs.",
-            received=f"{_RANK}={step.rank} with {told}",
+            "SLURM's variables contradict each other on the node of this task.",
+            received=f"{_RANK}={step.rank} with {received}",
             expected=f"{computed}, after {listed}",
             do=do,
         )
@@ -234,8 +227,8 @@ def _layout_error(step: _Step, told: str, computed: str) -> ClusterConfigError:
 
 
 _FOREIGN = (
-    "If they come from a step around this job, start it without them (`sbatch --export=NONE`); "
-    f"for a process on its own, set {env.CLUSTER}=single."
+    "If they come from a step that submitted this job, submit it without them (`sbatch --export=NONE`); "
+    f"for a single process, set {env.CLUSTER}=single."
 )
 
 
@@ -243,14 +236,14 @@ def _roles(tasks: list[str]) -> dict[str, tuple[str, ...]]:
     servers = env.integer(env.PS) or 0
     if servers == 0:
         return {"worker": tuple(tasks)}
-    # One task coordinates, and at least one computes.
+    # One task is the coordinator, and at least one a worker.
     most = len(tasks) - 2
     if not 1 <= servers <= most:
         raise ClusterConfigError(
             explain(
-                f"`{env.PS}` does not fit the step.",
+                f"`{env.PS}` must leave a task for the coordinator and one for a worker.",
                 received=f"{env.PS}={servers}, {_SIZE}={len(tasks)}",
-                expected=f"0 to {most} parameter servers, besides a coordinator and a worker"
+                expected=f"0 to {most} parameter servers"
                 if most > 0
                 else "3 tasks or more: a coordinator, a worker and a parameter server",
                 do=f"Start more tasks (`srun -n {max(servers, 1) + 2}`), or unset {env.PS}.",
@@ -260,7 +253,7 @@ def _roles(tasks: list[str]) -> dict[str, tuple[str, ...]]:
 
 
 def _task(addresses: dict[str, tuple[str, ...]], rank: int) -> TaskSpec:
-    """The role of a task: its number counts through the roles in their order."""
+    """Returns the role of a task: its rank counts through the roles in their order."""
     for role, listed in addresses.items():
         if rank < len(listed):
             return TaskSpec(role, rank)

@@ -1,7 +1,7 @@
-"""Which task of a SLURM step runs on which node.
+"""Computes the node of each task of a SLURM step.
 
-No variable lists it. What is known to all tasks is the number of tasks on each node and the distribution
-(srun(1), `--distribution`); together they tell it, unless nodes are overcommitted unevenly.
+No variable lists the nodes. All tasks know the number of tasks on each node and the distribution
+(srun(1), `--distribution`), which determine the nodes unless these are overcommitted unevenly.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from collections.abc import Sequence
 
 
 def block(counts: Sequence[int]) -> tuple[int, ...]:
-    """Fills one node after the other, which is SLURM's default.
+    """Places tasks by filling one node after the other, SLURM's default.
 
     Args:
         counts: The number of tasks on each node.
 
     Returns:
-        The node (its place in `counts`) of each task, in rank order.
+        The node (an index into `counts`) of each task, in rank order.
     """
     return tuple(node for node, count in enumerate(counts) for _ in range(count))
 
 
 def plane(counts: Sequence[int], size: int) -> tuple[int, ...]:
-    """Gives each node `size` tasks in turn, and again, until all are given; size 1 is `cyclic`.
+    """Places tasks round-robin in blocks of `size` per node; size 1 is `cyclic`.
 
     Args:
         counts: The number of tasks on each node.
-        size: How many tasks a node gets before it is the next one's turn, 1 or more.
+        size: The number of tasks per block, >= 1.
 
     Returns:
         The node of each task, in rank order.
@@ -37,9 +37,9 @@ def plane(counts: Sequence[int], size: int) -> tuple[int, ...]:
     for node in itertools.cycle(range(len(counts))):
         if not any(left):
             return tuple(nodes)
-        given = min(size, left[node])
-        left[node] -= given
-        nodes += [node] * given
+        placed = min(size, left[node])
+        left[node] -= placed
+        nodes += [node] * placed
     return ()
 
 
@@ -50,11 +50,11 @@ def local_places(hosts: Sequence[str]) -> tuple[int, ...]:
         hosts: The host of each task, in rank order.
 
     Returns:
-        For each task, how many of those before it are on its host.
+        The local rank of each task on its host.
     """
-    seen: dict[str, int] = {}
+    counts: dict[str, int] = {}
     places = []
     for host in hosts:
-        places.append(seen.get(host, 0))
-        seen[host] = places[-1] + 1
+        places.append(counts.get(host, 0))
+        counts[host] = places[-1] + 1
     return tuple(places)

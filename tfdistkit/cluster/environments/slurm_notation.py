@@ -1,4 +1,4 @@
-"""How SLURM writes lists short: `node[01-03,07],gpu[1-2]x[1-3]` for hosts, `2(x3),1` for numbers of tasks."""
+"""Expands SLURM's short notation: `node[01-03,07],gpu[1-2]x[1-3]` for hosts, `2(x3),1` for numbers of tasks."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ import re
 
 from tfdistkit.errors import ClusterConfigError, explain
 
-# One host, or several in short. Single characters, not runs of them: a run in a run takes exponential time to fail.
+# A host or a range of hosts. Matches single characters: nested repetition takes exponential time to fail.
 _HOSTS = re.compile(r"(?:[^\[\],\s]|\[[0-9,-]+\])+")
 _PIECE = re.compile(r"[^\[\]]+|\[[0-9,-]+\]")
-# No more digits than fit: Python refuses to read a number of thousands.
+# A limited number of digits: `int` refuses thousands of them.
 _RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 _COUNT = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
 
-# SLURM itself takes no more nodes than this (MAX_SLURM_NODES): what is longer is a mistake, and would fill the memory.
+# SLURM's own limit (MAX_SLURM_NODES): a longer list is an error, and would exhaust memory.
 _LONGEST = 65_536
 
 
 def expand_hosts(text: str, variable: str) -> tuple[str, ...]:
-    """Writes a list of hosts out, in the order in which SLURM gives it (n2 before n10 stays so).
+    """Expands a list of hosts, and keeps SLURM's order (n2 before n10).
 
     Args:
-        text: Hosts and ranges of them, with padding, with any number of brackets in a name.
-        variable: Where it was read, for messages.
+        text: Hosts and ranges, zero-padded or not, with any number of brackets in a name.
+        variable: The variable that holds the text, for messages.
 
     Returns:
-        One name for each host; the last bracket of a name counts fastest.
+        One name for each host; the last bracket of a name varies fastest.
 
     Raises:
-        ClusterConfigError: if this is no such list, or one of more than 65536 hosts.
+        ClusterConfigError: if the list is invalid or has more than 65536 hosts.
     """
     hosts: list[str] = []
     rest = text
@@ -50,17 +50,17 @@ def expand_hosts(text: str, variable: str) -> tuple[str, ...]:
 
 
 def expand_counts(text: str, variable: str) -> tuple[int, ...]:
-    """Writes numbers out: `2(x3),1` is 2, 2, 2, 1.
+    """Expands numbers: `2(x3),1` is 2, 2, 2, 1.
 
     Args:
-        text: Numbers, each with an optional number of times.
-        variable: Where it was read, for messages.
+        text: Numbers, each with an optional repeat count.
+        variable: The variable that holds the text, for messages.
 
     Returns:
         One number for each node.
 
     Raises:
-        ClusterConfigError: if this is no such list, or one of more than 65536 numbers.
+        ClusterConfigError: if the list is invalid or has more than 65536 numbers.
     """
     counts: list[int] = []
     for part in text.split(","):
@@ -69,7 +69,7 @@ def expand_counts(text: str, variable: str) -> tuple[int, ...]:
         if match is None or not 1 <= times <= _LONGEST - len(counts):
             raise ClusterConfigError(
                 explain(
-                    f"`{variable}` does not tell the number of tasks on each node.",
+                    f"`{variable}` must list the number of tasks on each node.",
                     received=f"{variable}={text[:200]!r}",
                     expected="one number for each node of the step, such as '2(x3),1'",
                 )
@@ -79,7 +79,7 @@ def expand_counts(text: str, variable: str) -> tuple[int, ...]:
 
 
 def _expand(name: str, text: str, variable: str) -> list[str]:
-    """One name with brackets: every combination of what is in them."""
+    """Expands one name with brackets into all combinations."""
     alternatives = [
         _numbers(piece[1:-1], text, variable) if piece.startswith("[") else [piece] for piece in _PIECE.findall(name)
     ]
@@ -89,7 +89,7 @@ def _expand(name: str, text: str, variable: str) -> list[str]:
 
 
 def _numbers(ranges: str, text: str, variable: str) -> list[str]:
-    """`01-03,07` -> 01, 02, 03, 07: the first number of a range tells how wide all of them are."""
+    """Expands `01-03,07` into 01, 02, 03, 07: the first number of a range sets the width."""
     numbers: list[str] = []
     for part in ranges.split(","):
         match = _RANGE.fullmatch(part)
@@ -105,9 +105,9 @@ def _numbers(ranges: str, text: str, variable: str) -> list[str]:
 def _error(text: str, variable: str) -> ClusterConfigError:
     return ClusterConfigError(
         explain(
-            f"`{variable}` is no list of hosts.",
+            f"`{variable}` must be a list of hosts.",
             received=f"{variable}={text[:200]!r}",
-            expected=f"up to {_LONGEST} hosts as SLURM writes them, such as 'node[01-03,07],login1'",
-            do="`scontrol show hostnames` tells what SLURM reads in it.",
+            expected=f"up to {_LONGEST} hosts in SLURM's notation, such as 'node[01-03,07],login1'",
+            do="Run `scontrol show hostnames` to see how SLURM reads it.",
         )
     )

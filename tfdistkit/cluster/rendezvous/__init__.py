@@ -1,1 +1,1 @@
-"""All training processes find each other before any of them starts TensorFlow's server."""
+"""Runs a rendezvous of all training processes before any of them starts TensorFlow's server."""

@@ -1,4 +1,4 @@
-"""One connection to rank 0 during a rendezvous, as rank 0 sees it."""
+"""Handles one connection on rank 0's side of a rendezvous."""
 
 from __future__ import annotations
 
@@ -9,52 +9,52 @@ from collections.abc import Iterator
 
 from tfdistkit.cluster.addresses import join_address
 from tfdistkit.cluster.rendezvous import protocol as wire
-from tfdistkit.cluster.rendezvous.secret import HOST, Session, new_nonce
+from tfdistkit.cluster.rendezvous.secret import SERVER, Session, new_nonce
 
-# No single send may hold everybody up longer.
+# Timeout of a send in seconds: it blocks the rendezvous of all ranks.
 _SEND_S = 5.0
 
 
-class Visitor:
-    """A stranger until it has said hello with the job's secret; then one of the ranks.
+class PeerConnection:
+    """Reads and writes messages on a connection, which belongs to a rank once `hello` is set.
 
     Args:
         connection: The accepted connection.
-        peer: Where it comes from, as `accept` says.
+        peer: The remote address that `accept` returned.
     """
 
     def __init__(self, connection: socket.socket, peer: tuple[str, int]):
         connection.setblocking(False)
-        self.connection = connection
-        # An IPv4 address that came through an IPv6 socket is shown as people write it.
-        self.peer = join_address(peer[0].removeprefix("::ffff:"), peer[1])
+        self.socket = connection
+        # IPv4-mapped IPv6 addresses are shown as IPv4.
+        self.address = join_address(peer[0].removeprefix("::ffff:"), peer[1])
         self.ip = peer[0]
-        self.since = time.monotonic()
+        self.opened_at = time.monotonic()
         self.session: Session | None = None
         self.hello: wire.Hello | None = None
-        self.asked = False
-        self.ready = False
+        self.was_asked = False
+        self.is_ready = False
         self._buffer = b""
 
     @property
     def is_open(self) -> bool:
-        """Whether this end is still open."""
-        return self.connection.fileno() >= 0
+        """Returns whether this end is still open."""
+        return self.socket.fileno() >= 0
 
     @property
-    def said(self) -> str:
-        """The beginning of what came and was not yet a whole line."""
+    def unread(self) -> str:
+        """Returns the start of an incomplete line, for messages."""
         return wire.shown(self._buffer) if self._buffer else "nothing"
 
     def lines(self) -> Iterator[bytes]:
-        """Reads what is there and yields the whole lines.
+        """Reads the available bytes and yields all complete lines.
 
         Raises:
             ConnectionError: if the other end has closed.
-            NotOurs: if a line is longer than any of ours.
+            NotOurs: if a line is longer than any valid message.
         """
         try:
-            part = self.connection.recv(65536)
+            part = self.socket.recv(65536)
         except BlockingIOError:
             return
         if not part:
@@ -62,37 +62,37 @@ class Visitor:
         *lines, self._buffer = (self._buffer + part).split(b"\n")
         yield from lines
         if len(self._buffer) > wire.LONGEST_HELLO_BYTES:
-            raise wire.NotOurs(f"an endless line: {self.said}")
+            raise wire.NotOurs(f"an endless line: {self.unread}")
 
-    def challenge(self, secret: bytes, guest_nonce: str) -> bool:
-        """Answers a knock: from now on messages are signed; returns whether the connection took it."""
+    def challenge(self, secret: bytes, client_nonce: str) -> bool:
+        """Answers a knock, from where on messages are signed; returns whether it was sent."""
         nonce = new_nonce()
-        self.session = Session(secret, guest_nonce, nonce, HOST)
+        self.session = Session(secret, client_nonce, nonce, SERVER)
         return self.send(wire.encode("challenge", nonce=nonce))
 
     def send(self, message: bytes) -> bool:
-        """Sends a message, signed if this end can; returns whether the connection took it."""
+        """Sends a message, signed after the challenge; returns whether it was sent."""
         try:
-            self.connection.settimeout(_SEND_S)
-            self.connection.sendall(self.session.sign(message) if self.session else message)
-            self.connection.setblocking(False)
+            self.socket.settimeout(_SEND_S)
+            self.socket.sendall(self.session.sign(message) if self.session else message)
+            self.socket.setblocking(False)
         except OSError:
             return False
         return True
 
     def is_gone(self) -> bool:
-        """Whether the other end has closed, even if that was not read yet."""
+        """Returns whether the other end has closed, even before the end is read."""
         try:
-            return self.connection.recv(1, socket.MSG_PEEK) == b""
+            return self.socket.recv(1, socket.MSG_PEEK) == b""
         except BlockingIOError:
             return False
         except OSError:
             return True
 
-    def wait_for_end(self, until: float) -> None:
-        """Waits until the other end has closed, or until `until` on the clock of `time.monotonic`."""
+    def wait_for_close(self, until: float) -> None:
+        """Waits until the other end has closed, or until the time `until` of `time.monotonic`."""
         with contextlib.suppress(OSError):
             while (left_s := until - time.monotonic()) > 0:
-                self.connection.settimeout(left_s)
-                if not self.connection.recv(65536):
+                self.socket.settimeout(left_s)
+                if not self.socket.recv(65536):
                     return

@@ -1,13 +1,12 @@
-"""A rendezvous of all training processes before any of them starts TensorFlow's server.
+"""Runs a rendezvous of all training processes before any of them starts TensorFlow's server.
 
-A TensorFlow job whose processes do not all come, or come with different ideas of the cluster, waits silently
-for minutes. So they meet first, over plain sockets, at rank 0's address: the very port that TensorFlow's
-server takes afterwards, so no other port needs to be open. Everybody hears the same outcome.
+TensorFlow waits silently for minutes if processes are missing, or disagree on the cluster. So the processes first
+exchange facts over plain sockets, at rank 0's address: the port that TensorFlow's server takes afterwards, so that no
+other port must be open. All processes get the same result, or the same error.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import socket
 import time
@@ -15,20 +14,21 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tfdistkit.cluster.rendezvous.client import Guest
+from tfdistkit.cluster.rendezvous.client import Client
 from tfdistkit.cluster.rendezvous.protocol import LONGEST_WAIT_S, Facts, Hello, are_facts
-from tfdistkit.cluster.rendezvous.server import Host
+from tfdistkit.cluster.rendezvous.server import Server
 from tfdistkit.cluster.spec import ClusterSpec
 from tfdistkit.errors import ClusterConfigError, OptionError, explain
+from tfdistkit.validation import require_positive
 
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """What came out of a rendezvous.
+    """Holds the result of a rendezvous.
 
     Args:
         facts: The facts of every process, in rank order.
-        waited_s: How many seconds this process spent in the rendezvous.
+        waited_s: The seconds that this process spent in the rendezvous.
     """
 
     facts: tuple[Facts, ...]
@@ -36,24 +36,24 @@ class Rendezvous:
 
 
 def exchange_facts(spec: ClusterSpec, facts: Mapping[str, str | int], timeout_s: float) -> Rendezvous:
-    """Waits until every training process of the job is there, and tells each what the others said.
+    """Waits until every training process of the job has joined, and exchanges facts between them.
 
-    When it returns, rank 0's port is free again at once, for TensorFlow's server. The facts named
-    `tensorflow`, `keras` and `tfdistkit` are versions that must agree; the others may differ.
+    On return, rank 0's port is free for TensorFlow's server. The facts `tensorflow`, `keras` and `tfdistkit` are
+    versions that must be equal on all ranks; other facts may differ.
 
     Args:
-        spec: The cluster; a single process meets nobody.
-        facts: What the others shall know of this process: versions, a proposal for a seed.
-        timeout_s: The deadline in seconds. The job fails at the earliest deadline of those who came.
+        spec: The cluster; a single process waits for no peers.
+        facts: The facts of this process for its peers: versions, a proposal for a seed.
+        timeout_s: The timeout in seconds. The job fails at the earliest deadline of the processes that joined.
 
     Returns:
         The facts of all ranks.
 
     Raises:
-        RendezvousError: if the deadline passed; the message names who is missing or cannot be reached.
-        ClusterConfigError: if the processes contradict each other: one rank twice, another list of addresses,
-            other versions; or if this process's port is taken.
-        OptionError: if `timeout_s` is not a positive number, or a fact is neither text nor a whole number.
+        RendezvousError: if the timeout passed; the message names the ranks that are missing or unreachable.
+        ClusterConfigError: if the processes contradict each other (a duplicate rank, different addresses or versions),
+            or this process's port is taken.
+        OptionError: if `timeout_s` is not a positive number, or a fact is neither text nor an integer.
     """
     _check_arguments(spec, facts, timeout_s)
     timeout_s = min(timeout_s, LONGEST_WAIT_S)
@@ -67,22 +67,20 @@ def exchange_facts(spec: ClusterSpec, facts: Mapping[str, str | int], timeout_s:
         token=uuid.uuid4().hex,
         remaining_s=timeout_s,
     )
-    everyone: tuple[Facts, ...] = (hello.facts,)
+    all_facts: tuple[Facts, ...] = (hello.facts,)
     if spec.world_size > 1:
-        role = Host if spec.rank == 0 else Guest
-        everyone = role(spec, hello, start + timeout_s).run()
-    return Rendezvous(everyone, time.monotonic() - start)
+        role = Server if spec.rank == 0 else Client
+        all_facts = role(spec, hello, start + timeout_s).run()
+    return Rendezvous(all_facts, time.monotonic() - start)
 
 
 def _check_arguments(spec: ClusterSpec, facts: Mapping[str, str | int], timeout_s: float) -> None:
-    if not (timeout_s > 0 and math.isfinite(timeout_s)):
-        what = "`timeout_s` is not a positive number of seconds."
-        raise OptionError(explain(what, received=f"timeout_s={timeout_s}", expected="a number above 0"))
+    require_positive("timeout_s", timeout_s, "seconds")
     if not are_facts(dict(facts)):
-        what = "`facts` holds something that is neither text nor a whole number."
-        raise OptionError(explain(what, received=repr(dict(facts)), expected="names with texts or whole numbers"))
+        what = "`facts` must map names to text or integers."
+        raise OptionError(explain(what, received=repr(dict(facts))))
     if not spec.is_complete:
         missing = ", ".join(str(rank) for rank, address in enumerate(spec.workers) if not address)
-        what = f"{spec.source} does not tell the addresses of all training processes."
-        do = "List them all: synchronous training needs to know everybody."
+        what = f"{spec.source} must list the addresses of all training processes."
+        do = "List the address of every chief and worker: synchronous training needs all of them."
         raise ClusterConfigError(explain(what, received=f"no address of rank {missing}", do=do))

@@ -1,15 +1,15 @@
-"""The rendezvous point of Horovod's Gloo ranks: a small store of keys and values over HTTP.
+"""Serves the rendezvous of Horovod's Gloo ranks: a small key-value store over HTTP.
 
-Each rank of Gloo puts its address under `/<scope>/<key>`, asks for the others' again and again, and deletes its own
-when all are connected. The scope `global` holds all ranks and comes first; what follows (one scope per host, per local
-rank, per process set) finds all ranks at work already.
+Each rank of Gloo puts its address under `/<scope>/<key>`, polls for the addresses of its peers, and deletes its own
+once all are connected. The scope `global`, with all ranks, comes first; in later scopes (one per host, per local rank,
+per process set) all ranks are running already.
 
-A rank that asks for another's address is answered when **all** have put theirs, not before: Horovod counts its timeout
-(30 s) from then on. So a rank that takes long to start, because it loads data or the machine is busy, breaks nothing.
+The store answers a request for an address once **all** ranks have put theirs: Horovod's timeout (30 s) starts then. So
+a rank may start late, because it loads data or the machine is busy.
 
-Horovod's client sends no credentials, but what it is told as the host of the store becomes the beginning of each URL
-(`horovod.store_variables`). So every path begins with a secret, and who does not know it reads and writes nothing. What
-ranks can keep in here is bounded, and so is how many connections strangers hold, and for how long.
+Horovod's client sends no credentials, but copies the host of the store into each URL (`horovod.store_variables`). So
+every path begins with a secret, without which nothing is read or written. The bytes in the store are bounded, and so
+are the number and the duration of connections without the secret.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-# The scope of all ranks, and what Gloo writes there about hosts, which is asked for before the addresses are there.
+# The scope of all ranks, and the prefix of Gloo's keys about hosts, which are read before all addresses are put.
 _ALL_RANKS = "global"
 _HOST_KEY = "rank_"
-# A rank puts an address of 136 bytes for each of the others, in a few scopes; those of process sets come on top.
+# A rank puts an address of 136 bytes for each peer in a few scopes, and in those of process sets.
 _BYTES_PER_ADDRESS = 1024
 _LEAST_VALUE_BYTES = 64 * 1024
 _LEAST_ROOM_BYTES = 64 * 1024**2
-# What a value takes besides itself and its name.
+# Overhead of a value, besides its bytes and its name.
 _ENTRY_BYTES = 512
 _LONGEST_NAME = 512
-# A client has so long until it has asked, secret and all; and a rank for each piece of what it puts.
-_PATIENCE_WITH_STRANGERS_S = 10.0
-_SILENCE_S = 60.0
-# So many connections that have not said the secret yet, besides two for each rank.
-_MOST_STRANGERS = 64
+# Timeouts in seconds for a client to send the secret, and for a rank to send each part of a value.
+_SECRET_TIMEOUT_S = 10.0
+_READ_TIMEOUT_S = 60.0
+# Most connections that have not sent the secret, besides two for each rank.
+_MOST_UNIDENTIFIED = 64
 _SECRET_BYTES = 16
 
 
 class GlooStore:
-    """Serves until it is closed.
+    """Serves the store from a thread until `close`.
 
     Args:
-        world_size: How many ranks meet.
+        world_size: The number of ranks.
         host: The address to listen on; the ranks must reach it.
-        patience_s: How long a rank is held up for the others before it is told that they are not there.
-        secret: What every path begins with; None for a new one.
+        patience_s: The seconds that a request waits for the addresses of all ranks, before the answer 404.
+        secret: The prefix of every path; None for a new one.
     """
 
     def __init__(self, world_size: int, host: str = "127.0.0.1", patience_s: float = 600.0, secret: str | None = None):
@@ -56,7 +56,7 @@ class GlooStore:
         self._server = _Server((host, 0), _Handler)
         self._server.values = _Values(world_size, patience_s)
         self._server.first_part = f"{self.secret}:{self.address[1]}".encode()
-        self._server.most_strangers = _MOST_STRANGERS + 2 * world_size
+        self._server.most_unidentified = _MOST_UNIDENTIFIED + 2 * world_size
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(0.05,), name="tfdistkit-gloo-store", daemon=True
         )
@@ -65,12 +65,12 @@ class GlooStore:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where it listens."""
+        """Returns the host and the port of the server."""
         host, port = self._server.server_address[:2]
         return str(host), int(port)
 
     def close(self) -> None:
-        """Lets go of those who wait, and gives the port back; a second call does nothing."""
+        """Answers waiting requests, and releases the port; a second call does nothing."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -81,11 +81,11 @@ class GlooStore:
 
 
 class _NoRoomError(Exception):
-    """More than the ranks of a job put."""
+    """The store is full: the ranks of a job put less."""
 
 
 class _Values:
-    """The values of all scopes."""
+    """Holds the values of all scopes."""
 
     def __init__(self, world_size: int, patience_s: float):
         self._addresses = {str(rank) for rank in range(world_size)}
@@ -97,7 +97,7 @@ class _Values:
         self._is_closed = False
 
     def put(self, scope: str, key: str, value: bytes) -> None:
-        """Keeps a value. Raises _NoRoomError."""
+        """Stores a value. Raises _NoRoomError."""
         with self._changed:
             values = self._scopes.setdefault(scope, {})
             room_bytes = self._room_bytes + _size(scope, key, values.get(key)) - _size(scope, key, value)
@@ -108,7 +108,7 @@ class _Values:
             self._changed.notify_all()
 
     def get(self, scope: str, key: str) -> bytes | None:
-        """The value; None when it is not there, in the scope of all ranks only after some waiting."""
+        """Returns a value, or None; in the scope of all ranks, waits until all addresses are put."""
         deadline = time.monotonic() + self._patience_s
         with self._changed:
             while scope == _ALL_RANKS and not self._is_ready(key) and not self._is_closed:
@@ -131,8 +131,8 @@ class _Values:
             self._changed.notify_all()
 
     def _is_ready(self, key: str) -> bool:
-        there = self._scopes.get(_ALL_RANKS, {})
-        return key in there if key.startswith(_HOST_KEY) else self._addresses <= there.keys()
+        values = self._scopes.get(_ALL_RANKS, {})
+        return key in values if key.startswith(_HOST_KEY) else self._addresses <= values.keys()
 
 
 def _size(scope: str, key: str, value: bytes | None) -> int:
@@ -142,55 +142,55 @@ def _size(scope: str, key: str, value: bytes | None) -> int:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
-    # All ranks may come at once.
+    # All ranks may connect at once.
     request_queue_size = 1024
     values: _Values
     first_part: bytes
-    most_strangers: int
+    most_unidentified: int
 
     def __init__(self, *args: Any):
         super().__init__(*args)
-        # Those that have not said the secret, the oldest first, and since when.
-        self._strangers: dict[socket.socket, float] = {}
+        # Connections that have not sent the secret -> when they were opened, the oldest first.
+        self._unidentified: dict[socket.socket, float] = {}
         self._lock = threading.Lock()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serves a client in a thread of its own. When there are too many strangers, the one that came first goes."""
+        """Serves a client in its own thread; disconnects the oldest unidentified one if there are too many."""
         with self._lock:
-            if len(self._strangers) >= self.most_strangers:
-                self._turn_away(next(iter(self._strangers)))
-            self._strangers[request] = time.monotonic()
+            if len(self._unidentified) >= self.most_unidentified:
+                self._disconnect(next(iter(self._unidentified)))
+            self._unidentified[request] = time.monotonic()
         super().process_request(request, client_address)
 
     def service_actions(self) -> None:
-        """Is called again and again."""
-        long_ago = time.monotonic() - _PATIENCE_WITH_STRANGERS_S
+        """Disconnects clients that have not sent the secret in time; `serve_forever` calls it at each poll."""
+        oldest = time.monotonic() - _SECRET_TIMEOUT_S
         with self._lock:
-            for stranger in [one for one, since in self._strangers.items() if since < long_ago]:
-                self._turn_away(stranger)
+            for client in [one for one, since in self._unidentified.items() if since < oldest]:
+                self._disconnect(client)
 
     def forget(self, request: Any) -> None:
-        """Knows a client to be a rank, or gone."""
+        """Removes a client from the unidentified ones: it is a rank, or has closed."""
         with self._lock:
-            self._strangers.pop(request, None)
+            self._unidentified.pop(request, None)
 
     def shutdown_request(self, request: Any) -> None:
         self.forget(request)
         super().shutdown_request(request)
 
-    def _turn_away(self, stranger: socket.socket) -> None:
-        """Its thread reads the end of what it sends, and leaves."""
-        self._strangers.pop(stranger)
+    def _disconnect(self, client: socket.socket) -> None:
+        """Shuts a connection down, so that its thread reads the end and returns."""
+        self._unidentified.pop(client)
         with contextlib.suppress(OSError):
-            stranger.shutdown(socket.SHUT_RDWR)
+            client.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A rank that was killed in the middle of a request is told of elsewhere."""
+        """Ignores errors: the launcher reports a rank that was killed during a request."""
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
-    timeout = _SILENCE_S
+    timeout = _READ_TIMEOUT_S
 
     def do_GET(self) -> None:
         place = self._place()
@@ -209,7 +209,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(413)
         else:
             value = self.rfile.read(int(length))
-            if len(value) == int(length):  # else the rank went away
+            if len(value) == int(length):  # otherwise the rank has closed
                 self._keep(place, value)
 
     def do_DELETE(self) -> None:
@@ -227,10 +227,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Says nothing: each rank asks hundreds of times."""
+        """Logs nothing: each rank sends hundreds of requests."""
 
     def _place(self) -> tuple[str, str] | None:
-        """Scope and key; None for a stranger, or a path that no rank asks for: that is answered."""
+        """Returns scope and key; answers an invalid request or one without the secret itself, and returns None."""
         parts = self.path.split("/", 4)
         if len(parts) < 2 or parts[0] or not hmac.compare_digest(parts[1].encode(), self.server.first_part):
             self._answer(403)

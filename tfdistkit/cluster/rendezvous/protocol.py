@@ -1,17 +1,17 @@
-"""What the processes of a rendezvous say to each other: one line of JSON per message, bounded in size.
+"""Encodes and decodes the messages of a rendezvous: one line of JSON per message, bounded in size.
 
 ```
-guest -> host   knock      a random number
-host  -> guest  challenge  another one           from here on signed with the job's secret (`secret`)
-guest -> host   hello      rank, its view of the cluster, its facts
-host  -> guest  welcome    (so that a silent port is told apart from a patient one)
-host  -> guest  ready?     everybody is here; who is still awake?
-guest -> host   ready
-host  -> guest  result     the facts of all ranks      or, at any time,  error  the message for everybody
+client -> server  knock      a nonce
+server -> client  challenge  another nonce         from here on signed with the job's secret (`secret`)
+client -> server  hello      rank, its list of addresses, its facts
+server -> client  welcome    tells a waiting rank 0 from a port that never answers
+server -> client  ready?     all ranks have joined; does this one still answer?
+client -> server  ready
+server -> client  result     the facts of all ranks      or, at any time,  error  the same message for all ranks
 ```
 
-Rank 0 proves first that it knows the secret: whoever else listens at its address learns nothing. Whatever comes from
-the network is checked field by field and bounded; nothing of it is ever executed or unpickled.
+Rank 0 proves first that it knows the secret, so another process at its address learns nothing. Every field from the
+network is checked and bounded; none is executed or unpickled.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-# Marks our messages; the number changes when they do.
+# Marks messages of this protocol, and its version.
 MAGIC = "tfdistkit-meeting"
 PROTOCOL = 2
-# A hello holds the addresses of all workers: some thousands of them fit.
+# Bytes. A hello holds the addresses of all workers: some thousands of them fit.
 LONGEST_HELLO_BYTES = 256 * 1024
-# Nothing that our processes say is larger: about 30 years; process ids, seeds and ports; the names of hosts (RFC 1035
+# Bounds of valid messages: a timeout of about 30 years; process ids, seeds and ports; the names of hosts (RFC 1035
 # allows 253 characters) and versions.
 LONGEST_WAIT_S = 1e9
 _LARGEST_NUMBER = 2**63
@@ -40,21 +40,21 @@ Facts = Mapping[str, "str | int"]
 
 
 class NotOurs(ValueError):
-    """A line that no process of tfdistkit has sent."""
+    """A line is not a message of this protocol."""
 
 
 @dataclass(frozen=True)
 class Hello:
-    """What a process says when it comes.
+    """Introduces a process to rank 0.
 
     Args:
-        rank: Its rank.
-        addresses: Its view of the training processes, in rank order.
-        facts: What it wants the others to know: versions, a proposal for a seed.
+        rank: The rank of the process.
+        addresses: Its list of the training processes, in rank order.
+        facts: Its facts for its peers: versions, a proposal for a seed.
         host: The name of its machine.
         pid: Its process id.
-        token: Tells a process that comes back from another one with the same rank.
-        remaining_s: After how many seconds it will stop waiting.
+        token: Tells a process that reconnects from another one with the same rank.
+        remaining_s: The seconds until its timeout.
         protocol: `PROTOCOL` of its tfdistkit.
     """
 
@@ -77,7 +77,7 @@ def decode(line: bytes) -> dict[str, Any]:
     """Returns the fields of a message.
 
     Raises:
-        NotOurs: if the line is not one of our messages.
+        NotOurs: if the line is not a message of this protocol.
     """
     try:
         message = json.loads(line, parse_constant=_no_constant)
@@ -89,18 +89,18 @@ def decode(line: bytes) -> dict[str, Any]:
 
 
 def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON's (RFC 8259)")
+    raise ValueError(f"{name} is not a JSON number (RFC 8259)")
 
 
 def decode_nonce(message: Mapping[str, Any]) -> str:
-    """Returns the random number in a knock or a challenge.
+    """Returns the nonce in a knock or a challenge.
 
     Raises:
-        NotOurs: if there is none.
+        NotOurs: if it has no valid nonce.
     """
     nonce = message.get("nonce")
     if not isinstance(nonce, str) or not 0 < len(nonce) <= _LONGEST_NONCE:
-        raise NotOurs(f"{message['kind']!r} without a random number")
+        raise NotOurs(f"{message['kind']!r} without a nonce")
     return nonce
 
 
@@ -113,7 +113,7 @@ def decode_hello(line: bytes) -> Hello:
     """Returns the hello in a line.
 
     Raises:
-        NotOurs: if the line is something else.
+        NotOurs: if the line is not a hello.
     """
     message = decode(line)
     numbers = [message.get(name) for name in ("rank", "pid", "protocol")]
@@ -137,7 +137,7 @@ def decode_hello(line: bytes) -> Hello:
 
 
 def are_facts(value: Any) -> bool:
-    """Whether a value has the form of one rank's facts: a few names with texts or whole numbers (64 bits)."""
+    """Returns whether a value has the form of facts: a few names with text or integers (64 bits)."""
     if not isinstance(value, dict) or len(value) > _MOST_FACTS:
         return False
     return all(_is_text(name) and (_is_text(fact) or _is_number(fact)) for name, fact in value.items())
@@ -152,7 +152,7 @@ def _is_number(value: Any, least: int = -_LARGEST_NUMBER) -> bool:
 
 
 def printable(text: str) -> str:
-    """Returns a peer's text for a message: what a terminal would obey is shown as its code, line ends are kept."""
+    """Escapes a peer's text for a message: control characters are replaced, except line ends."""
     return "".join(one if one == "\n" or one.isprintable() else ascii(one)[1:-1] for one in text)
 
 
@@ -162,9 +162,9 @@ def shown(line: bytes) -> str:
 
 
 def close_abruptly(connection: socket.socket) -> None:
-    """Closes a connection with a reset, so that no TIME_WAIT stays with this end's port."""
+    """Closes a connection with a reset, so that this end's port is not kept in TIME_WAIT."""
     try:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     except OSError:
-        pass  # the other end was faster
+        pass  # the other end has closed already
     connection.close()
