@@ -114,7 +114,7 @@ def test_jobs_without_a_cluster(
     put(monkeypatch, BATCH, {"PE_HOSTFILE": str(tmp_path / "hosts")})
     rows, _ = shown(capsys)
     assert "  SLURM job   4711, outside of its steps: a single process. Start several with `srun`." in rows
-    assert "  SGE job     a:4, b:2: a single process" in rows
+    assert "  SGE job     a:4, b:2: a single process. Start several with `tfdistkit run`." in rows
     assert "cluster from  single process" in rows
     put(monkeypatch, {"PE_HOSTFILE": str(tmp_path / "none")})
     assert any(row.startswith("  SGE job     invalid: `PE_HOSTFILE`") for row in shown(capsys)[0])

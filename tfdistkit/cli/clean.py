@@ -8,11 +8,9 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
+from tfdistkit.cli.parser import Parser
 from tfdistkit.launcher.old_runs import KEPT_DAYS, remove_old_runs
-
-_USAGE_EXIT_CODE = 2
 
 _DESCRIPTION = f"""\
 Removes the run folders (logs, events, crash records) that `tfdistkit run` without --log-dir and tfdistkit.launch kept
@@ -24,11 +22,6 @@ examples:
   tfdistkit clean                    all run folders in the folder for temporary files
   tfdistkit clean --older-than 1     only of jobs that ended a day ago or more
   tfdistkit clean --dry-run .        show those of SLURM jobs that were submitted in this folder"""
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(_USAGE_EXIT_CODE, f"{self.prog}: {message}\nSee `{self.prog} --help`.\n")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -57,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """Makes the parser of the command."""
-    parser = _Parser(
+    parser = Parser(
         prog="tfdistkit clean",
         description=_DESCRIPTION,
         epilog=_EPILOG,

@@ -7,9 +7,9 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
 from tfdistkit import env
+from tfdistkit.cli.parser import Parser
 
 _DESCRIPTION = """\
 Writes a data set as TFRecords in files whose sizes differ by at most one element, reads them back and compares counts
@@ -32,16 +32,10 @@ examples:
 exit codes:
   0 written and verified; 1 failed, and OUT does not exist; 2 wrong usage, or invalid SOURCE"""
 
-_USAGE_EXIT_CODE = 2
 # Options passed unchanged to the writing process.
 _PASSED = ("source", "out", "shards", "split", "data_dir", "label", "delimiter")
 # The module of the training wing that replaces this process, and loads TensorFlow.
 _WRITER = "tfdistkit.data.writing.command"
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(_USAGE_EXIT_CODE, f"{self.prog}: {message}\nSee `tfdistkit data write --help`.\n")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -62,10 +56,10 @@ def main(arguments: Sequence[str]) -> int:
     os.execve(sys.executable, [sys.executable, "-m", _WRITER, json.dumps(passed)], env.child_env(quiet))
 
 
-def make_parser() -> _Parser:
+def make_parser() -> Parser:
     """Makes the parser of the command."""
     form = argparse.RawDescriptionHelpFormatter
-    parser = _Parser(prog="tfdistkit data", description=_DESCRIPTION, formatter_class=form, allow_abbrev=False)
+    parser = Parser(prog="tfdistkit data", description=_DESCRIPTION, formatter_class=form, allow_abbrev=False)
     actions = parser.add_subparsers(dest="action", required=True, metavar="write")
     write = actions.add_parser(
         "write",

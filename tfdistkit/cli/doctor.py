@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import NoReturn
 
+from tfdistkit.cli.parser import Parser
 from tfdistkit.cli.run import host_options
 from tfdistkit.cluster.environments.host_list import HostSlots
 from tfdistkit.doctor.findings import Finding, Level, as_json, as_text
@@ -33,11 +33,6 @@ examples:
 exit codes:
   0 the requested strategies and hosts work, or all that are installed
   1 some do not work; 2 wrong usage"""
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}\nSee `tfdistkit doctor --help`.\n")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -92,9 +87,9 @@ def _one_slot_each(hosts: HostsSpec | None) -> HostsSpec | None:
     return replace(hosts, slots=tuple(HostSlots(one.host, 1) for one in hosts.slots))
 
 
-def make_parser() -> _Parser:
+def make_parser() -> Parser:
     """Makes the parser of the command."""
-    parser = _Parser(
+    parser = Parser(
         prog="tfdistkit doctor",
         description=_DESCRIPTION,
         epilog=_EPILOG,

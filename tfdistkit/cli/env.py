@@ -6,13 +6,15 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from tfdistkit import env
+from tfdistkit.cli.parser import USAGE_EXIT_CODE, Parser
 from tfdistkit.cluster.detection import Finding, detect_cluster, run_all_readers
-from tfdistkit.cluster.environments import sge, slurm
+from tfdistkit.cluster.environments import slurm
 from tfdistkit.cluster.environments.host_list import HostSlots
 from tfdistkit.cluster.environments.mpi_addresses import can_exchange
+from tfdistkit.cluster.environments.registry import allocated_hosts
 from tfdistkit.cluster.spec import ClusterSpec
 from tfdistkit.errors import ClusterConfigError
 
@@ -24,16 +26,10 @@ _EPILOG = """\
 exit codes:
   0 the variables describe a cluster or a single process; 2 they are invalid, or contradict each other"""
 
-_USAGE_EXIT_CODE = 2
 # Most processes listed without --json.
 _MOST_ROWS = 32
 # Longer values are shortened without --json (characters).
 _LONGEST_VALUE = 100
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(_USAGE_EXIT_CODE, f"{self.prog}: {message}\nSee `tfdistkit env --help`.\n")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -60,13 +56,13 @@ def main(arguments: Sequence[str]) -> int:
         # Flushed first: a file that takes both streams must have the findings before the error.
         sys.stdout.flush()
         print(f"tfdistkit env: {error}", file=sys.stderr)
-        return _USAGE_EXIT_CODE
+        return USAGE_EXIT_CODE
     return 0
 
 
-def make_parser() -> _Parser:
+def make_parser() -> Parser:
     """Makes the parser of the command."""
-    parser = _Parser(
+    parser = Parser(
         prog="tfdistkit env",
         description=_DESCRIPTION,
         epilog=_EPILOG,
@@ -106,12 +102,12 @@ def _notes() -> dict[str, str]:
     if job is not None:
         notes["SLURM job"] = f"{job}, outside of its steps: a single process. Start several with `srun`."
     try:
-        hosts = sge.read_pe_hostfile()
+        hosts = allocated_hosts()
     except ClusterConfigError as error:
         notes["SGE job"] = f"invalid: {error}"
     else:
         if hosts is not None:
-            notes["SGE job"] = f"{_slots(hosts)}: a single process"
+            notes["SGE job"] = f"{_slots(hosts)}: a single process. Start several with `tfdistkit run`."
     return notes
 
 

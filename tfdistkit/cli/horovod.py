@@ -6,8 +6,8 @@ import argparse
 import shutil
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
+from tfdistkit.cli.parser import Parser
 from tfdistkit.errors import TfdistkitError
 from tfdistkit.horovod_build.checking import check_horovod, status_text
 from tfdistkit.horovod_build.installing import install_horovod, plan_build, plan_text
@@ -26,11 +26,6 @@ examples:
 
 exit codes:
   0 Horovod works; 1 it does not, or a step failed; 2 wrong usage"""
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}\nSee `tfdistkit horovod --help`.\n")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -69,10 +64,10 @@ def _install(python: str, options: argparse.Namespace) -> int:
     return 0
 
 
-def make_parser() -> _Parser:
+def make_parser() -> Parser:
     """Makes the parser of the command."""
     form = argparse.RawDescriptionHelpFormatter
-    parser = _Parser(
+    parser = Parser(
         prog="tfdistkit horovod",
         description=_DESCRIPTION,
         epilog=_EPILOG,

@@ -6,8 +6,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
+from tfdistkit.cli.parser import USAGE_EXIT_CODE, Parser
 from tfdistkit.errors import OptionError
 from tfdistkit.launcher.kubernetes.manifest import KINDS, PodsSpec, manifests
 from tfdistkit.launcher.kubernetes.pod_parts import (
@@ -42,16 +42,10 @@ examples:
       --toleration nvidia.com/gpu:NoSchedule --service-account trainer train.py /data
   tfdistkit k8s manifest --kind tfjob --image registry/train:1 -np 4 --ps 2 -m my_package.train"""
 
-_USAGE_EXIT_CODE = 2
 _IN_PLAIN_TEXT = (
     "the manifest contains the value of {name} in plain text, for all users with access to it or to the pods. "
     "Put the value into a Secret instead: --env-from-secret {name}=SECRET:KEY"
 )
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(_USAGE_EXIT_CODE, f"{self.prog}: {message}\nSee `tfdistkit k8s manifest --help`.\n")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -72,17 +66,17 @@ def main(arguments: Sequence[str]) -> int:
         job = _job(found, tuple(words))
     except OptionError as error:
         print(f"tfdistkit k8s manifest: {error}", file=sys.stderr)
-        return _USAGE_EXIT_CODE
+        return USAGE_EXIT_CODE
     print("---\n".join(map(to_yaml, manifests(job))), end="")
     for name in [name for name, value in job.env.items() if is_secret(name, value)]:
         print(f"tfdistkit k8s manifest: {_IN_PLAIN_TEXT.format(name=name)}", file=sys.stderr)
     return 0
 
 
-def make_parser() -> _Parser:
+def make_parser() -> Parser:
     """Makes the parser of the command."""
-    parser = _Parser(prog="tfdistkit k8s", add_help=True, allow_abbrev=False)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="manifest", parser_class=_Parser)
+    parser = Parser(prog="tfdistkit k8s", add_help=True, allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="manifest", parser_class=Parser)
     manifest = commands.add_parser(
         "manifest",
         help="write a manifest",

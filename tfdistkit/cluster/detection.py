@@ -2,36 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from tfdistkit import env
 from tfdistkit.cluster import requested
 from tfdistkit.cluster.conflicts import require_agreement
-from tfdistkit.cluster.environments import horovod, mpi, slurm
+from tfdistkit.cluster.environments.registry import Environment, environments
 from tfdistkit.cluster.spec import ClusterSpec
-from tfdistkit.cluster.tf_config import from_tf_config
 from tfdistkit.errors import ClusterConfigError, explain, nearest
 
 # Value of `TFDISTKIT_CLUSTER` for a single process, whatever the other variables are.
 _SINGLE = "single"
-
-
-@dataclass(frozen=True)
-class Reader:
-    """Reads the cluster from the variables of one launcher.
-
-    Args:
-        name: The value of `TFDISTKIT_CLUSTER` that selects it.
-        variables: The variables that it reads.
-        read: Returns the cluster, or None if the variables are not set.
-        explains: Names of later readers to ignore, because this reader's launcher sets their variables.
-    """
-
-    name: str
-    variables: tuple[str, ...]
-    read: Callable[[], ClusterSpec | None]
-    explains: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -51,19 +33,8 @@ class Finding:
     error: ClusterConfigError | None = None
 
 
-def _read_tf_config() -> ClusterSpec | None:
-    text = env.text(env.TF_CONFIG)
-    return None if text is None else _with_local_rank(from_tf_config(text))
-
-
-# In order of priority: the first reader that finds a cluster wins. A new scheduler is one reader and one row.
-_READERS = (
-    Reader("tf_config", (env.TF_CONFIG, env.LOCAL_RANK, env.LOCAL_WORLD_SIZE), _read_tf_config),
-    Reader("horovod", horovod.VARIABLES, horovod.read_horovod),
-    # On remote hosts of an allocation, mpirun starts its daemons with srun: the variables of that step are ignored.
-    Reader("mpi", mpi.VARIABLES, mpi.read_mpi, explains=("slurm",)),
-    Reader("slurm", slurm.VARIABLES, slurm.read_slurm),
-)
+def _readers() -> tuple[Environment, ...]:
+    return tuple(one for one in environments() if one.read is not None)
 
 
 def detect_cluster() -> ClusterSpec:
@@ -84,10 +55,11 @@ def detect_cluster() -> ClusterSpec:
     only = env.text(env.CLUSTER)
     if only is not None:
         return _read_only(only)
-    for position, reader in enumerate(_READERS):
-        cluster = reader.read()
+    readers = _readers()
+    for position, reader in enumerate(readers):
+        cluster = _read(reader)
         if cluster is not None:
-            _check_others(reader, cluster, _READERS[position + 1 :])
+            _check_others(reader, cluster, readers[position + 1 :])
             return cluster
     return ClusterSpec()
 
@@ -98,13 +70,17 @@ def run_all_readers() -> tuple[Finding, ...]:
     Returns:
         One finding for each reader, in order of priority.
     """
-    return tuple(_finding(reader) for reader in _READERS)
+    return tuple(_finding(reader) for reader in _readers())
 
 
-def _finding(reader: Reader) -> Finding:
+def _read(reader: Environment) -> ClusterSpec | None:
+    return None if reader.read is None else reader.read()
+
+
+def _finding(reader: Environment) -> Finding:
     values = {name: value for name in reader.variables if (value := env.text(name)) is not None}
     try:
-        return Finding(reader.name, values, reader.read())
+        return Finding(reader.name, values, _read(reader))
     except ClusterConfigError as error:
         return Finding(reader.name, values, error=error)
 
@@ -112,7 +88,8 @@ def _finding(reader: Reader) -> Finding:
 def _read_only(name: str) -> ClusterSpec:
     if name == _SINGLE:
         return ClusterSpec()
-    names = [reader.name for reader in _READERS]
+    readers = {reader.name: reader for reader in _readers()}
+    names = list(readers)
     if name not in names:
         raise ClusterConfigError(
             explain(
@@ -120,8 +97,8 @@ def _read_only(name: str) -> ClusterSpec:
                 received=f"{env.CLUSTER}={name}",
             )
         )
-    reader = _READERS[names.index(name)]
-    cluster = reader.read()
+    reader = readers[name]
+    cluster = _read(reader)
     if cluster is None:
         raise ClusterConfigError(
             explain(
@@ -134,7 +111,7 @@ def _read_only(name: str) -> ClusterSpec:
     return cluster
 
 
-def _check_others(reader: Reader, cluster: ClusterSpec, others: tuple[Reader, ...]) -> None:
+def _check_others(reader: Environment, cluster: ClusterSpec, others: tuple[Environment, ...]) -> None:
     """Checks that later readers find the same job. Their own errors are ignored: they are not used."""
     own, explained = _finding(reader), set(reader.explains)
     for other in others:
@@ -198,22 +175,3 @@ def is_chief() -> bool:
     """
     requested.note("rank")
     return detect_cluster().is_chief
-
-
-def _with_local_rank(spec: ClusterSpec) -> ClusterSpec:
-    """Overrides the local rank that the address list implies with the launcher's variables."""
-    local_rank = env.integer(env.LOCAL_RANK)
-    size = env.integer(env.LOCAL_WORLD_SIZE)
-    if local_rank is None and size is None or spec.is_coordinator or not spec.is_training:
-        return spec
-    received = f"{env.LOCAL_RANK}={local_rank}, {env.LOCAL_WORLD_SIZE}={size}, world size {spec.world_size}"
-    if local_rank is None or size is None:
-        what = f"`{env.LOCAL_RANK}` and `{env.LOCAL_WORLD_SIZE}` must be set together."
-        raise ClusterConfigError(explain(what, received=received, expected="both of them, or neither"))
-    if not 1 <= size <= spec.world_size:
-        what = f"`{env.LOCAL_WORLD_SIZE}` must be from 1 to the world size in {spec.source}."
-        raise ClusterConfigError(explain(what, received=received, expected=f"1 to {spec.world_size}"))
-    if not 0 <= local_rank < size:
-        what = f"`{env.LOCAL_RANK}` must be at least 0 and below `{env.LOCAL_WORLD_SIZE}`."
-        raise ClusterConfigError(explain(what, received=received, expected=f"0 to {size - 1}"))
-    return replace(spec, local_rank=local_rank, local_world_size=size)

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from tfdistkit import env
-from tfdistkit.errors import OptionError
+from tfdistkit.cluster.environments.host_list import HostSlots
+from tfdistkit.cluster.environments.registry import allocated_hosts
+from tfdistkit.errors import OptionError, TfdistkitError
 from tfdistkit.launcher.hosts import HostsSpec, parse_hosts, read_hostfile
 
 # Options that need hosts: attribute, spelling.
@@ -69,14 +71,18 @@ def read(found: argparse.Namespace, error: Callable[[str], NoReturn]) -> HostsSp
         found: The parsed options.
         error: Exits the command with a message.
     """
-    if found.hosts is None and found.hostfile is None:
+    try:
+        slots = _slots(found)
+    except TfdistkitError as invalid:
+        error(str(invalid))
+    if slots is None:
         for name, spelling in _OF_HOSTS:
             if getattr(found, name) is not None:
                 error(f"{spelling} requires other hosts. Add -H HOST:SLOTS,... or --hostfile FILE.")
         return None
     try:
         return HostsSpec(
-            slots=parse_hosts(found.hosts) if found.hosts is not None else read_hostfile(found.hostfile),
+            slots=slots,
             python=found.python or sys.executable,
             folder=os.path.abspath(found.working_dir or os.getcwd()),
             interface=found.network_interface,
@@ -86,6 +92,16 @@ def read(found: argparse.Namespace, error: Callable[[str], NoReturn]) -> HostsSp
         )
     except OptionError as invalid:
         error(str(invalid))
+
+
+def _slots(found: argparse.Namespace) -> tuple[HostSlots, ...] | None:
+    """Returns the hosts that the user names; else several hosts that a scheduler allocated to this process."""
+    if found.hosts is not None:
+        return parse_hosts(found.hosts)
+    if found.hostfile is not None:
+        return read_hostfile(found.hostfile)
+    allocated = allocated_hosts()
+    return allocated if allocated is not None and len(allocated) > 1 else None
 
 
 def _passed(text: str) -> tuple[str, str]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tfdistkit.cli.parser import Parser
 from tfdistkit.cli.run import host_options, slurm_options
 from tfdistkit.launcher import registry
 
@@ -57,13 +58,6 @@ _COMMON = frozenset(
     ("help", "help_all", "np", "ps", "max_restarts", "backend", "module", "log_dir", "timeout", "env", "hosts",
      "dry_run", "verbose", "program")
 )  # fmt: skip
-
-
-class Parser(argparse.ArgumentParser):
-    """Exits with one line for an error, and with the next step."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}\nSee `{self.prog} --help`.\n")
 
 
 class _CommonHelp(argparse.Action):
