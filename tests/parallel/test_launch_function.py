@@ -109,14 +109,14 @@ def test_a_function_that_ends_its_process_has_no_result() -> None:
 def test_a_result_that_cannot_be_sent_back() -> None:
     import threading
 
-    with pytest.raises(WorkerFailedError, match="cannot be sent back. Received: lock"):
+    with pytest.raises(WorkerFailedError, match="must be an object that cloudpickle can pickle. Received: lock"):
         tfdistkit.launch(threading.Lock)
 
 
 def test_a_function_that_cannot_be_sent(tmp_path: Path) -> None:
     import threading
 
-    with pytest.raises(OptionError, match="`fn` and its arguments cannot be sent to the workers"):
+    with pytest.raises(OptionError, match="`fn` and its arguments must be objects that cloudpickle can pickle"):
         tfdistkit.launch(print, (threading.Lock(),))
     assert list(tmp_path.iterdir()) == []
 

@@ -96,7 +96,7 @@ def test_it_is_there_for_the_next_attempt_too(tmp_path: Path) -> None:
         ("-H localhost:2 <(cat train.py)", "comes from a pipe, which is on this machine only"),
         ("--backend slurm -np 2 - < train.py", "comes from a pipe, which is on this machine only"),
         ("-np 2 no-such-pipe", "there is no script 'no-such-pipe'"),
-        ("-np 2 /dev/zero", "The script does not end."),
+        ("-np 2 /dev/zero", "The script must be at most 64 MiB."),
     ],
 )
 def test_what_cannot_be(tmp_path: Path, line: str, told: str) -> None:
@@ -113,7 +113,7 @@ def test_a_terminal_is_no_script(tmp_path: Path, capsys: pytest.CaptureFixture[s
     finally:
         os.close(controller)
         os.close(terminal)
-    assert "Type: tfdistkit run -np 2 - < script.py" in capsys.readouterr().err
+    assert "Redirect a file into it: tfdistkit run -np 2 - < script.py" in capsys.readouterr().err
 
 
 def test_a_dry_run_reads_nothing(tmp_path: Path) -> None:

@@ -64,8 +64,8 @@ def test_hosts(text: str, expected: list[tuple[str, int]]) -> None:
         "node1:٣",
     ],
 )
-def test_what_is_no_host(text: str) -> None:
-    with pytest.raises(OptionError, match=f"is no host. Received: {re.escape(repr(text))}. Expected: HOST or HOST:SL"):
+def test_invalid_hosts_are_rejected(text: str) -> None:
+    with pytest.raises(OptionError, match=f"is not a host. Received: {re.escape(repr(text))}. Expected: HOST or HOST"):
         parse_hosts(text)
 
 
@@ -80,14 +80,14 @@ def test_a_file_in_either_form(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("node1 slots=0", "'slots=0' says nothing about a host. Received: 'node1 slots=0' in line 1 of"),
-        ("node1\nnode2 slots=two", "'slots=two' says nothing about a host. Received: 'node2 slots=two' in line 2 of"),
-        ("node1 slot=2", "'slot=2' says nothing"),
-        ("-oX=y slots=2", "'-oX=y' is no host. Received: '-oX=y slots=2' in line 1 of"),
-        ("# nobody\n", "The file of hosts names none"),
+        ("node1 slots=0", "'slots=0' is not an option of a host. Received: 'node1 slots=0' in line 1 of"),
+        ("node1\nnode2 slots=two", "'slots=two' is not an option of a host. Received: 'node2 slots=two' in line 2"),
+        ("node1 slot=2", "'slot=2' is not an option of a host"),
+        ("-oX=y slots=2", "'-oX=y' is not a host. Received: '-oX=y slots=2' in line 1 of"),
+        ("# empty\n", "`--hostfile` must name at least one host"),
     ],
 )
-def test_what_is_no_file_of_hosts(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_hostfiles_are_rejected(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "hosts"
     path.write_text(text)
     with pytest.raises(OptionError, match=re.escape(message)):
@@ -95,7 +95,7 @@ def test_what_is_no_file_of_hosts(tmp_path: Path, text: str, message: str) -> No
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="The file of hosts cannot be read"):
+    with pytest.raises(OptionError, match="`--hostfile` must be a readable text file"):
         read_hostfile(tmp_path / "hosts")
 
 
@@ -107,22 +107,24 @@ def test_this_machine_by_its_names() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"ssh_port": 0}, "no port"),
-        ({"ssh_port": 70000}, "no port"),
-        ({"start_timeout_s": 0.0}, "not a time"),
-        ({"start_timeout_s": float("nan")}, "not a time"),
-        ({"ssh_identity_file": "/no/such/key"}, "is not there"),
+        ({"ssh_port": 0}, "`--ssh-port` must be an integer from 1 to 65535"),
+        ({"ssh_port": 70000}, "`--ssh-port` must be an integer from 1 to 65535"),
+        ({"start_timeout_s": 0.0}, "`--start-timeout` must be a positive number of seconds"),
+        ({"start_timeout_s": float("nan")}, "`--start-timeout` must be a positive number of seconds"),
+        ({"ssh_identity_file": "/no/such/key"}, "which does not exist"),
     ],
 )
-def test_what_cannot_be_wanted_of_hosts(change: dict, message: str) -> None:
+def test_invalid_host_options_are_rejected(change: dict, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         HostsSpec(parse_hosts("a"), "python", "/", **change)
 
 
-def test_hosts_are_filled_one_after_the_other() -> None:
+def test_workers_fill_the_hosts_in_order() -> None:
     slots = parse_hosts("a:2,b:3")
     assert spread(slots, 5) == [0, 0, 1, 1, 1] and spread(slots, 1) == [0]
-    with pytest.raises(OptionError, match="more workers than slots. Received: -np 6, and 5 slots on a, b"):
+    with pytest.raises(
+        OptionError, match="must be at most 5, the number of slots. Received: -np 6, and 5 slots on a, b"
+    ):
         spread(slots, 6)
 
 

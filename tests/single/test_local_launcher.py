@@ -110,7 +110,7 @@ def test_in_a_hurry_there_is_no_deadline(place: Launcher) -> None:
     process = start(place, "trap '' TERM; echo up; while true; do sleep 1; done")
     assert os.read(process.stdout.fileno(), 3) == b"up\n"
     started = time.monotonic()
-    stop_workers([process], signal.SIGTERM, hurry=lambda: True)
+    stop_workers([process], signal.SIGTERM, should_stop=lambda: True)
     wait_for(process.is_gone)
     assert time.monotonic() - started < GRACE_S
 

@@ -75,7 +75,7 @@ def test_options_for_mpirun(
     words = ["--backend", "mpi", "-H", "h1:1,h2:1", "--mpi-args=--mca btl 'tcp,self' -v", "train.py"]
     found = parse(words)
     assert found.mpi_args == ("--mca", "btl", "tcp,self", "-v") and found.hosts is not None and found.np == 2
-    with pytest.raises(OptionError, match="only the backend 'mpi' calls"):
+    with pytest.raises(OptionError, match="must be used with the backend 'mpi'"):
         JobSpec(2, ("train.py",), tmp_path, mpi_args=("-v",))
     with pytest.raises(SystemExit):
         parse(["--backend", "mpi", "-np", "2", "--mpi-args='", "train.py"])

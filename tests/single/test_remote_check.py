@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tfdistkit import __version__
-from tfdistkit.launcher.ssh.preflight_report import HostLook, compare, describe
+from tfdistkit.launcher.ssh.preflight_report import HostReport, compare, describe
 from tfdistkit.launcher.ssh.problems import HostsNotReady, Problem, most_common
 
 GOOD = {
@@ -23,15 +23,15 @@ GOOD = {
 CLONE = f"in a clone of tfdistkit {__version__} on that host, /py -m pip install ."
 
 
-def looks(*changes: dict[str, Any]) -> list[HostLook]:
-    hosts = [HostLook(f"node{number}", connection=None) for number in range(len(changes))]  # type: ignore[arg-type]
+def looks(*changes: dict[str, Any]) -> list[HostReport]:
+    hosts = [HostReport(f"node{number}", connection=None) for number in range(len(changes))]  # type: ignore[arg-type]
     for host, change in zip(hosts, changes, strict=True):
         host.found = {**GOOD, **change}
         host.seconds = 0.31
     return hosts
 
 
-def problems(hosts: list[HostLook]) -> dict[str, list[str]]:
+def problems(hosts: list[HostReport]) -> dict[str, list[str]]:
     return {host.host: [str(problem) for problem in host.problems] for host in hosts if host.problems}
 
 
@@ -85,7 +85,7 @@ def test_of_two_that_differ_the_first_one_is_right() -> None:
 def test_the_table_has_a_line_for_each_host() -> None:
     hosts = looks({}, {"script": None})
     hosts[0].address, hosts[0].interface, hosts[0].ports, hosts[0].reaches = "10.0.0.1", "eth0", [1, 2], True
-    silent = HostLook("node2", connection=None)  # type: ignore[arg-type]
+    silent = HostReport("node2", connection=None)  # type: ignore[arg-type]
     rows = [line.split() for line in describe([*hosts, silent]).splitlines()]
     assert rows[1] == [
         "node0",

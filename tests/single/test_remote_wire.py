@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from tfdistkit.launcher.ssh.agent.protocol import WINDOW_BYTES, Decoder, NotOurs, Outbox, encode, read_now
-from tfdistkit.launcher.ssh.workers import Faucet
+from tfdistkit.launcher.ssh.agent.protocol import WINDOW_BYTES, Decoder, Outbox, ProtocolError, encode, read_now
+from tfdistkit.launcher.ssh.workers import RelayedStream
 
 MESSAGES = [({"do": "ping"}, b""), ({"is": "output", "worker": 3}, bytes(range(256)) * 3), ({"text": "\n\0ø"}, b"\n")]
 STREAM = b"".join(encode(message, payload) for message, payload in MESSAGES)
@@ -22,7 +22,7 @@ def test_messages_come_out_as_they_went_in(size: int) -> None:
 
 @pytest.mark.parametrize("line", [b"bash: no such thing\n", b"[1]\n", b'{"size": -1}\n', b'{"size": "9"}\n', b"\xff\n"])
 def test_what_is_no_message(line: bytes) -> None:
-    with pytest.raises(NotOurs):
+    with pytest.raises(ProtocolError):
         Decoder().push(encode({"do": "ping"}) + line)
 
 
@@ -46,38 +46,38 @@ def test_an_outbox_keeps_what_nobody_takes() -> None:
 
 
 def test_a_stream_gives_credit_for_what_came_out_only() -> None:
-    faucet = Faucet(5, "stdout")
+    stream = RelayedStream(5, "stdout")
     sent, taken, got = 0, 0, b""
-    os.set_blocking(faucet.reader.fileno(), False)
+    os.set_blocking(stream.reader.fileno(), False)
     for _ in range(40):
         if sent - taken < WINDOW_BYTES:
-            faucet.put(b"x" * 60_000)
+            stream.put(b"x" * 60_000)
             sent += 60_000
-        told = faucet.flush()
+        told = stream.flush()
         if told is not None:
             assert (told["do"], told["worker"], told["channel"]) == ("took", 5, "stdout")
             taken += told["bytes"]
-        got += read_now(faucet.reader.fileno()) or b""
+        got += read_now(stream.reader.fileno()) or b""
         assert len(got) <= sent and taken <= len(got) + 65_536, "a pipe holds 64 KiB"
     assert sent - taken < WINDOW_BYTES + 60_000
-    faucet.end()
-    while not faucet.is_closed:
-        faucet.flush()
-        got += read_now(faucet.reader.fileno()) or b""
-    while more := read_now(faucet.reader.fileno()):
+    stream.end()
+    while not stream.is_closed:
+        stream.flush()
+        got += read_now(stream.reader.fileno()) or b""
+    while more := read_now(stream.reader.fileno()):
         got += more
     assert len(got) == sent
-    faucet.reader.close()
+    stream.reader.close()
 
 
 def test_a_stream_that_nobody_reads_any_more_makes_nobody_wait() -> None:
-    faucet = Faucet(0, "stderr")
-    faucet.reader.close()
-    faucet.put(b"x")
-    faucet.flush()
-    faucet.put(b"x" * WINDOW_BYTES)
-    told = faucet.flush()
+    stream = RelayedStream(0, "stderr")
+    stream.reader.close()
+    stream.put(b"x")
+    stream.flush()
+    stream.put(b"x" * WINDOW_BYTES)
+    told = stream.flush()
     assert told is not None and told["bytes"] >= WINDOW_BYTES
-    faucet.end()
-    faucet.flush()
-    assert faucet.is_closed
+    stream.end()
+    stream.flush()
+    assert stream.is_closed

@@ -15,7 +15,7 @@ from tfdistkit import env
 from tfdistkit.errors import BuildFailedError, explain
 from tfdistkit.horovod_build.first_error import first_error
 
-_LOOK_S = 0.2
+_POLL_S = 0.2
 # How often a long command is said to be still running.
 _SAY_S = 30.0
 # How much of the log is looked at for the state of the build.
@@ -81,7 +81,7 @@ def _wait(process: subprocess.Popen[bytes], log: Path, say: Say, timeout_s: floa
     started = said = time.monotonic()
     while (now := time.monotonic()) - started < timeout_s:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.wait(_LOOK_S)
+            return process.wait(_POLL_S)
         if now - said >= _SAY_S:
             said = now
             say(f"  {now - started:.0f} s{_percent(log)}")

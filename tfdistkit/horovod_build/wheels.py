@@ -15,7 +15,7 @@ from tfdistkit import env
 from tfdistkit.errors import BuildFailedError, explain
 from tfdistkit.horovod_build.commands import Say
 
-_LOOK_S = 0.2
+_POLL_S = 0.2
 
 
 class WheelCache:
@@ -113,4 +113,4 @@ def _lock(descriptor: int, work: Path, say: Say, timeout_s: float) -> None:
         if not has_said:
             say("Another process builds the same wheel: waiting for it.")
             has_said = True
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)

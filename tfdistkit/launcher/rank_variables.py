@@ -1,7 +1,7 @@
-"""How each backend tells a process its place in the job: the variables of the cluster, one function per backend.
+"""The environment variables that describe the cluster to a process: one function per backend.
 
-They say which description of a cluster counts, too: the shell may hold that of another job (a step of SLURM, mpirun,
-`HOROVOD_*`, `TFDISTKIT_CLUSTER`).
+They also select the description that counts: the shell may hold another job's (a SLURM step, mpirun, `HOROVOD_*`,
+`TFDISTKIT_CLUSTER`).
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"
 
 
 def rank_variables(backend: str, cluster: ClusterSpec) -> dict[str, str]:
-    """Returns what a backend tells one process about the cluster; some backends add what is known at the start only.
+    """Returns the variables that describe the cluster to one process; some backends add more when they start it.
 
     Args:
         backend: One of `launcher.backend.BACKENDS`.
-        cluster: All processes, and which one this is.
+        cluster: The cluster from the view of this process.
     """
     return _OF_BACKEND[backend](cluster)
 
 
 def default_variables(backend: str, interface: str | None) -> dict[str, str]:
-    """Returns what is best for a backend, unless the user says otherwise.
+    """Returns the default variables of a backend, which the user may override.
 
     Args:
         backend: One of `launcher.backend.BACKENDS`.
-        interface: The network interface of the process; None where it is not known.
+        interface: The network interface of the process; None if unknown.
     """
     if interface is None:
         return {}
-    # NCCL makes its first connections over it, whatever carries the data then; on one machine it knows better ways.
+    # NCCL bootstraps over this interface, whatever transport carries the data; on one machine its default is better.
     nccl = {} if interface == LOOPBACK else {NCCL_INTERFACE: interface}
     return {**nccl, horovod.GLOO_INTERFACE: interface} if backend == "horovod" else nccl
 
 
 def check_variables(backend: str, wanted: Mapping[str, str], cluster: ClusterSpec) -> None:
-    """Lets nobody set what the launcher itself tells each worker.
+    """Checks that the user sets no variable that the launcher sets for each worker.
 
     Args:
         backend: One of `launcher.backend.BACKENDS`.
@@ -52,16 +52,17 @@ def check_variables(backend: str, wanted: Mapping[str, str], cluster: ClusterSpe
         cluster: All processes.
 
     Raises:
-        OptionError: if one of them is the launcher's.
+        OptionError: if the launcher sets one of them.
     """
     own = rank_variables(backend, cluster)
     for name in wanted:
         if name in own:
             raise OptionError(
                 explain(
-                    f"`env` sets a variable that the backend {backend!r} itself gives to each worker.",
+                    f"`env` must not set the variables that the backend {backend!r} sets for each worker: "
+                    f"{', '.join(own)}.",
                     received=f"{name}={wanted[name]}",
-                    expected=f"any variable but {', '.join(own)}",
+                    do="Leave it out.",
                 )
             )
 
@@ -75,7 +76,7 @@ def _gloo(cluster: ClusterSpec) -> dict[str, str]:
 
 
 def _mpi(cluster: ClusterSpec) -> dict[str, str]:
-    """Rank and size are MPI's own to tell; roles are not."""
+    """MPI provides rank and size, but no roles."""
     if "ps" in cluster.addresses:
         return _tf_config(cluster)
     return {horovod.CONTROLLER: "mpi", horovod.CPU_OPERATIONS: "mpi", env.CLUSTER: "mpi"}

@@ -29,7 +29,7 @@ from tfdistkit.supervise.stopping import BACKUP_GRACE_S, stop_workers, wait_for_
 from tfdistkit.supervise.watching import failure_of, look_at
 
 # How often crash records, signals and deadlines are looked at; the end of a worker is seen at once.
-_LOOK_S = 0.1
+_POLL_S = 0.1
 # How long the last output may take to be shown.
 _OUTPUT_DEADLINE_S = 2.0
 # How long servers and workers may take to end by themselves when the coordinator has ended.
@@ -94,7 +94,7 @@ class Attempt:
         while (decision := decide(self._look())).action not in (Action.FINISH, Action.STOP, Action.RESTART):
             for place in decision.who:
                 self._care_for(place, decision.action)
-            self._backend.wait(_LOOK_S)
+            self._backend.wait(_POLL_S)
         received = len(self._signals)
         result = self._end(decision)
         if decision.action is Action.RESTART and len(self._signals) > received:
@@ -198,7 +198,7 @@ class Attempt:
         suspended = [worker.spec.name for worker in self._workers if worker.is_suspended() and not ends_well]
         coordinator = self._look().coordinator
         if coordinator is not None and coordinator.has_ended and decision.action is not Action.RESTART:
-            wait_for_end(self._workers, _LEAVE_S, hurry=lambda: bool(self._signals))
+            wait_for_end(self._workers, _LEAVE_S, should_stop=lambda: bool(self._signals))
             self._look()
         running = [place for place, seen in enumerate(self._seen) if not seen.has_ended and seen.crash is None]
         stopped = [self._workers[place].spec.name for place in running]
@@ -234,7 +234,7 @@ class Attempt:
             is_clear = not failures or not failures[0].is_consequence
             if is_clear or self._signals or time.monotonic() > deadline:
                 return failures
-            self._backend.wait(_LOOK_S)
+            self._backend.wait(_POLL_S)
 
     def _failures(self, who: Sequence[int]) -> tuple[Failure, ...]:
         """First cause first: those that ended the attempt, before those that the others had gone on without."""
@@ -268,14 +268,14 @@ class Attempt:
             self._console.note(f"tfdistkit: {name}: stopping the workers (once more to kill them at once).")
         received = len(self._signals)
 
-        def hurry() -> bool:
+        def should_stop() -> bool:
             return len(self._signals) > received
 
         if decision.outcome is Outcome.INTERRUPTED and decision.signal in BACKUP_SIGNALS:
             # The coordinator alone can make a backup, and needs the servers for it.
             coordinators = [worker for worker in self._workers if worker.spec.name.role == "chief"]
-            stop_workers(coordinators or self._workers, decision.signal, hurry, BACKUP_GRACE_S)
-        stop_workers(self._workers, decision.signal, hurry)
+            stop_workers(coordinators or self._workers, decision.signal, should_stop, BACKUP_GRACE_S)
+        stop_workers(self._workers, decision.signal, should_stop)
 
     def _tell(self, event: str, worker: WorkerHandle, **fields: object) -> None:
         name = worker.spec.name

@@ -26,7 +26,7 @@ _WITHOUT_BACKUP = (
     "limit (--time) longer, or --backup-before shorter."
 )
 
-_LOOK_S = 0.2
+_POLL_S = 0.2
 # The controller is asked more and more seldom: a job may wait for days.
 _FIRST_QUESTION_S = 0.5
 _LAST_QUESTION_S = 5.0
@@ -118,7 +118,7 @@ class _Follower:
             while time.monotonic() < asked + pause_s and not self._told.has_ended:
                 self._show_log()
                 self._answer_signals()
-                time.sleep(_LOOK_S)
+                time.sleep(_POLL_S)
         time.sleep(_LAST_LINES_S)
         self._show_log(_LAST_PATIENCE_S if self._told.is_good else _SHORT_PATIENCE_S)
         self._console.end(0, "stdout")

@@ -16,7 +16,7 @@ _LONGEST_WAIT_S = 60.0
 _SETTLED_S = 300.0
 # What fails later than that after its start has done something before: loading TensorFlow takes less on a busy machine.
 _AT_ONCE_S = 60.0
-_LOOK_S = 0.05
+_POLL_S = 0.05
 
 # Another time they may not come: a network, a disk, a service that is missing, memory that others use; TensorFlow's.
 _PASSING = (
@@ -81,7 +81,7 @@ def pause(seconds: float, is_over: Callable[[], bool]) -> None:
     """
     deadline = time.monotonic() + seconds
     while not is_over() and (left := deadline - time.monotonic()) > 0:
-        time.sleep(min(left, _LOOK_S))
+        time.sleep(min(left, _POLL_S))
 
 
 def first_of(failures: Sequence[Failure]) -> Failure | None:

@@ -18,7 +18,7 @@ from tfdistkit.launcher.local import watchdog
 from tfdistkit.launcher.spec import ProcessSpec
 
 # How often to look where the system cannot tell when a process ends (no pidfd: Linux before 5.3, macOS).
-_LOOK_S = 0.02
+_POLL_S = 0.02
 # Somebody else in this process collected the worker (a handler for SIGCHLD): how it ended cannot be known.
 _UNKNOWN_EXIT_CODE = 255
 
@@ -115,7 +115,7 @@ class Launcher:
         running = [worker for worker in self._workers if worker.exit_code() is None]
         watched = {fd for fd, worker in self._pidfds.items() if worker in running}
         if len(watched) < len(running) or not running:
-            time.sleep(min(timeout_s, _LOOK_S))
+            time.sleep(min(timeout_s, _POLL_S))
             return
         poller = select.poll()
         for fd in watched:

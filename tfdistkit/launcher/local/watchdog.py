@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterable
 
 # The pipe can be held open by a process that the launcher forked itself, so its death is looked for too.
-_LOOK_S = 1.0
+_POLL_S = 1.0
 # Killed processes are gone in milliseconds, or they hang in the kernel and nobody can help.
 _KILL_DEADLINE_S = 5.0
 
@@ -105,7 +105,7 @@ def guard(launcher: int, mark: str) -> None:
     groups: set[int] = set()
     unread = b""
     while os.getppid() == launcher:
-        if not select.select([0], [], [], _LOOK_S)[0]:
+        if not select.select([0], [], [], _POLL_S)[0]:
             continue
         data = os.read(0, 4096)
         if not data:

@@ -31,7 +31,7 @@ from tfdistkit.launcher.spec import ProcessSpec
 
 # mpirun needs a tenth of a second; a busy machine, somewhat more.
 _START_S = 30.0
-_LOOK_S = 0.05
+_POLL_S = 0.05
 # How long mpirun may take to end when its ranks have.
 _END_S = 5.0
 
@@ -132,7 +132,7 @@ class _World:
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(path))
         self._listener.listen(size)
-        self._listener.settimeout(_LOOK_S)
+        self._listener.settimeout(_POLL_S)
         self._complaints = folder / "mpirun.log"
         command = mpirun_command(
             size,

@@ -35,22 +35,22 @@ from tfdistkit.launcher.ssh.workers import RemoteWorker
 
 _SLOT = Path(__file__).with_name("mpi_far_slot.py")
 _SLOT_WORD = b"tfdistkit-slot"
-_LOOK_S = 0.1
+_POLL_S = 0.1
 _END_S = 5.0
 
 
 class Launcher(ssh.Launcher):
     """Starts MPI ranks on other hosts (see `ssh.Launcher`)."""
 
-    def __init__(self, job: JobSpec, hurry: Callable[[], bool] = lambda: False):
+    def __init__(self, job: JobSpec, should_stop: Callable[[], bool] = lambda: False):
         self._world: _World | None = None
-        super().__init__(job, hurry)
+        super().__init__(job, should_stop)
         assert job.hosts is not None
         self._ranks = mpi_ranks(job)
         try:
             interfaces = {place.interface for place in self.places}
             self._world = _World(job, job.hosts, interfaces.pop() if len(interfaces) == 1 else None)
-            self._world.gather(job.hosts.start_timeout_s, hurry)
+            self._world.gather(job.hosts.start_timeout_s, should_stop)
         except BaseException:
             self.close()
             raise
@@ -143,7 +143,7 @@ class _World:
                 start_new_session=True,
             )
 
-    def gather(self, timeout_s: float, hurry: Callable[[], bool]) -> None:
+    def gather(self, timeout_s: float, should_stop: Callable[[], bool]) -> None:
         """Waits until mpirun has started a placeholder for each rank.
 
         Raises:
@@ -153,12 +153,12 @@ class _World:
         descriptor = self._mpirun.stdout.fileno()
         deadline = time.monotonic() + timeout_s
         while len(self._ranks) < self._size:
-            ready, _, _ = select.select([descriptor], [], [], _LOOK_S)
+            ready, _, _ = select.select([descriptor], [], [], _POLL_S)
             data = os.read(descriptor, 65_536) if ready else b""
             *lines, self._unread = (self._unread + data).split(b"\n")
             for line in lines:
                 self._take(line)
-            if (ready and not data) or time.monotonic() > deadline or hurry():
+            if (ready and not data) or time.monotonic() > deadline or should_stop():
                 raise UnsupportedError(self._failure(timeout_s))
 
     def variables(self, rank: int) -> dict[str, str]:
@@ -187,7 +187,7 @@ class _World:
 
     def _failure(self, timeout_s: float) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._mpirun.wait(_LOOK_S)
+            self._mpirun.wait(_POLL_S)
         code = self._mpirun.poll()
         said = self._complaints.read_text(errors="replace").strip()
         return explain(

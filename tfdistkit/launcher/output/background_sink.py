@@ -17,7 +17,7 @@ from tfdistkit.launcher.output.sinks import DescriptorSink, Sink, stream_sink
 
 # What may wait for a reader before workers wait, too.
 _MOST_BYTES = 1 << 20
-_LOOK_S = 0.1
+_POLL_S = 0.1
 # A slow reader can be told from one that does not read by parts of this size; a pipe takes one at once or not at all.
 _PART_BYTES = 4096
 
@@ -46,20 +46,20 @@ class Writer(threading.Thread):
         with self._changed:
             return self._changed.wait_for(lambda: self._bytes < _MOST_BYTES, timeout_s)
 
-    def finish(self, idle_s: float, hurry: Callable[[], bool]) -> bool:
+    def finish(self, idle_s: float, should_stop: Callable[[], bool]) -> bool:
         """Waits until all is written, for as long as somebody reads.
 
         Args:
             idle_s: Nobody does if so many seconds pass without a byte.
-            hurry: Whether to stop waiting.
+            should_stop: Whether to stop waiting.
 
         Returns:
             Whether all is written.
         """
         with self._changed:
             written, since = self._written, time.monotonic()
-            while self._bytes and not hurry():
-                self._changed.wait(_LOOK_S)
+            while self._bytes and not should_stop():
+                self._changed.wait(_POLL_S)
                 if self._written > written:
                     written, since = self._written, time.monotonic()
                 elif time.monotonic() - since > idle_s:
@@ -103,8 +103,8 @@ class WaitingSink(Sink):
     def has_room(self, timeout_s: float) -> bool:
         return self._writer.has_room(timeout_s)
 
-    def finish(self, idle_s: float, hurry: Callable[[], bool]) -> bool:
-        return self._writer.finish(idle_s, hurry)
+    def finish(self, idle_s: float, should_stop: Callable[[], bool]) -> bool:
+        return self._writer.finish(idle_s, should_stop)
 
 
 def standard_sinks() -> tuple[WaitingSink, WaitingSink]:

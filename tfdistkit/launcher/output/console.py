@@ -107,17 +107,17 @@ class Console:
         """Whether who reads has taken what was shown, now or before the time is over."""
         return all(sink.has_room(timeout_s) for sink in self._sinks.values())
 
-    def finish(self, idle_s: float = 2.0, hurry: Callable[[], bool] = lambda: False) -> bool:
+    def finish(self, idle_s: float = 2.0, should_stop: Callable[[], bool] = lambda: False) -> bool:
         """Waits until all is shown, for as long as somebody reads.
 
         Args:
             idle_s: Nobody does if so many seconds pass without a byte.
-            hurry: Whether to stop waiting.
+            should_stop: Whether to stop waiting.
 
         Returns:
             Whether all is shown.
         """
-        return all([sink.finish(idle_s, hurry) for sink in self._sinks.values()])
+        return all([sink.finish(idle_s, should_stop) for sink in self._sinks.values()])
 
     def show(self, worker: int, channel: str, data: bytes) -> None:
         """Takes what a worker wrote.

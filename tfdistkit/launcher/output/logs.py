@@ -14,7 +14,7 @@ from tfdistkit.launcher.output.console import Console
 from tfdistkit.report.private_files import open_file
 
 _READ_BYTES = 65_536
-_LOOK_S = 0.2
+_POLL_S = 0.2
 
 
 class LogPump(threading.Thread):
@@ -28,7 +28,7 @@ class LogPump(threading.Thread):
         super().__init__(name="tfdistkit-logs", daemon=True)
         self._console = console
         self._selector = selectors.DefaultSelector()
-        self._hurry = threading.Event()
+        self._should_stop = threading.Event()
         self._is_let_go = threading.Event()
         self._is_ending = threading.Event()  # The workers have ended: what is left is little, and all of it is shown.
         self._streams: list[_Stream] = []
@@ -57,13 +57,13 @@ class LogPump(threading.Thread):
 
     def run(self) -> None:
         while self._selector.get_map():
-            if not self._is_ending.is_set() and not self._is_let_go.is_set() and not self._console.has_room(_LOOK_S):
+            if not self._is_ending.is_set() and not self._is_let_go.is_set() and not self._console.has_room(_POLL_S):
                 continue
-            # In a hurry: take what is there, and leave when there is nothing more.
-            ready = self._selector.select(0 if self._hurry.is_set() else _LOOK_S)
+            # In a should_stop: take what is there, and leave when there is nothing more.
+            ready = self._selector.select(0 if self._should_stop.is_set() else _POLL_S)
             for key, _ in ready:
                 self._carry(key)
-            if not ready and self._hurry.is_set():
+            if not ready and self._should_stop.is_set():
                 break
             self._console.refresh()
         for key in list(self._selector.get_map().values()):
@@ -92,8 +92,8 @@ class LogPump(threading.Thread):
         """
         self._is_ending.set()
         self.join(deadline_s)
-        self._hurry.set()
-        self.join(_LOOK_S + 1)
+        self._should_stop.set()
+        self.join(_POLL_S + 1)
 
 
 class _Stream:

@@ -35,8 +35,8 @@ class Sink:
         """Whether it can take more, now or before the time is over."""
         return True
 
-    def finish(self, idle_s: float, hurry: Callable[[], bool]) -> bool:
-        """Waits until all is written; gives up after so many seconds without a byte, or in a hurry.
+    def finish(self, idle_s: float, should_stop: Callable[[], bool]) -> bool:
+        """Waits until all is written; gives up after so many seconds without a byte, or in a should_stop.
 
         Returns:
             Whether all is written.

@@ -27,9 +27,9 @@ from tfdistkit.launcher.planning import hosts_of_tasks
 from tfdistkit.launcher.spec import JobSpec, ProcessSpec
 from tfdistkit.launcher.ssh.agent import bootstrap
 from tfdistkit.launcher.ssh.connection import Connection, Question
-from tfdistkit.launcher.ssh.connection_pool import Fleet
+from tfdistkit.launcher.ssh.connection_pool import ConnectionPool
 from tfdistkit.launcher.ssh.preflight import check_hosts
-from tfdistkit.launcher.ssh.suspend import PauseOnStop
+from tfdistkit.launcher.ssh.suspend import SuspendNotifier
 from tfdistkit.launcher.ssh.workers import RemoteWorker
 from tfdistkit.report.crashes import FILE_NAME as CRASH_FILE
 
@@ -74,29 +74,29 @@ class Launcher(local.Launcher):
 
     Args:
         job: What the user wants, with hosts.
-        hurry: Whether somebody has asked to end, while the hosts are connected and checked.
+        should_stop: Whether somebody has asked to end, while the hosts are connected and checked.
 
     Raises:
         UnsupportedError: if a host cannot take part; the message has a line for each.
         MissingDependencyError: if there is no ssh.
     """
 
-    def __init__(self, job: JobSpec, hurry: Callable[[], bool] = lambda: False):
+    def __init__(self, job: JobSpec, should_stop: Callable[[], bool] = lambda: False):
         assert job.hosts is not None
         super().__init__(job.job_id, job.world_size)
         self._hosts = job.hosts
         self._more_variables: dict[str, str | None] = {}
-        self._fleet = Fleet()
-        self._pause = PauseOnStop(self._fleet)
+        self._pool = ConnectionPool()
+        self._pause = SuspendNotifier(self._pool)
         try:
             for number in sorted(set(hosts_of_tasks(job))):
-                self._fleet.add(self._connect(number, job.hosts.slots[number].host))
-            checked = check_hosts(self._fleet, job, hurry)
+                self._pool.add(self._connect(number, job.hosts.slots[number].host))
+            checked = check_hosts(self._pool, job, should_stop)
             # Where each process of the job runs, in their order; and what was seen, as a table.
             self.places, self.table = checked.places, checked.table
             if job.backend == "horovod":
                 self._more_variables = self._open_store(job.world_size)
-            self._fleet.watch()
+            self._pool.watch()
         except BaseException:
             self.close()
             raise
@@ -104,11 +104,11 @@ class Launcher(local.Launcher):
     # How long it can take to see that a worker is gone: longer when a host is silent just now.
     @property
     def blindness_s(self) -> float:  # type: ignore[override]
-        return max(local.Launcher.blindness_s, self._fleet.doubt_s())
+        return max(local.Launcher.blindness_s, self._pool.doubt_s())
 
     def start(self, spec: ProcessSpec) -> RemoteWorker:  # type: ignore[override]
         connection = self._connection(spec.host)
-        worker, started = self._fleet.start_worker(
+        worker, started = self._pool.start_worker(
             connection,
             spec,
             timeout_s=_START_S,
@@ -127,14 +127,14 @@ class Launcher(local.Launcher):
         return worker
 
     def wait(self, timeout_s: float) -> None:
-        self._fleet.wait_for_change(timeout_s)
+        self._pool.wait_for_change(timeout_s)
 
     def close(self) -> None:
         if self._is_closed:
             return
         self._pause.close()
-        self._fleet.close(_GOODBYE_S)
-        for one in self._fleet.connections:
+        self._pool.close(_GOODBYE_S)
+        for one in self._pool.connections:
             self._tell_watchdog(f"-{one.child.pid}\n")
         super().close()
 
@@ -150,18 +150,18 @@ class Launcher(local.Launcher):
             UnsupportedError: if they do not come to each other, or not in time.
         """
         serving, talking = self._connection(server.host), self._connection(client.host)
-        port = self._answer(self._fleet.ask(serving, "open_link", address=server.address), timeout_s)
-        self._fleet.ask(serving, "serve_link")
+        port = self._answer(self._pool.ask(serving, "open_link", address=server.address), timeout_s)
+        self._pool.ask(serving, "serve_link")
         link: dict[str, float] = self._answer(
-            self._fleet.ask(talking, "measure_link", address=server.address, port=port), timeout_s
+            self._pool.ask(talking, "measure_link", address=server.address, port=port), timeout_s
         )
         return link
 
     def _connection(self, host: str) -> Connection:
-        return next(one for one in self._fleet.connections if one.host == host)
+        return next(one for one in self._pool.connections if one.host == host)
 
     def _answer(self, question: Question, timeout_s: float) -> Any:
-        if not self._fleet.wait_for(lambda: question.is_done, timeout_s):
+        if not self._pool.wait_for(lambda: question.is_done, timeout_s):
             raise UnsupportedError(f"There was no answer within {timeout_s:g} s.")
         if question.error is not None:
             raise UnsupportedError(question.error)
@@ -190,8 +190,8 @@ class Launcher(local.Launcher):
         connection = self._connection(first.host)
         secret = secrets.token_hex(16)
         told = {"world_size": world_size, "address": first.address, "secret": secret}
-        opened = self._fleet.ask(connection, "serve_store", **told)
-        self._fleet.wait_for(lambda: opened.is_done, _START_S)
+        opened = self._pool.ask(connection, "serve_store", **told)
+        self._pool.wait_for(lambda: opened.is_done, _START_S)
         if opened.answer is None:
             what = f"The ranks have nowhere to meet on {first.host}."
             raise UnsupportedError(explain(what, received=opened.error or f"no answer within {_START_S:g} s"))
@@ -205,8 +205,8 @@ class Launcher(local.Launcher):
         """Gloo's ranks use ports that nobody knows before; if one is blocked, the others are, too."""
         address = [[place.address, port]]
         asked = {
-            one.host: self._fleet.ask(one, "connect", addresses=address, timeout_s=_CONNECT_S)
-            for one in self._fleet.connections
+            one.host: self._pool.ask(one, "connect", addresses=address, timeout_s=_CONNECT_S)
+            for one in self._pool.connections
             if one.host != place.host
         }
         for host, question in asked.items():

@@ -11,7 +11,7 @@ from typing import Any
 
 from tfdistkit.launcher.backend import Loss
 from tfdistkit.launcher.spec import ProcessSpec
-from tfdistkit.launcher.ssh.agent.protocol import GREETING, Decoder, Message, NotOurs, Outbox, encode, read_now
+from tfdistkit.launcher.ssh.agent.protocol import GREETING, Decoder, Message, Outbox, ProtocolError, encode, read_now
 from tfdistkit.launcher.ssh.workers import RemoteWorker
 
 # An agent says something every second. It ends its workers when it hears nothing for twice as long as this.
@@ -183,7 +183,7 @@ class Connection:
         try:
             for message, payload in self._decoder.push(data):
                 self._take(message, payload)
-        except NotOurs as strange:
+        except ProtocolError as strange:
             self._lose(f"What came from {self.host} is none of the agent's messages: {strange}.")
 
     def _note(self, data: bytes) -> None:

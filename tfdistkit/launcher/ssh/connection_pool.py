@@ -17,7 +17,7 @@ from tfdistkit.launcher.ssh.agent.protocol import Message
 from tfdistkit.launcher.ssh.connection import SILENCE_S, Connection, Question
 from tfdistkit.launcher.ssh.workers import RemoteWorker
 
-_LOOK_S = 0.2
+_POLL_S = 0.2
 # This process was held up itself (Ctrl-Z): what it has not heard meanwhile says nothing.
 _HELD_UP_S = 3.0
 # Silence that is no accident.
@@ -30,7 +30,7 @@ _END_S = 1.0
 _GLANCE_S = 0.1
 
 
-class Fleet(threading.Thread):
+class ConnectionPool(threading.Thread):
     """The connections to all hosts of a job, from now until `close`."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Fleet(threading.Thread):
 
     def _turn(self) -> None:
         poller, readers = self._poller()
-        ready = poller.poll(_LOOK_S * 1000)
+        ready = poller.poll(_POLL_S * 1000)
         with self._changed:
             now = time.monotonic()
             held_up = now - self._looked_at > _HELD_UP_S
@@ -139,14 +139,14 @@ class Fleet(threading.Thread):
         return worker, question
 
     def wait_for(
-        self, condition: Callable[[], bool], timeout_s: float, hurry: Callable[[], bool] = lambda: False
+        self, condition: Callable[[], bool], timeout_s: float, should_stop: Callable[[], bool] = lambda: False
     ) -> bool:
         """Waits until something is true.
 
         Args:
             condition: It can only become true by what a host does.
             timeout_s: For how long, in seconds.
-            hurry: Whether to stop waiting.
+            should_stop: Whether to stop waiting.
 
         Returns:
             Whether it is true.
@@ -155,7 +155,7 @@ class Fleet(threading.Thread):
         with self._changed:
             while not condition():
                 left = deadline - time.monotonic()
-                if left <= 0 or hurry():
+                if left <= 0 or should_stop():
                     return False
                 self._changed.wait(min(left, _GLANCE_S))
             return True
@@ -169,7 +169,7 @@ class Fleet(threading.Thread):
         """Returns after how many seconds a host that is silent now will count as lost; 0 if none is silent."""
         with self._changed:
             silent_s = max((one.silent_s for one in self.connections if not one.is_over), default=0.0)
-        return SILENCE_S - silent_s + 2 * _LOOK_S if silent_s > _ODD_SILENCE_S else 0.0
+        return SILENCE_S - silent_s + 2 * _POLL_S if silent_s > _ODD_SILENCE_S else 0.0
 
     def give_up(self, connection: Connection, why: str) -> None:
         """Counts a host as lost."""

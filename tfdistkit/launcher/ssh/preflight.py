@@ -23,8 +23,8 @@ from tfdistkit.launcher.rank_variables import NCCL_INTERFACE
 from tfdistkit.launcher.spec import JobSpec
 from tfdistkit.launcher.ssh import problems
 from tfdistkit.launcher.ssh.connection import Question
-from tfdistkit.launcher.ssh.connection_pool import Fleet
-from tfdistkit.launcher.ssh.preflight_report import PACKAGES, HostLook, compare, describe
+from tfdistkit.launcher.ssh.connection_pool import ConnectionPool
+from tfdistkit.launcher.ssh.preflight_report import PACKAGES, HostReport, compare, describe
 
 # The variables of a host that a plan respects.
 _RESPECTED = (
@@ -54,13 +54,13 @@ class Checked:
     table: str
 
 
-def check_hosts(fleet: Fleet, job: JobSpec, hurry: Callable[[], bool]) -> Checked:
+def check_hosts(pool: ConnectionPool, job: JobSpec, should_stop: Callable[[], bool]) -> Checked:
     """Checks the hosts of a job.
 
     Args:
-        fleet: Connections to those of its hosts that it uses, in their order.
+        pool: Connections to those of its hosts that it uses, in their order.
         job: What the user wants.
-        hurry: Whether somebody has asked to end.
+        should_stop: Whether somebody has asked to end.
 
     Raises:
         HostsNotReady: if one of them cannot take part; the message holds the table, and what to do.
@@ -68,13 +68,13 @@ def check_hosts(fleet: Fleet, job: JobSpec, hurry: Callable[[], bool]) -> Checke
     assert job.hosts is not None
     numbers = hosts_of_tasks(job)
     names = [job.hosts.slots[number].host for number in numbers]
-    looks = [HostLook(one.host, one) for one in fleet.connections]
-    examination = Examination(fleet, job.hosts, looks, hurry)
-    examination.meet()
-    examination.choose_addresses()
-    examination.look_around(_wanted(job), job.env, [names.count(look.host) for look in looks])
+    looks = [HostReport(one.host, one) for one in pool.connections]
+    preflight = Preflight(pool, job.hosts, looks, should_stop)
+    preflight.meet()
+    preflight.choose_addresses()
+    preflight.inspect_environment(_wanted(job), job.env, [names.count(look.host) for look in looks])
     compare(looks, _own_checksum(job), needs_horovod=job.backend == "horovod")
-    examination.connect_all()
+    preflight.connect_all()
     table = describe(looks)
     if any(look.problems for look in looks):
         bad = {look.host: tuple(look.problems) for look in looks if look.problems}
@@ -98,18 +98,20 @@ def check_hosts(fleet: Fleet, job: JobSpec, hurry: Callable[[], bool]) -> Checke
     return Checked(tuple(places), table)
 
 
-class Examination:
+class Preflight:
     """The rounds of questions, all hosts at once.
 
     Args:
-        fleet: The hosts.
+        pool: The hosts.
         hosts: How they are used.
         looks: What is found out, in the order of the hosts.
-        hurry: Whether somebody has asked to end.
+        should_stop: Whether somebody has asked to end.
     """
 
-    def __init__(self, fleet: Fleet, hosts: HostsSpec, looks: Sequence[HostLook], hurry: Callable[[], bool]):
-        self._fleet, self._hosts, self._looks, self._hurry = fleet, hosts, looks, hurry
+    def __init__(
+        self, pool: ConnectionPool, hosts: HostsSpec, looks: Sequence[HostReport], should_stop: Callable[[], bool]
+    ):
+        self._pool, self._hosts, self._looks, self._should_stop = pool, hosts, looks, should_stop
         self._started = time.monotonic()
 
     @property
@@ -117,7 +119,7 @@ class Examination:
         return max(_ROUND_S, self._hosts.start_timeout_s - (time.monotonic() - self._started))
 
     @property
-    def _good(self) -> list[HostLook]:
+    def _good(self) -> list[HostReport]:
         return [look for look in self._looks if not look.problems]
 
     def meet(self) -> None:
@@ -140,11 +142,11 @@ class Examination:
                 if look.address is None:
                     look.problems.append(problems.no_interface(asked, interfaces))
             elif not look.is_here:
-                look.address = look.facts["came_by"]
+                look.address = look.facts["ssh_address"]
             elif not others:
                 look.address = HERE
             else:
-                for _, address in self._ask_all("own_address", [look], address=others[0].facts["came_by"]):
+                for _, address in self._ask_all("own_address", [look], address=others[0].facts["ssh_address"]):
                     look.address = address
             if look.address is None and not look.problems:
                 look.problems.append(problems.no_address(interfaces))
@@ -152,16 +154,18 @@ class Examination:
                 look.interface = next((name for name, ip in interfaces.items() if ip == look.address), None)
         problems.mark_same_machines(self._good)
 
-    def look_around(self, wanted: Mapping[str, Any], variables: Mapping[str, str], ports: Sequence[int]) -> None:
+    def inspect_environment(
+        self, wanted: Mapping[str, Any], variables: Mapping[str, str], ports: Sequence[int]
+    ) -> None:
         """What would a worker find there? And which ports are free?"""
         held = {
-            look.host: self._fleet.ask(look.connection, "hold_ports", count=count)
+            look.host: self._pool.ask(look.connection, "hold_ports", count=count)
             for look, count in zip(self._looks, ports, strict=True)
             if not look.problems
         }
         seconds = self._left_s
         for look, answer in self._ask_all(
-            "look_around",
+            "inspect_environment",
             python=self._hosts.python,
             folder=self._hosts.folder,
             variables=dict(variables),
@@ -186,7 +190,7 @@ class Examination:
             asked[look.host] = others
         timeout_s = min(_CONNECT_S, self._left_s)
         questions = [
-            self._fleet.ask(
+            self._pool.ask(
                 look.connection, "connect", addresses=[one[1:] for one in asked[look.host]], timeout_s=timeout_s
             )
             for look in good
@@ -198,21 +202,23 @@ class Examination:
                 interfaces = next(one.facts["interfaces"] for one in good if one.host == host)
                 look.problems.append(problems.no_way(host, f"{address}:{port}", why, interfaces))
         for look in good:
-            self._fleet.ask(look.connection, "release_ports")
+            self._pool.ask(look.connection, "release_ports")
 
-    def _ask_all(self, what: str, looks: Sequence[HostLook] | None = None, **asked: Any) -> list[tuple[HostLook, Any]]:
+    def _ask_all(
+        self, what: str, looks: Sequence[HostReport] | None = None, **asked: Any
+    ) -> list[tuple[HostReport, Any]]:
         chosen = self._good if looks is None else looks
-        return self._answers(chosen, [self._fleet.ask(look.connection, what, **asked) for look in chosen])
+        return self._answers(chosen, [self._pool.ask(look.connection, what, **asked) for look in chosen])
 
-    def _answers(self, looks: Sequence[HostLook], questions: Sequence[Question]) -> list[tuple[HostLook, Any]]:
+    def _answers(self, looks: Sequence[HostReport], questions: Sequence[Question]) -> list[tuple[HostReport, Any]]:
         """The answers that come in time; who gives none has a problem."""
-        self._fleet.wait_for(lambda: all(one.is_done for one in questions), self._left_s, self._hurry)
-        if self._hurry():
+        self._pool.wait_for(lambda: all(one.is_done for one in questions), self._left_s, self._should_stop)
+        if self._should_stop():
             raise UnsupportedError("It was ended while the hosts were checked.")
         answers = []
         for look, question in zip(looks, questions, strict=True):
             if not question.is_done:
-                self._fleet.give_up(look.connection, "It did not answer in time.")
+                self._pool.give_up(look.connection, "It did not answer in time.")
                 look.problems.append(problems.silent(look.connection, self._hosts.start_timeout_s))
             elif look.connection.loss is not None:
                 look.problems.append(problems.of_connection(look.connection))

@@ -20,7 +20,7 @@ PACKAGES = {
 
 
 @dataclass
-class HostLook:
+class HostReport:
     """What is known of one host; `problems` has a sentence for each thing that is wrong, with what mends it."""
 
     host: str
@@ -41,7 +41,7 @@ class HostLook:
         return is_this_machine(self.host)
 
 
-def compare(looks: Sequence[HostLook], checksum: str | None, *, needs_horovod: bool) -> None:
+def compare(looks: Sequence[HostReport], checksum: str | None, *, needs_horovod: bool) -> None:
     """Finds what is missing on a host, or different from the others.
 
     Args:
@@ -70,7 +70,7 @@ def compare(looks: Sequence[HostLook], checksum: str | None, *, needs_horovod: b
                 look.problems.append(problems.other_version(package, look.found[package], usual))
 
 
-def describe(looks: Sequence[HostLook]) -> str:
+def describe(looks: Sequence[HostReport]) -> str:
     """Returns a table with one line for each host.
 
     Args:

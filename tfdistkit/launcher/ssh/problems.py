@@ -11,7 +11,7 @@ from tfdistkit.launcher.hosts import HostsSpec
 from tfdistkit.launcher.ssh.connection import Connection, Question
 
 if TYPE_CHECKING:
-    from tfdistkit.launcher.ssh.preflight_report import HostLook
+    from tfdistkit.launcher.ssh.preflight_report import HostReport
 
 # What ssh says, and what to do.
 _OF_SSH = (
@@ -154,7 +154,7 @@ def same_machine(first: str) -> Problem:
     return Problem(f"It is the same machine as {first}.", "Name it once, with the slots of both.")
 
 
-def mark_same_machines(looks: Sequence[HostLook]) -> None:
+def mark_same_machines(looks: Sequence[HostReport]) -> None:
     """Finds hosts that are one machine under two names."""
     seen: dict[str, str] = {}
     for look in looks:

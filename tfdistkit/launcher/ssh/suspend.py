@@ -7,18 +7,18 @@ import signal
 import threading
 from types import FrameType
 
-from tfdistkit.launcher.ssh.connection_pool import Fleet
+from tfdistkit.launcher.ssh.connection_pool import ConnectionPool
 
 
-class PauseOnStop:
+class SuspendNotifier:
     """Answers SIGTSTP until `close`; does nothing where this process has an answer of its own, or in a thread.
 
     Args:
-        fleet: Who is told.
+        pool: Who is told.
     """
 
-    def __init__(self, fleet: Fleet):
-        self._fleet = fleet
+    def __init__(self, pool: ConnectionPool):
+        self._pool = pool
         is_main = threading.current_thread() is threading.main_thread()
         self._is_set = is_main and signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL
         if self._is_set:
@@ -31,7 +31,7 @@ class PauseOnStop:
             signal.signal(signal.SIGTSTP, signal.SIG_DFL)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        self._fleet.pause()
+        self._pool.pause()
         os.kill(os.getpid(), signal.SIGSTOP)
         # Here it goes on after `fg`.
-        self._fleet.resume()
+        self._pool.resume()

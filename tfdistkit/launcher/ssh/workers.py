@@ -19,7 +19,7 @@ from tfdistkit.report.crashes import CrashRecord, write_crash
 LOST_EXIT_CODE = 255
 
 
-class Faucet:
+class RelayedStream:
     """One stream of a worker: what its agent sent comes out of a pipe, as if the worker were here.
 
     Args:
@@ -80,7 +80,7 @@ class RemoteWorker:
         self.host = spec.host
         self.number = number
         self.pid = 0
-        self.streams = {channel: Faucet(number, channel) for channel in ("stdout", "stderr")}
+        self.streams = {channel: RelayedStream(number, channel) for channel in ("stdout", "stderr")}
         self.stdout, self.stderr = self.streams["stdout"].reader, self.streams["stderr"].reader
         self.loss: Loss | None = None
         self._send = send

@@ -82,7 +82,7 @@ class Stream:
     def __init__(self, worker: int, channel: str, descriptor: int):
         os.set_blocking(descriptor, False)
         self.worker, self.channel, self.descriptor = worker, channel, descriptor
-        self.on_the_way = 0
+        self.in_flight_bytes = 0
 
 
 def start_watchdog(mark: str, folder: str) -> tuple[int, int]:

@@ -26,7 +26,7 @@ _SIOCGIFADDR = 0x8915
 _BACKLOG = 1024
 
 # Runs in the Python of the workers, in their folder and under their variables: what they would find.
-_LOOK_AROUND = """
+_INSPECT_ENVIRONMENT = """
 import hashlib, importlib.util, json, os, sys
 from importlib import metadata
 wanted = json.loads(sys.argv[1])
@@ -66,13 +66,13 @@ def describe_host(names: Sequence[str]) -> dict[str, Any]:
     Args:
         names: The environment variables that are asked for.
     """
-    came_by = os.environ.get("SSH_CONNECTION", "").split()
+    ssh_address = os.environ.get("SSH_CONNECTION", "").split()
     return {
         "host": os.uname().nodename,
         "python": ".".join(map(str, sys.version_info[:3])),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         "interfaces": list_interfaces(),
-        "came_by": came_by[2] if len(came_by) == 4 else None,
+        "ssh_address": ssh_address[2] if len(ssh_address) == 4 else None,
         "variables": {name: os.environ[name] for name in names if name in os.environ},
         "time": time.time(),
     }
@@ -106,7 +106,7 @@ def own_address_towards(address: str) -> str | None:
         return str(probe.getsockname()[0])
 
 
-def look_around(
+def inspect_environment(
     python: str, folder: str, variables: Mapping[str, str], wanted: Mapping[str, Any], timeout_s: float
 ) -> dict[str, Any]:
     """Returns what a worker would find: versions of Python and packages, the script.
@@ -126,7 +126,7 @@ def look_around(
         RuntimeError: if that Python does not work, or not in time.
     """
     os.stat(folder)
-    command = [python, "-c", _LOOK_AROUND, json.dumps(wanted)]
+    command = [python, "-c", _INSPECT_ENVIRONMENT, json.dumps(wanted)]
     try:
         done = subprocess.run(
             command, cwd=folder, env=variables, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s

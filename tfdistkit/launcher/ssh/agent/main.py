@@ -30,8 +30,8 @@ from tfdistkit.launcher.ssh.agent.protocol import (
     WINDOW_BYTES,
     Decoder,
     Message,
-    NotOurs,
     Outbox,
+    ProtocolError,
     encode,
     read_now,
 )
@@ -46,7 +46,7 @@ _GRACE_S = 5.0
 # How long the last output and the last words may take.
 _FAREWELL_S = 2.0
 # How often is looked whether a worker ended, was suspended, or left a crash record.
-_LOOK_S = 0.05
+_POLL_S = 0.05
 _IDLE_S = 0.5
 
 
@@ -72,7 +72,7 @@ class Agent:
         self._is_over = self._is_dismissed = self._is_paused = False
         self._answers: dict[str, Callable[..., Any]] = {
             "describe": host_info.describe_host,
-            "look_around": self._look_around,
+            "inspect_environment": self._inspect_environment,
             "own_address": host_info.own_address_towards,
             "connect": lambda addresses, timeout_s: host_info.connect_to(list(map(tuple, addresses)), timeout_s),
             "hold_ports": self._ports.hold,
@@ -98,7 +98,7 @@ class Agent:
     def _turn(self) -> None:
         self._want_to_write(not self._outbox.is_empty)
         running = any(not worker.is_gone for worker in self._workers.values())
-        for key, _ in self._selector.select(_LOOK_S if running else _IDLE_S):
+        for key, _ in self._selector.select(_POLL_S if running else _IDLE_S):
             key.data()
         for worker in self._workers.values():
             for message in worker.look():
@@ -126,7 +126,7 @@ class Agent:
         try:
             for message, _ in self._decoder.push(data):
                 self._take(message)
-        except NotOurs:
+        except ProtocolError:
             self._is_over = True
 
     def _take(self, message: Message) -> None:
@@ -152,8 +152,8 @@ class Agent:
             text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             return {"error": text or type(error).__name__, "type": type(error).__name__}
 
-    def _look_around(self, variables: dict[str, str | None], **asked: Any) -> dict[str, Any]:
-        return host_info.look_around(variables=env.child_env(variables), **asked)
+    def _inspect_environment(self, variables: dict[str, str | None], **asked: Any) -> dict[str, Any]:
+        return host_info.inspect_environment(variables=env.child_env(variables), **asked)
 
     def _serve_store(self, world_size: int, address: str, secret: str) -> int:
         # Not before it is needed: its HTTP server takes a tenth of a second to load.
@@ -202,16 +202,16 @@ class Agent:
             self._outbox.put(encode({"is": "closed", **place}))
             return
         self._outbox.put(encode({"is": "output", **place}, data))
-        stream.on_the_way += len(data)
-        if stream.on_the_way >= WINDOW_BYTES:
+        stream.in_flight_bytes += len(data)
+        if stream.in_flight_bytes >= WINDOW_BYTES:
             self._selector.unregister(stream.descriptor)
 
     def _give_credit(self, worker: int, channel: str, count: int) -> None:
         stream = self._streams.get((worker, channel))
         if stream is not None:
-            was_full = stream.on_the_way >= WINDOW_BYTES
-            stream.on_the_way -= count
-            if was_full and stream.on_the_way < WINDOW_BYTES:
+            was_full = stream.in_flight_bytes >= WINDOW_BYTES
+            stream.in_flight_bytes -= count
+            if was_full and stream.in_flight_bytes < WINDOW_BYTES:
                 self._read_on(stream)
 
     def _leave(self) -> None:
@@ -241,7 +241,7 @@ class Agent:
                 list(worker.look())
             for stream in list(self._streams.values()):
                 read_now(stream.descriptor)  # who prints a farewell must not wait for a reader
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
 
     def _say_goodbye(self) -> None:
         """The last output, then the last word."""

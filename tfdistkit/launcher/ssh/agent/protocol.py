@@ -20,7 +20,7 @@ _READ_BYTES = 65_536
 Message = dict[str, Any]
 
 
-class NotOurs(Exception):
+class ProtocolError(Exception):
     """What came is none of our messages."""
 
 
@@ -50,7 +50,7 @@ class Decoder:
             data: Any part of the stream.
 
         Raises:
-            NotOurs: if it is no stream of messages.
+            ProtocolError: if it is no stream of messages.
         """
         self._unread += data
         found: list[tuple[Message, bytes]] = []
@@ -59,7 +59,7 @@ class Decoder:
                 line, newline, rest = self._unread.partition(b"\n")
                 if not newline:
                     if len(self._unread) > _LONGEST_LINE_BYTES:
-                        raise NotOurs("a line without an end")
+                        raise ProtocolError("a line without an end")
                     return found
                 self._unread = rest
                 self._waiting = _parse(line)
@@ -127,8 +127,8 @@ def _parse(line: bytes) -> Message:
     try:
         message = json.loads(line)
     except ValueError:
-        raise NotOurs(repr(line[:200])) from None
+        raise ProtocolError(repr(line[:200])) from None
     size = message.get("size", 0) if isinstance(message, dict) else None
     if not isinstance(size, int) or size < 0:
-        raise NotOurs(repr(line[:200]))
+        raise ProtocolError(repr(line[:200]))
     return message
