@@ -101,7 +101,7 @@ me.wait_for("never")
         assert running.left() == []
     (run_dir,) = tmp_path.glob("tfdistkit-*")
     line = next(line for line in ended.stderr.splitlines() if line.startswith(told))
-    assert "exit code 137" in line and "the others go on without it" in line
+    assert "exit code 137" in line and "the job continues without it" in line
     assert line.endswith(f"Its log: {run_dir}/worker.0/stderr")
     assert ended.code == 137
     assert "the first failure was\nworker 0 was killed by SIGKILL (host" in ended.stderr
@@ -121,15 +121,15 @@ me.wait_for("on")
 """
     words = ("--ps", "1", "-np", "2", "--max-restarts", "1")
     with job(*words, write_script(tmp_path, play(coordinator)), cwd=tmp_path) as running:
-        told = "the others go on without it"
-        wait_until(lambda: told in running.stderr_path.read_text(), "the second failure")
+        message = "the job continues without it"
+        wait_until(lambda: message in running.stderr_path.read_text(), "the second failure")
         (tmp_path / "on").touch()
         ended = running.end()
         assert running.left() == []
     assert ended.code == 0
     assert ended.stdout.count("[chief] met worker 1") == 2 and "[chief] again True" in ended.stdout
     assert ended.stdout.count("[worker 1] serving") == 2
-    assert "it starts again at its address (restart 1 of 1)." in ended.stderr
+    assert "it restarts at the same address (restart 1 of 1)." in ended.stderr
     assert "the job ended well after" in ended.stderr and ended.stderr.count("Earlier: worker 1 was killed by") == 2
     (run_dir,) = tmp_path.glob("tfdistkit-*")
     assert f"All logs and events: {run_dir}" in ended.stderr, "what was told of is kept"
@@ -143,8 +143,8 @@ def test_workers_that_fail_in_the_same_place_again_are_given_up(tmp_path: Path) 
     script = "import os, time\nif '\"type\": \"worker\"' in os.environ['TF_CONFIG']:\n    undefined\ntime.sleep(600)"
     ended = run_job("--ps", "1", "-np", "2", "--max-restarts", "9", write_script(tmp_path, script), cwd=tmp_path)
     news, _, report = ended.stderr.partition("tfdistkit: the job failed")
-    assert ended.code == 1 and news.count("it starts again at its address") == 2
-    assert news.count("it failed in the same place again, so it is not started again") == 2 and "NameError" in report
+    assert ended.code == 1 and news.count("it restarts at the same address") == 2
+    assert news.count("it failed in the same place again, so it is not restarted") == 2 and "NameError" in report
 
 
 def test_without_a_server_or_the_coordinator_all_start_again(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_a_script_that_makes_no_strategy_in_the_other_roles_is_told_of(tmp_path:
     ended = run_job("--ps", "1", "-np", "1", "--max-restarts", "5", write_script(tmp_path, script), cwd=tmp_path)
     assert ended.code == 1
     assert "ps 0 ended with exit code 0" in ended.stderr and "worker 0 ended with exit code 0" in ended.stderr
-    assert 'the script never came to tfdistkit.strategy("parameter_server") there' in ended.stderr
+    assert 'the script did not reach tfdistkit.strategy("parameter_server")' in ended.stderr
     assert "Stopped because of it: chief." in ended.stderr
     assert "starts again" not in ended.stderr
 

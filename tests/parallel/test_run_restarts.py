@@ -184,7 +184,7 @@ def test_a_script_that_fails_at_once_in_the_same_place_is_given_up(tmp_path: Pat
     ended = run_job("-np", "2", "--max-restarts", "9", "--log-dir", "logs", script, cwd=tmp_path)
     assert ended.code == 1 and {line[4:] for line in ended.stdout.splitlines()} == {"0", "1"}
     assert "tfdistkit: attempt 1 failed like attempt 0: with the same exception, in the same place" in ended.stderr
-    assert "It is not started again (8 restarts are left): mend the script first." in ended.stderr
+    assert "It is not restarted (8 restarts are left): fix the script first." in ended.stderr
     assert "tfdistkit: attempt 1, the last one, failed after" in ended.stderr
     (restart,) = [event for event in read_events(tmp_path / "logs") if event["event"] == "job_restarting"]
     assert restart["wait_s"] == 1

@@ -126,16 +126,16 @@ def left(ago_s: float, rank: int = 0, code: int = 0) -> WorkerStatus:
     return WorkerStatus(rank, code, ended_at=NOW - ago_s)
 
 
-def stop(*who: int) -> Decision:
-    return Decision(Action.STOP, Outcome.FAILED, who=who)
+def stop(*indices: int) -> Decision:
+    return Decision(Action.STOP, Outcome.FAILED, indices=indices)
 
 
-def restart(*who: int) -> Decision:
-    return Decision(Action.RESTART, Outcome.FAILED, who=who)
+def restart(*indices: int) -> Decision:
+    return Decision(Action.RESTART, Outcome.FAILED, indices=indices)
 
 
-def care(action: Action, *who: int) -> Decision:
-    return Decision(action, who=who)
+def care(action: Action, *indices: int) -> Decision:
+    return Decision(action, indices=indices)
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def test_the_rest_is_not(backend: str) -> None:
 def test_roles_are_for_backends_that_can_tell_them() -> None:
     for backend in BACKENDS:
         if backend not in WITH_ROLES:
-            with pytest.raises(OptionError, match=f"{backend}', which has no parameter servers.* Received: ps=1, backend="):
+            with pytest.raises(OptionError, match=f"{backend}', which has no parameter servers. Received: ps=1,"):
                 JobSpec(2, ("train.py",), Path("/logs"), backend=backend, ps=1)
             assert JobSpec(2, ("train.py",), Path("/logs"), backend=backend, max_restarts=2).max_restarts == 2
 
