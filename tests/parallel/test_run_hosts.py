@@ -59,7 +59,10 @@ def test_nothing_is_left_when_the_launcher_ends(tmp_path: Path, number: signal.S
         (["--python", "x", "-np", "1"], "--python is for other hosts. Expected: -H HOST:SLOTS"),
         (["-H", "localhost", "--ssh-port", "0"], "`--ssh-port` must be an integer from 1 to 65535"),
         (["-H", "localhost", "-x", "NOT_HERE_AT_ALL"], "there is no variable NOT_HERE_AT_ALL in this shell"),
-        (["-H", "localhost", "--python", "/no/such/python"], "`--python` is not there. Received: /no/such/python"),
+        (
+            ["-H", "localhost", "--python", "/no/such/python"],
+            "`--python` must be the path of a Python on every host. Received: /no/such/python",
+        ),
         (["--hostfile", "/no/such/file"], "`--hostfile` must be a readable text file"),
     ],
 )

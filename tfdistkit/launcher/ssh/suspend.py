@@ -1,4 +1,4 @@
-"""Ctrl-Z: the hosts are told before this process stops, so that they do not take it for dead."""
+"""Ctrl-Z: notify the agents before this process stops, so that they do not time out."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tfdistkit.launcher.ssh.connection_pool import ConnectionPool
 
 
 class SuspendNotifier:
-    """Answers SIGTSTP until `close`; does nothing where this process has an answer of its own, or in a thread.
+    """Handles SIGTSTP until `close`; does nothing if the process has its own handler, or outside of the main thread.
 
     Args:
-        pool: Who is told.
+        pool: The connections to notify.
     """
 
     def __init__(self, pool: ConnectionPool):
@@ -25,7 +25,7 @@ class SuspendNotifier:
             signal.signal(signal.SIGTSTP, self._stop)
 
     def close(self) -> None:
-        """Gives the signal back."""
+        """Restores the default handler."""
         if self._is_set:
             self._is_set = False
             signal.signal(signal.SIGTSTP, signal.SIG_DFL)
@@ -33,5 +33,5 @@ class SuspendNotifier:
     def _stop(self, number: int, frame: FrameType | None) -> None:
         self._pool.pause()
         os.kill(os.getpid(), signal.SIGSTOP)
-        # Here it goes on after `fg`.
+        # Execution resumes here after `fg`.
         self._pool.resume()
