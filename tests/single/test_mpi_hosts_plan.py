@@ -1,4 +1,4 @@
-"""What mpirun is told of several hosts, and how it reaches them."""
+"""The options of mpirun for several hosts, and the script that it calls instead of ssh."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_mpirun_comes_to_a_host_as_we_do(tmp_path: Path, monkeypatch: pytest.Mon
         assert said.startswith("<-oBatchMode=yes>") and f"<-p2222><-i><{key}>" in said
         assert said.endswith(f"<--><{name}><orted><-mca 'x y'><$HOME>")
     ended = subprocess.run(["sh", str(script), "h3", "orted"], capture_output=True, text=True, timeout=30)
-    assert ended.returncode == 1 and "h3, which is none of the hosts" in ended.stderr
+    assert ended.returncode == 1 and "h3, which is not one of the hosts" in ended.stderr
 
 
 def test_interfaces() -> None:
