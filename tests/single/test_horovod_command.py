@@ -47,9 +47,9 @@ def test_check_of_one_that_does_not_load(bare: str, tmp_path: Path, capsys: pyte
     fake_horovod(tmp_path, "raise ImportError('undefined symbol: _ZN3abc')")
     assert main(["check", "--python", bare]) == 1
     told = capsys.readouterr().out
-    assert "built against  TensorFlow 2.20.0 (here is 2.21.0)" in told
+    assert "built against  TensorFlow 2.20.0 (installed is 2.21.0)" in told
     assert "loads          no: ImportError: undefined symbol: _ZN3abc" in told
-    assert told.splitlines()[-1] == "Build it anew: tfdistkit horovod install"
+    assert told.splitlines()[-1] == "Build it again: tfdistkit horovod install"
 
 
 def test_check_of_one_that_crashes(bare: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,7 +69,7 @@ def test_check_of_a_good_one(bare: str, tmp_path: Path, capsys: pytest.CaptureFi
 def test_install_without_tensorflow(bare: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["install", "--python", bare]) == 1
     told = capsys.readouterr().err
-    assert "Horovod is built against TensorFlow" in told and f"{bare} -m pip install 'tensorflow-cpu>=2.18" in told
+    assert "TensorFlow must be installed to build Horovod" in told and f"{bare} -m pip install 'tensorflow-cpu>=2.18" in told
 
 
 @pytest.mark.parametrize("action", ["check", "install"])
@@ -87,7 +87,7 @@ def test_wrong_usage(words: list[str]) -> None:
 
 def test_status_of_an_unknown_build() -> None:
     status = HorovodStatus("3.11.7", "0.28.1", "", "", False, False, False, "ImportError: no")
-    assert "an unknown TensorFlow (here is none that loads)" in status_text(status, "python")
+    assert "an unknown TensorFlow (installed is none that loads)" in status_text(status, "python")
 
 
 def test_help_is_light() -> None:

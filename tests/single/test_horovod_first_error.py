@@ -107,7 +107,7 @@ def test_a_real_build(tmp_path: Path) -> None:
         run_logged("The build", ["env", "-C", str(tmp_path), *command], log, say=print, timeout_s=120)
     told = str(caught.value)
     assert "undeclared" in told and "bad.h:1:23: error" in told and "worse" not in told
-    assert f"The whole log: {log}" in told and len(told.splitlines()) < 12
+    assert f"The full log: {log}" in told and len(told.splitlines()) < 12
     assert "worse" in log.read_text() or "Error" in log.read_text()
 
 

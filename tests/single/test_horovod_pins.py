@@ -38,7 +38,7 @@ def cache(tmp_path: Path) -> WheelCache:
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package index of somebody's, and a folder into which pip installs."""
+    """A package index, and a folder into which pip installs."""
     folder = tmp_path / "index"
     folder.mkdir()
     for name, value in {"NO_INDEX": "1", "FIND_LINKS": str(folder), "TARGET": str(tmp_path / "installed")}.items():
@@ -62,7 +62,7 @@ def test_forged_packages_are_not_installed(version: str, cache: WheelCache, inde
     forge(index, version)
     with pytest.raises(BuildFailedError, match="The installation of cloudpickle==") as caught:
         make_wheel(plan("packaging", "psutil", "PyYAML"), cache, print)
-    assert "install one that you trust, and try again" in str(caught.value)
+    assert "install versions that you trust, and try again" in str(caught.value)
     assert not (tmp_path / "installed").exists()
 
 

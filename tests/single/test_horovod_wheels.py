@@ -89,7 +89,7 @@ def test_the_lock_and_the_rest_of_a_killed_one(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "horovod").write_text("a file")
-    with pytest.raises(BuildFailedError, match=f"cannot be written.*\nName another one in {env.CACHE_DIR}"):
+    with pytest.raises(BuildFailedError, match=f"must be writable.*\nName another folder in {env.CACHE_DIR}"):
         with WheelCache(tmp_path).alone("name", print, 1):
             raise AssertionError("not reached")
 
