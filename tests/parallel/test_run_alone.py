@@ -1,4 +1,4 @@
-"""A job in which no process asked for a strategy trains a model in each: `tfdistkit run` says so, and ends with 0."""
+"""A job in which no process asks for a strategy: `tfdistkit run` warns about it, and exits with 0."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ SCRIPTS = {
 
 
 @pytest.mark.parametrize("case", SCRIPTS)
-def test_a_job_without_a_strategy_is_told(case: str, tmp_path: Path) -> None:
+def test_a_job_without_a_strategy_causes_a_warning(case: str, tmp_path: Path) -> None:
     for name, code in STUBS.items():
         (tmp_path / f"{name}.py").write_text(code)
-    script, is_told = SCRIPTS[case]
+    script, has_warning = SCRIPTS[case]
     # The mark of an earlier run says nothing of this one.
     for rank in (0, 1):
         (tmp_path / "logs" / f"rank.{rank}").mkdir(parents=True)
         (tmp_path / "logs" / f"rank.{rank}" / "alone").touch()
     ended = run_job("-np", "2", "--log-dir", "logs", write_script(tmp_path, script), cwd=tmp_path)
     assert ended.code == 0
-    assert ("no process of this job asked for a strategy" in ended.stderr) == is_told, ended.stderr
-    assert ("TFDISTKIT_OWN_MODELS=1" in ended.stderr) == is_told
-    assert ("worked_alone" in [event["event"] for event in read_events(tmp_path / "logs")]) == is_told
+    assert ("no process of this job asked for a strategy" in ended.stderr) == has_warning, ended.stderr
+    assert ("TFDISTKIT_OWN_MODELS=1" in ended.stderr) == has_warning
+    assert ("worked_alone" in [event["event"] for event in read_events(tmp_path / "logs")]) == has_warning
 
 
-def test_one_process_is_told_nothing(tmp_path: Path) -> None:
+def test_a_single_process_causes_no_warning(tmp_path: Path) -> None:
     (tmp_path / "tensorflow.py").write_text("")
     ended = run_job("-q", "-np", "1", write_script(tmp_path, "import tensorflow"), cwd=tmp_path)
     assert (ended.code, ended.stderr) == (0, "")

@@ -87,8 +87,8 @@ def test_loopback_is_the_only_interface(tmp_path: Path) -> None:
         try:
             socket.create_connection(("192.0.2.1", 80), timeout=30)
         except OSError as error:
-            told = error.strerror
-        print(json.dumps([os.readlink("/proc/self/ns/net"), [name for _, name in socket.if_nameindex()], told]))
+            problem = error.strerror
+        print(json.dumps([os.readlink("/proc/self/ns/net"), [name for _, name in socket.if_nameindex()], problem]))
     """,
     )
     ended = run_job("-np", "2", "--isolate", script, cwd=tmp_path)

@@ -130,8 +130,8 @@ def test_each_job_has_its_own_secret(tmp_path: Path) -> None:
     for number in range(2):
         ended = run_job("-np", "2", "-v", "--log-dir", f"logs{number}", script, cwd=tmp_path)
         assert ended.code == 0, ended.stderr
-        told = {line.partition("it is ")[2] for line in ended.stdout.splitlines()}
-        assert len(told) == 1, "the ranks of a job share it"
-        secrets += told
+        printed = {line.partition("it is ")[2] for line in ended.stdout.splitlines()}
+        assert len(printed) == 1, "the ranks of a job share it"
+        secrets += printed
         assert secrets[-1] not in ended.stderr + (tmp_path / f"logs{number}/events.jsonl").read_text()
     assert len(set(secrets)) == 2 and min(map(len, secrets)) == 64

@@ -1,4 +1,4 @@
-"""What `tfdistkit horovod install` takes from a package index: exact files, whoever runs the index."""
+"""`tfdistkit horovod install` takes only pinned files from a package index."""
 
 from __future__ import annotations
 
@@ -66,18 +66,18 @@ def test_forged_packages_are_not_installed(version: str, cache: WheelCache, inde
     assert not (tmp_path / "installed").exists()
 
 
-def test_nothing_is_installed_where_all_is_there(cache: WheelCache, index: Path) -> None:
+def test_installed_packages_are_not_installed_again(cache: WheelCache, index: Path) -> None:
     wheel = make_wheel(plan("packaging", "psutil", "PyYAML", "cloudpickle"), cache, print)
     assert wheel.name == "horovod-0-any.whl"
 
 
-def test_all_that_is_installed_is_pinned(cache: WheelCache) -> None:
+def test_all_installed_packages_are_pinned(cache: WheelCache) -> None:
     assert set(recipe.RUN_PACKAGES) <= set(recipe.BUILD_PACKAGES) == set(pinned.PINS)
     lines = pinned.requirements(recipe.BUILD_PACKAGES).splitlines()
     assert len(lines) == len(recipe.BUILD_PACKAGES)
     assert all(re.fullmatch(r"\w+==[\d.]+( --hash=sha256:[0-9a-f]{64})+", line) for line in lines), lines
     # Pythons 3.10 to 3.13 on two kinds of machine.
     assert [len(pinned.PINS[name].sha256) for name in ("psutil", "PyYAML")] == [2, 8]
-    told = plan_text(plan(), cache)
-    assert "install   cloudpickle==3.1.2, checksum pinned\n" in told
-    assert " --require-hashes --requirement <packages.txt>" in told
+    text = plan_text(plan(), cache)
+    assert "install   cloudpickle==3.1.2, checksum pinned\n" in text
+    assert " --require-hashes --requirement <packages.txt>" in text

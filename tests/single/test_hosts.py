@@ -1,4 +1,4 @@
-"""What `-H` and `--hostfile` say, and which host each process gets."""
+"""Parsing of `-H` and `--hostfile`, and the placement of processes on hosts."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_invalid_hosts_are_rejected(text: str) -> None:
         parse_hosts(text)
 
 
-def test_a_file_in_either_form(tmp_path: Path) -> None:
+def test_hostfiles_of_horovodrun_and_open_mpi(tmp_path: Path) -> None:
     path = tmp_path / "hosts"
     path.write_text(
         "# ours\n\nnode1 slots=4\nnode2   slots=2 max_slots=8   # twice as large\nme@node3\nnode4:3\nnode1 cpu=1\n"
@@ -94,7 +94,7 @@ def test_invalid_hostfiles_are_rejected(tmp_path: Path, text: str, message: str)
         read_hostfile(path)
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_hostfile_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="`--hostfile` must be a readable text file"):
         read_hostfile(tmp_path / "hosts")
 
@@ -133,7 +133,7 @@ def job(np: int, hosts: str, **options: object) -> JobSpec:
     return JobSpec(np, ("train.py",), Path("/logs"), hosts=spec, **options)  # type: ignore[arg-type]
 
 
-def test_who_runs_where() -> None:
+def test_placement_of_roles_on_hosts() -> None:
     assert hosts_of_tasks(job(3, "a:2,b:2")) == [0, 0, 1]
     # The coordinator is on the first host, the servers on those that have workers.
     assert hosts_of_tasks(job(3, "a:2,b:2,c:2", ps=3)) == [0, 0, 0, 1, 0, 1, 0]
@@ -150,8 +150,8 @@ def test_a_plan_for_hosts() -> None:
     assert {process.command for process in processes} == {("/py", "-m", "tfdistkit.worker", "train.py")}
     clusters = [from_tf_config(process.env[env.TF_CONFIG]) for process in processes]
     assert clusters[0].workers == ("10.0.0.1:7001", "10.0.0.1:7002", "10.0.0.2:7001")
-    told = [(env.LOCAL_RANK, env.LOCAL_WORLD_SIZE, env.INTRA_OP_THREADS, "NCCL_SOCKET_IFNAME")] * 3
-    assert [[process.env[name] for name in names] for process, names in zip(processes, told, strict=True)] == [
+    variables = [(env.LOCAL_RANK, env.LOCAL_WORLD_SIZE, env.INTRA_OP_THREADS, "NCCL_SOCKET_IFNAME")] * 3
+    assert [[process.env[name] for name in names] for process, names in zip(processes, variables, strict=True)] == [
         ["0", "2", "4", "eth0"],
         ["1", "2", "4", "eth0"],
         ["0", "1", "4", "ib0"],
@@ -169,8 +169,8 @@ def test_gloo_on_hosts() -> None:
     ]
 
 
-def test_an_interface_that_is_not_known_is_left_to_gloo_and_nccl() -> None:
-    """Such as that of an IPv6 address: a wrong one would be worse."""
+def test_an_unknown_interface_is_left_to_gloo_and_nccl() -> None:
+    """Such as the interface of an IPv6 address."""
     places = [Place(7001, 8, "a", "fd00::1", None), Place(7001, 8, "b", "fd00::2", None)]
     for process in plan_processes(job(2, "a,b", backend="horovod"), places, python="/py"):
         assert not {"HOROVOD_GLOO_IFACE", "NCCL_SOCKET_IFNAME"} & set(process.env)

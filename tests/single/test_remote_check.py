@@ -1,4 +1,4 @@
-"""Which differences between hosts are problems, and what the table shows: pure, on made-up hosts."""
+"""The preflight report: which differences between hosts are problems, and the table. Without hosts."""
 
 from __future__ import annotations
 

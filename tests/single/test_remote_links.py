@@ -1,4 +1,4 @@
-"""How fast a link is, measured on loopback; and strangers that come in the place of a host."""
+"""The measurement of a network link, on loopback; and clients that are not hosts of the job."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tfdistkit.launcher.ssh.agent.links import LinkServer, measure_link
 DEADLINE_S = 30
 
 
-def test_both_ends_agree() -> None:
+def test_both_ends_count_the_same_bytes() -> None:
     server = LinkServer()
     port = server.open("127.0.0.1")
     with ThreadPoolExecutor(1) as pool:
