@@ -27,8 +27,8 @@ SCRIPTS = {
     "allowed in the script": ("import os, tensorflow; os.environ['TFDISTKIT_OWN_MODELS'] = '1'", False),
     "all alone": ("import os, tensorflow; os.environ['TFDISTKIT_CLUSTER'] = 'single'", False),
     "one rank asked": (
-        "import tensorflow, tfdistkit\nfrom tfdistkit.cluster import asked\n"
-        "if tfdistkit.rank() == 1: asked.note('strategy')", False,
+        "import tensorflow, tfdistkit\nfrom tfdistkit.cluster import requested\n"
+        "if tfdistkit.rank() == 1: requested.note('strategy')", False,
     ),
 }  # fmt: skip
 
