@@ -190,10 +190,11 @@ class _World:
         variables: dict[str, str] = json.loads(line)
         rank = variables.get(OPEN_MPI.rank, "")
         if not rank.isdecimal():
+            command = str(self._mpirun.args)
             raise UnsupportedError(
                 explain(
                     "`mpirun` must be Open MPI's.",
-                    received=f"{self._mpirun.args}, which does not set {OPEN_MPI.rank}",
+                    received=f"{command}, which does not set {OPEN_MPI.rank}",
                     do=f"{_HOW_TO_INSTALL}. Under another MPI, start the script with its own mpirun.",
                 )
             )
