@@ -203,7 +203,7 @@ def test_a_signal_without_a_backup_ends_the_job_for_good(slurm: SlurmCluster, tm
         assert run.end() == 138, run.told
         assert slurm.job(run.number)["Restarts"] == "0"
     assert " was killed by SIGUSR1 (host n" in run.told
-    assert "It was told to make a backup, and had none yet, or knows of none" in run.told
+    assert "It was asked to make a backup, but had none yet, or makes none" in run.told
 
 
 def test_submitted_and_left_alone(slurm: SlurmCluster, tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_submitted_and_left_alone(slurm: SlurmCluster, tmp_path: Path) -> None:
     # What SLURM does not take is told in its own words.
     ended = slurm.run(*words, "--partition", "no such", "train.py", cwd=tmp_path)
     assert ended.returncode == 2
-    assert "SLURM did not take the job." in ended.stderr and "invalid partition specified: no such" in ended.stderr
+    assert "SLURM rejected the job." in ended.stderr and "invalid partition specified: no such" in ended.stderr
     # And what is printed is what it takes.
     ended = slurm.run(*words, "--dry-run", "--time", "0:05:00", "train.py", cwd=tmp_path)
     (tmp_path / "printed.sh").write_text(ended.stdout)

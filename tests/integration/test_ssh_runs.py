@@ -175,7 +175,7 @@ SCRIPT = "open('started', 'w')"
 
 
 def refused(hosts: NetHosts, *words: str, **options: float) -> Ended:
-    """A job that the check of the hosts ends: nothing was started."""
+    """Runs a job that the preflight check rejects: nothing was started."""
     hosts.write("train.py", SCRIPT, LOGIN)
     ended = run_on_hosts(hosts, *words, str(hosts.work / "train.py"), deadline_s=60, **options)
     assert ended.code == 2 and "so nothing was started" in ended.stderr, ended.stderr
@@ -199,8 +199,8 @@ def test_hosts_that_cannot_be_reached(hosts: NetHosts, silent_h2: None) -> None:
     hosts.write("train.py", SCRIPT, 1)
     ended = refused(hosts, "-H", "h1,h2,nowhere.invalid", "--start-timeout", "6")
     assert time.monotonic() - started < 30
-    assert "2 of 3 hosts cannot take part, so nothing was started: h2, nowhere.invalid." in ended.stderr
-    assert "It did not answer within 6 s (ssh h2). Look whether it is on" in problems_of("h2", ended)
+    assert "2 of 3 hosts are not ready, so nothing was started: h2, nowhere.invalid." in ended.stderr
+    assert "It did not answer within 6 s (ssh h2). Check that it is on" in problems_of("h2", ended)
     assert "Could not resolve hostname" in problems_of("nowhere.invalid", ended)
     assert "Correct the name" in problems_of("nowhere.invalid", ended) and not problems_of("h1", ended)
     ended = refused(hosts, "-H", "h1,h0", "--ssh-port", "9", "--ssh-identity-file", str(hosts.folder / "id"))
@@ -211,8 +211,8 @@ def test_hosts_that_differ(hosts: NetHosts) -> None:
     """The script, Python and packages; what is found on one of the hosts only is a problem of that host."""
     hosts.write("train.py", "another script", 1)
     ended = refused(hosts, "-H", "h1,h2")
-    assert "Its script is another one than here" in problems_of("h1", ended)
-    assert "The script is not there (No such file or directory). Copy it" in problems_of("h2", ended)
+    assert "Its script differs from that on this machine" in problems_of("h1", ended)
+    assert "It cannot read the script (No such file or directory). Copy it" in problems_of("h2", ended)
     assert re.search(r"^h1 .* there +eth0 10.77.0.1 +1 free", ended.stderr, re.MULTILINE)
 
     for number in hosts.numbers:
@@ -234,8 +234,10 @@ def test_hosts_that_differ(hosts: NetHosts) -> None:
     found.mkdir()
     (found / "METADATA").write_text("Metadata-Version: 2.1\nName: keras\nVersion: 99.0\n")
     ended = refused(hosts, "-H", "h0,h1,h2", "-x", f"PYTHONPATH={hosts.work}{os.pathsep}{PATHS}")
-    assert re.search("Keras is 99.0, and on the others it is .*Install the same everywhere", problems_of("h2", ended))
-    assert re.search("It has tfdistkit 0.0.1, and here it is .* -m pip install \\.", problems_of("h2", ended))
+    assert re.search(
+        "Keras is 99.0, and on the other hosts it is .*Install the same version on", problems_of("h2", ended)
+    )
+    assert re.search("It has tfdistkit 0.0.1, and this machine has .* -m pip install \\.", problems_of("h2", ended))
     assert not problems_of("h1", ended)
 
 
@@ -243,11 +245,11 @@ def test_interfaces_and_folders_that_are_not_there(hosts: NetHosts) -> None:
     for number in hosts.numbers:
         hosts.write("train.py", SCRIPT, number)
     ended = refused(hosts, "-H", "h1,h2", "--network-interface", "ib7")
-    assert "no interface 'ib7' with an address. Choose one of them: --network-interface eth0 (10.77.0.1)" in (
+    assert "no interface 'ib7' with an address. Choose one of these: --network-interface eth0 (10.77.0.1)" in (
         problems_of("h1", ended)
     )
     ended = refused(hosts, "-H", "h1,h2", "--working-dir", "/no/such/folder")
-    assert "The folder /no/such/folder is not there" in problems_of("h2", ended)
+    assert "The folder /no/such/folder does not exist" in problems_of("h2", ended)
     # Each host has the address for itself alone: nobody can reach the others there.
     ended = refused(hosts, "-H", "h1,h0", "--network-interface", "lo")
     assert "It is the same machine as h1" in problems_of("h0", ended)

@@ -123,9 +123,12 @@ def test_without_mpirun(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ("echo 'There are no slots'; exit 3", "mpirun did not start 2 ranks. Received: exit code 3.\nIt said:\nThere"),
+        (
+            "echo 'There are no slots'; exit 3",
+            "mpirun did not start 2 ranks. Received: exit code 3.\nIts output:\nThere",
+        ),
         # Another MPI's: it starts the command, and calls the ranks by other names.
-        ('while [ "$1" != -np ]; do shift; done; shift 2; exec "$@"', "This `mpirun` is not Open MPI's"),
+        ('while [ "$1" != -np ]; do shift; done; shift 2; exec "$@"', "`mpirun` must be Open MPI's"),
     ],
 )
 def test_an_mpirun_of_no_use(tmp_path: Path, body: str, words: str) -> None:

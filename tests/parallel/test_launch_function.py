@@ -102,21 +102,21 @@ def test_the_timeout() -> None:
 
 
 def test_a_function_that_ends_its_process_has_no_result() -> None:
-    with pytest.raises(WorkerFailedError, match="Rank 0 ended well, but its result cannot be read"):
+    with pytest.raises(WorkerFailedError, match="Rank 0 succeeded, but its result cannot be read"):
         tfdistkit.launch(lambda: os._exit(0))
 
 
 def test_a_result_that_cannot_be_sent_back() -> None:
     import threading
 
-    with pytest.raises(WorkerFailedError, match="cannot be sent back. Received: lock"):
+    with pytest.raises(WorkerFailedError, match="must be an object that cloudpickle can pickle. Received: lock"):
         tfdistkit.launch(threading.Lock)
 
 
 def test_a_function_that_cannot_be_sent(tmp_path: Path) -> None:
     import threading
 
-    with pytest.raises(OptionError, match="`fn` and its arguments cannot be sent to the workers"):
+    with pytest.raises(OptionError, match="`fn` and its arguments must be objects that cloudpickle can pickle"):
         tfdistkit.launch(print, (threading.Lock(),))
     assert list(tmp_path.iterdir()) == []
 
@@ -128,21 +128,25 @@ def rate(learning_rate: float, epochs: int = 1) -> float:
 @pytest.mark.parametrize(
     ("words", "named", "told"),
     [
-        ((rate, 2), {}, "Received: args=2. Expected: such as args=(0.1,); the number of workers is `np`."),
+        ((rate, 2), {}, "Received: args=2. Expected: a tuple such as (0.1,); the number of workers is `np`."),
         ((rate, 2), {}, "For 2 workers: tfdistkit.launch(rate, np=2)\nFor the argument 2: tfdistkit.launch(rate, (2,)"),
         ((rate, 0.1), {}, "Put a single argument into a tuple: tfdistkit.launch(rate, (0.1,))"),
         ((rate, "abc"), {}, "Put a single argument into a tuple: tfdistkit.launch(rate, ('abc',))"),
-        ((rate, {"epochs": 3}), {}, "Give named arguments as `kwargs`: tfdistkit.launch(rate, kwargs={'epochs': 3})"),
+        ((rate, {"epochs": 3}), {}, "Pass keyword arguments as `kwargs`: tfdistkit.launch(rate, kwargs={'epochs': 3})"),
         ((rate, None), {}, "`args` must be a tuple or a list of the function's arguments. Received: args=None."),
         ((rate,), {}, "`rate` cannot be called with these arguments: missing a required argument: 'learning_rate'."),
         ((rate, (1, 2, 3)), {}, "too many positional arguments. Received: args=(1, 2, 3), kwargs={}."),
-        ((rate, (1,)), {"kwargs": {"epoch": 2}}, "Expected: what fits rate(learning_rate"),
-        ((rate, (1,)), {"kwargs": [2]}, "`kwargs` must be a dict. Received: kwargs=[2]"),
-        ((rate(1), 2), {}, "`fn` is not a function. Received: 1. Expected: a function to call.\nGive the function"),
+        ((rate, (1,)), {"kwargs": {"epoch": 2}}, "Expected: arguments for rate(learning_rate"),
+        (
+            (rate, (1,)),
+            {"kwargs": [2]},
+            "`kwargs` must be a dict of keyword arguments, such as {'epochs': 3}. Received: kwargs=[2]",
+        ),
+        ((rate(1), 2), {}, "`fn` must be a function. Received: fn=1.\nGive the function"),
         (("train.py",), {}, "For a script, type: tfdistkit run -np 2 train.py"),
     ],
 )
-def test_a_call_that_cannot_be_says_what_to_type(tmp_path: Path, words: tuple, named: dict, told: str) -> None:
+def test_an_invalid_call_names_the_fix(tmp_path: Path, words: tuple, named: dict, told: str) -> None:
     with pytest.raises(OptionError) as caught:
         tfdistkit.launch(*words, **named)
     assert told in str(caught.value)

@@ -238,7 +238,7 @@ def test_the_launcher_kills_a_stopped_worker_and_its_steps_go_to_the_other(tmp_p
     assert len(seen) == least <= most <= len(seen) + 1
     (killed,) = [event for event in read_events(logs) if event["event"] == "worker_killed"]
     assert (killed["process"], killed["reason"]) == ("worker 1", "suspended")
-    assert "the others go on without it" in ended.stderr
+    assert "the job continues without it" in ended.stderr
 
 
 @contextlib.contextmanager

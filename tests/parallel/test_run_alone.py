@@ -49,7 +49,7 @@ def test_a_job_without_a_strategy_gives_a_warning(case: str, tmp_path: Path) -> 
     assert ("worked_alone" in [event["event"] for event in read_events(tmp_path / "logs")]) == has_warning
 
 
-def test_one_process_has_warning_nothing(tmp_path: Path) -> None:
+def test_a_single_process_causes_no_warning(tmp_path: Path) -> None:
     (tmp_path / "tensorflow.py").write_text("")
     ended = run_job("-q", "-np", "1", write_script(tmp_path, "import tensorflow"), cwd=tmp_path)
     assert (ended.code, ended.stderr) == (0, "")

@@ -1,4 +1,4 @@
-"""The launcher answers whatever becomes of its output: nobody reads it, the disk is full, descriptors are closed."""
+"""The launcher responds whatever happens to its output: a stalled reader, a full disk, closed descriptors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ while True:
 
 
 class Stuck:
-    """A job whose output nobody reads: in a pipe, or on a terminal."""
+    """A job whose output has no reader: a pipe, or a terminal."""
 
     def __init__(self, folder: Path, words: list[str], is_terminal: bool):
         self.ours, theirs = pty.openpty() if is_terminal else os.pipe()
@@ -88,7 +88,7 @@ BOTH = pytest.mark.parametrize("is_terminal", [False, True], ids=["pipe", "termi
 
 
 @BOTH
-def test_a_failed_rank_ends_a_job_that_nobody_reads(tmp_path: Path, is_terminal: bool) -> None:
+def test_a_failed_rank_ends_a_job_with_a_stalled_reader(tmp_path: Path, is_terminal: bool) -> None:
     with stuck(tmp_path, is_terminal=is_terminal) as job:
         begin = time.monotonic()
         (tmp_path / "fail").touch()
@@ -100,7 +100,7 @@ def test_a_failed_rank_ends_a_job_that_nobody_reads(tmp_path: Path, is_terminal:
 
 @BOTH
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signals_end_a_job_that_nobody_reads(tmp_path: Path, is_terminal: bool, number: signal.Signals) -> None:
+def test_signals_end_a_job_with_a_stalled_reader(tmp_path: Path, is_terminal: bool, number: signal.Signals) -> None:
     with stuck(tmp_path, is_terminal=is_terminal) as job:
         begin = time.monotonic()
         job.process.send_signal(number)
@@ -111,14 +111,14 @@ def test_signals_end_a_job_that_nobody_reads(tmp_path: Path, is_terminal: bool, 
         assert job.left() == []
 
 
-def test_the_deadline_ends_a_job_that_nobody_reads(tmp_path: Path) -> None:
+def test_the_timeout_ends_a_job_with_a_stalled_reader(tmp_path: Path) -> None:
     with stuck(tmp_path, "--timeout", "6") as job:
         assert job.process.wait(timeout=60) == 124
         assert job.left() == []
 
 
-def test_a_slow_reader_gets_all_of_a_job_that_ended_well(tmp_path: Path) -> None:
-    """More than a pipe and what waits for it can hold; the reader begins when the workers have ended."""
+def test_a_slow_reader_gets_all_output_of_a_successful_job(tmp_path: Path) -> None:
+    """More output than the pipe and the queue hold; the reader starts after the workers have ended."""
     script = write_script(tmp_path, "for i in range(30_000): print(i, 'x' * 100)")
     process = subprocess.Popen(
         [sys.executable, "-m", "tfdistkit", "run", "-np", "2", "--log-dir", "logs", script],
@@ -137,7 +137,7 @@ def test_a_slow_reader_gets_all_of_a_job_that_ended_well(tmp_path: Path) -> None
         assert [int(line.split()[1]) for line in own] == list(range(30_000))
 
 
-def test_a_full_disk_is_told_and_the_logs_stay(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_the_logs_are_complete(tmp_path: Path) -> None:
     """`/dev/full` answers as a full disk does; stdout goes there."""
     script = write_script(tmp_path, "for i in range(10): print('result', i)")
     with open("/dev/full", "wb") as full:
@@ -153,7 +153,7 @@ def test_a_full_disk_is_told_and_the_logs_stay(tmp_path: Path) -> None:
     assert (kept / "rank.1/stdout").read_text().count("result") == 10
 
 
-def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
+def test_a_closed_reader_is_no_error(tmp_path: Path) -> None:
     script = write_script(tmp_path, "for i in range(10_000): print('result', i)")
     command = f"{sys.executable} -m tfdistkit run -q -np 2 {script} | head -1; exit ${{PIPESTATUS[0]}}"
     ended = subprocess.run(
@@ -166,7 +166,7 @@ def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
 def test_closed_descriptors(tmp_path: Path, closed: str) -> None:
-    """What the launcher opens itself must not be taken for its output."""
+    """Files that the launcher opens must not get the descriptors of its output."""
     script = write_script(tmp_path, "import sys; print('to stdout'); print('to stderr', file=sys.stderr)")
     command = f"{sys.executable} -m tfdistkit run -np 2 --log-dir logs {script} {closed}"
     code = subprocess.run(["bash", "-c", command], cwd=tmp_path, timeout=60, check=False).returncode
@@ -197,7 +197,7 @@ def _start_with(folder: Path, prepare: str) -> subprocess.Popen[bytes]:
 
 
 def test_a_caller_that_ignores_sigchld(tmp_path: Path) -> None:
-    """The kernel would collect the workers, and nobody would know how they ended."""
+    """The kernel would reap the workers, and their exit codes would be lost."""
     process = _start_with(tmp_path, "signal.signal(signal.SIGCHLD, signal.SIG_IGN)")
     try:
         wait_until(lambda: (tmp_path / "seen.0").exists(), "the first worker")

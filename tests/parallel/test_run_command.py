@@ -1,4 +1,4 @@
-"""`tfdistkit run` with two real workers: what they are told, what the user sees, what is kept, how it ends."""
+"""`tfdistkit run` with two real workers: their environment, the console, the logs, the exit code."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ TELL = """
 """
 
 
-def told(stdout: str) -> dict[int, dict]:
+def reports_by_rank(stdout: str) -> dict[int, dict]:
     """What each rank printed about itself."""
     return {int(line[1]): json.loads(line[4:]) for line in stdout.splitlines() if re.match(r"\[\d\] \{", line)}
 
 
-def test_two_workers_know_who_they_are(tmp_path: Path) -> None:
+def test_two_workers_get_their_ranks(tmp_path: Path) -> None:
     script = write_script(tmp_path, TELL)
     ended = run_job("-np", "2", "--env", "COLOUR=sky blue", "--env", "A=b=c", script, "--lr", "1", cwd=tmp_path)
     assert (ended.code, ended.stderr) == (0, f"tfdistkit: starting 2 workers on this machine: {script}\n")
-    ranks = told(ended.stdout)
+    ranks = reports_by_rank(ended.stdout)
     assert sorted(ranks) == [0, 1]
     clusters = [from_tf_config(ranks[rank]["env"]["TF_CONFIG"]) for rank in (0, 1)]
     assert [cluster.rank for cluster in clusters] == [0, 1]
@@ -49,7 +49,7 @@ def test_two_workers_know_who_they_are(tmp_path: Path) -> None:
 
 def test_the_temporary_run_folder_is_removed_after_a_success(tmp_path: Path) -> None:
     ended = run_job("-np", "2", write_script(tmp_path, TELL), cwd=tmp_path)
-    run_dir = Path(told(ended.stdout)[0]["env"]["TFDISTKIT_RUN_DIR"])
+    run_dir = Path(reports_by_rank(ended.stdout)[0]["env"]["TFDISTKIT_RUN_DIR"])
     assert run_dir.parent == tmp_path and not run_dir.exists()
 
 
@@ -68,17 +68,17 @@ def test_the_temporary_run_folder_is_kept_and_named_after_a_failure(tmp_path: Pa
     assert (run_dir / "rank.0" / "stdout").read_text() == "kept\n"
 
 
-def test_variables_of_the_user_win(tmp_path: Path) -> None:
+def test_variables_of_the_user_take_precedence(tmp_path: Path) -> None:
     script = write_script(tmp_path, TELL)
     ended = run_job("-np", "2", "--env", "TF_NUM_INTEROP_THREADS=7", script, cwd=tmp_path, OMP_NUM_THREADS="5")
-    variables = told(ended.stdout)[1]["env"]
+    variables = reports_by_rank(ended.stdout)[1]["env"]
     assert (variables["OMP_NUM_THREADS"], variables["TF_NUM_INTEROP_THREADS"]) == ("5", "7")
 
 
-def test_tf_config_of_the_shell_is_replaced_and_the_user_is_told(tmp_path: Path) -> None:
+def test_tf_config_of_the_shell_is_replaced_with_a_note(tmp_path: Path) -> None:
     ended = run_job("-np", "2", write_script(tmp_path, TELL), cwd=tmp_path, TF_CONFIG='{"cluster": {}}')
     assert "TF_CONFIG of this shell is not used" in ended.stderr
-    assert len(from_tf_config(told(ended.stdout)[0]["env"]["TF_CONFIG"]).workers) == 2
+    assert len(from_tf_config(reports_by_rank(ended.stdout)[0]["env"]["TF_CONFIG"]).workers) == 2
 
 
 def test_a_module(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_lines_of_several_workers_do_not_mix(tmp_path: Path) -> None:
         assert of_rank == [f"[{rank}] {rank * 40} {i}" for i in range(2000)]
 
 
-def test_output_comes_at_once(tmp_path: Path) -> None:
+def test_output_is_shown_immediately(tmp_path: Path) -> None:
     script = write_script(tmp_path, "import time\nprint('now')\ntime.sleep(600)")
     with job("-np", "2", script, cwd=tmp_path) as running:
         wait_until(lambda: "[0] now" in running.stdout and "[1] now" in running.stdout, "the first lines")
@@ -175,7 +175,7 @@ def test_a_single_worker_has_its_exit_code_too(tmp_path: Path) -> None:
     assert run_job("-np", "1", write_script(tmp_path, "raise SystemExit(7)"), cwd=tmp_path).code == 7
 
 
-def test_the_report_tells_the_traceback_and_the_log(tmp_path: Path) -> None:
+def test_the_report_contains_the_traceback_and_the_log(tmp_path: Path) -> None:
     script = write_script(
         tmp_path,
         """
@@ -200,7 +200,7 @@ def test_the_report_tells_the_traceback_and_the_log(tmp_path: Path) -> None:
     assert events[-1]["event"] == "job_ended" and events[-1]["first_failure"]["rank"] == 1
 
 
-def test_a_later_failure_is_not_taken_for_the_cause(tmp_path: Path) -> None:
+def test_a_later_failure_is_not_reported_as_the_cause(tmp_path: Path) -> None:
     """Rank 1 fails first but needs long to shut down; rank 0 fails because of it and is gone at once."""
     script = write_script(
         tmp_path,
@@ -220,7 +220,7 @@ def test_a_later_failure_is_not_taken_for_the_cause(tmp_path: Path) -> None:
     assert "Later, rank 0 raised RuntimeError too." in ended.stderr
 
 
-def test_an_earlier_runs_errors_are_not_taken_for_this_ones(tmp_path: Path) -> None:
+def test_errors_of_an_earlier_run_are_not_reported(tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     assert run_job("-np", "2", "--log-dir", "logs", write_script(tmp_path, "1 / 0"), cwd=tmp_path).code == 1
     assert list(logs.glob("rank.*/error.json")), "of one at least: the other one may be stopped before"
@@ -239,7 +239,7 @@ def test_a_dry_run_starts_nothing(tmp_path: Path) -> None:
         assert line.endswith(f"""-m tfdistkit.worker {script} 'it'"'"'s'""")
 
 
-def test_a_reader_that_goes_away_does_not_end_the_job(tmp_path: Path) -> None:
+def test_a_closed_reader_does_not_end_the_job(tmp_path: Path) -> None:
     script = write_script(
         tmp_path, "import os\nfor i in range(50000): print('x' * 50)\nopen('done' + os.environ['TFDISTKIT_RANK'], 'w')"
     )
@@ -249,7 +249,7 @@ def test_a_reader_that_goes_away_does_not_end_the_job(tmp_path: Path) -> None:
     wait_until(lambda: (tmp_path / "done0").exists() and (tmp_path / "done1").exists(), "the end of both workers")
 
 
-def test_a_single_worker_reads_what_is_piped_in_and_several_read_nothing(tmp_path: Path) -> None:
+def test_only_a_single_worker_reads_stdin_of_the_launcher(tmp_path: Path) -> None:
     script = write_script(tmp_path, "import sys\nprint(repr(sys.stdin.read()))")
     for np, shown in (("1", "'words'\n"), ("2", "[0] ''\n[1] ''\n")):
         command = [sys.executable, "-m", "tfdistkit", "run", "-np", np, script]

@@ -1,4 +1,4 @@
-"""What a job says first is why it ended: who left early, whose error it was, and not what followed from it."""
+"""The report names the first cause of a failure, not its consequences."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ exec("class OpError(Exception): pass", {"__name__": "tensorflow.python.framework
 
 @pytest.mark.tensorflow
 @pytest.mark.timeout(300)
-def test_a_rank_that_leaves_in_the_middle_is_named(tmp_path: Path) -> None:
+def test_a_rank_that_exits_early_is_named(tmp_path: Path) -> None:
     script = write_script(
         tmp_path,
         """
@@ -43,17 +43,17 @@ def test_a_rank_that_leaves_in_the_middle_is_named(tmp_path: Path) -> None:
     with_tensorflow = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
     ended = run_job("-np", "2", "--log-dir", "logs", script, cwd=tmp_path, **with_tensorflow)
     assert ended.code == 1
-    told = ended.stderr.partition("the first failure was\n")[2]
-    assert told.startswith("rank 1 ended with exit code 0 after 6 steps, while rank 0 was at step 7: its data was")
+    reported = ended.stderr.partition("the first failure was\n")[2]
+    assert reported.startswith("rank 1 ended with exit code 0 after 6 steps, while rank 0 was at step 7: its data was")
     # The user's frames, and not the forty of the libraries, which the crash record has.
-    assert "model.fit(np.ones((640, 4))" in told and "frames of tensorflow, tfdistkit; --full-traceback" in told
+    assert "model.fit(np.ones((640, 4))" in reported and "frames of tensorflow, tfdistkit; --full-traceback" in reported
     assert "autograph" not in ended.stderr
     record = json.loads((tmp_path / "logs/rank.0/error.json").read_text())
     assert "autograph" in record["full_traceback"] and record["steps"] == 7
 
 
-def test_a_connection_of_the_users_own_is_a_cause(tmp_path: Path) -> None:
-    """It reads like what TensorFlow says of a peer that is gone, and comes later than that."""
+def test_a_connection_error_of_the_script_is_a_cause(tmp_path: Path) -> None:
+    """It reads like TensorFlow's error about a lost peer, and is raised later."""
     script = write_script(
         tmp_path,
         PEER_IS_GONE
@@ -69,18 +69,18 @@ raise module.OpError("Collective ops is aborted by: Socket closed")
 """,
     )
     ended = run_job("-np", "2", script, cwd=tmp_path)
-    told = ended.stderr.partition("the first failure was\n")[2]
-    assert told.startswith("rank 1 raised ConnectionRefusedError")
-    assert "rank 0 raised OpError too" in told
+    reported = ended.stderr.partition("the first failure was\n")[2]
+    assert reported.startswith("rank 1 raised ConnectionRefusedError")
+    assert "rank 0 raised OpError too" in reported
 
 
-def test_one_failure_of_all_ranks_is_told_once(tmp_path: Path) -> None:
+def test_a_failure_of_all_ranks_is_reported_once(tmp_path: Path) -> None:
     text = "import atexit, time; atexit.register(time.sleep, 2); raise ValueError('units ' + 'must be positive')"
     script = write_script(tmp_path, text)
     ended = run_job("-np", "3", script, cwd=tmp_path)
-    told = ended.stderr.partition("the first failure was\n")[2]
-    assert told.count("units must be positive") == 1
-    assert "raised ValueError with the same message." in told
+    reported = ended.stderr.partition("the first failure was\n")[2]
+    assert reported.count("units must be positive") == 1
+    assert "raised ValueError with the same message." in reported
 
 
 def test_the_full_traceback(tmp_path: Path) -> None:
@@ -131,9 +131,7 @@ SHELLS = {
 
 @pytest.mark.parametrize("shell", SHELLS)
 @pytest.mark.parametrize("backend", ["local", "horovod"])
-def test_what_the_shell_knows_of_other_jobs_does_not_reach_the_workers(
-    tmp_path: Path, shell: str, backend: str
-) -> None:
+def test_variables_of_other_jobs_do_not_reach_the_workers(tmp_path: Path, shell: str, backend: str) -> None:
     """As in a sweep: `srun -n4 tfdistkit run -np 2 train.py`."""
     script = write_script(tmp_path, WHO)
     ended = run_job("-np", "2", "--backend", backend, script, cwd=tmp_path, **SHELLS[shell])
@@ -142,6 +140,6 @@ def test_what_the_shell_knows_of_other_jobs_does_not_reach_the_workers(
 
 
 @pytest.mark.parametrize("words", [["--nproc-per-node", "2"], ["--nproc_per_node=2"], ["--num-proc", "2"], ["-n", "2"]])
-def test_flags_that_hands_know(tmp_path: Path, words: list[str]) -> None:
+def test_flags_of_horovodrun_and_torchrun(tmp_path: Path, words: list[str]) -> None:
     script = write_script(tmp_path, WHO)
     assert run_job(*words, script, cwd=tmp_path).stdout.count(", 2]") == 2

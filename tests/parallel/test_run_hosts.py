@@ -54,16 +54,19 @@ def test_nothing_is_left_when_the_launcher_ends(tmp_path: Path, number: signal.S
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["-H", "localhost", "-np", "2"], "There are more workers than slots. Received: -np 2, and 1 slots"),
+        (["-H", "localhost", "-np", "2"], "`-np` must be at most 1, the number of slots. Received: -np 2"),
         (["-H", "localhost", "--hostfile", "x"], "not allowed with argument"),
         (["--python", "x", "-np", "1"], "--python requires other hosts. Add -H HOST:SLOTS"),
-        (["-H", "localhost", "--ssh-port", "0"], "`--ssh-port` is no port"),
+        (["-H", "localhost", "--ssh-port", "0"], "`--ssh-port` must be an integer from 1 to 65535"),
         (["-H", "localhost", "-x", "NOT_HERE_AT_ALL"], "there is no variable NOT_HERE_AT_ALL in this shell"),
-        (["-H", "localhost", "--python", "/no/such/python"], "`--python` is not there. Received: /no/such/python"),
-        (["--hostfile", "/no/such/file"], "The file of hosts cannot be read"),
+        (
+            ["-H", "localhost", "--python", "/no/such/python"],
+            "`--python` must be the path of a Python on every host. Received: /no/such/python",
+        ),
+        (["--hostfile", "/no/such/file"], "`--hostfile` must be a readable text file"),
     ],
 )
-def test_what_cannot_be_wanted(tmp_path: Path, words: list[str], message: str) -> None:
+def test_invalid_options_are_rejected(tmp_path: Path, words: list[str], message: str) -> None:
     ended = run_job(*words, write_script(tmp_path, SCRIPT), cwd=tmp_path)
     assert ended.code == 2 and message in ended.stderr
     assert not list(tmp_path.glob("up.*")) and not list(tmp_path.glob("tfdistkit-*"))

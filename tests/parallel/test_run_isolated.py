@@ -1,4 +1,4 @@
-"""`tfdistkit run --isolate`: nobody reaches the workers from outside, and all else is as without it."""
+"""`tfdistkit run --isolate`: the workers are unreachable from outside, and otherwise run as without it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def reached(address: str, port: int) -> bool:
 
 
 @pytest.mark.parametrize("words", [[], ["--isolate"]], ids=["open", "isolated"])
-def test_who_reaches_a_worker(tmp_path: Path, words: list[str]) -> None:
+def test_reachability_of_a_worker(tmp_path: Path, words: list[str]) -> None:
     script = write_script(tmp_path, SERVER)
     with job("-np", "2", *words, "--log-dir", "logs", script, cwd=tmp_path) as running:
         running.wait_for_files(tmp_path / "heard")
@@ -63,7 +63,7 @@ def test_who_reaches_a_worker(tmp_path: Path, words: list[str]) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -9)])
-def test_signals_end_it_as_any_job(tmp_path: Path, number: int, code: int) -> None:
+def test_signals_end_an_isolated_job(tmp_path: Path, number: int, code: int) -> None:
     script = write_script(
         tmp_path,
         """
@@ -79,7 +79,7 @@ def test_signals_end_it_as_any_job(tmp_path: Path, number: int, code: int) -> No
         wait_until(lambda: running.left() == [], "the end of all of it")
 
 
-def test_there_is_nothing_but_loopback(tmp_path: Path) -> None:
+def test_loopback_is_the_only_interface(tmp_path: Path) -> None:
     script = write_script(
         tmp_path,
         """
@@ -87,8 +87,8 @@ def test_there_is_nothing_but_loopback(tmp_path: Path) -> None:
         try:
             socket.create_connection(("192.0.2.1", 80), timeout=30)
         except OSError as error:
-            told = error.strerror
-        print(json.dumps([os.readlink("/proc/self/ns/net"), [name for _, name in socket.if_nameindex()], told]))
+            problem = error.strerror
+        print(json.dumps([os.readlink("/proc/self/ns/net"), [name for _, name in socket.if_nameindex()], problem]))
     """,
     )
     ended = run_job("-np", "2", "--isolate", script, cwd=tmp_path)
@@ -99,7 +99,7 @@ def test_there_is_nothing_but_loopback(tmp_path: Path) -> None:
     assert first[1:] == [["lo"], "Network is unreachable"]
 
 
-def test_the_store_of_horovods_ranks_is_in_there(tmp_path: Path) -> None:
+def test_the_store_of_horovods_ranks_is_inside(tmp_path: Path) -> None:
     script = write_script(
         tmp_path,
         """
@@ -118,7 +118,7 @@ def test_the_store_of_horovods_ranks_is_in_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("less", [[], ["setpriv", "--bounding-set", "-sys_admin", "--inh-caps", "-sys_admin"]])
-def test_this_machines_own_name_stands_for_an_address_in_there(tmp_path: Path, less: list[str]) -> None:
+def test_the_host_name_resolves_inside(tmp_path: Path, less: list[str]) -> None:
     """Outside it is mostly that of a network card. Gloo binds to it, whatever interface it is told."""
     script = write_script(
         tmp_path,
@@ -136,7 +136,7 @@ def test_this_machines_own_name_stands_for_an_address_in_there(tmp_path: Path, l
     assert sorted(ended.stdout.splitlines()) == ["[0] 192.0.2.77 192.0.2.77", "[1] 192.0.2.77 192.0.2.77"]
 
 
-def test_without_the_rights_of_root(tmp_path: Path) -> None:
+def test_without_root_privileges(tmp_path: Path) -> None:
     """As for any other user: a user namespace, and the workers' files are the user's."""
     script = write_script(
         tmp_path,
@@ -155,26 +155,26 @@ def test_without_the_rights_of_root(tmp_path: Path) -> None:
     assert {(tmp_path / f"made{rank}").stat().st_uid for rank in range(2)} == {user}
 
 
-def test_where_it_is_forbidden(tmp_path: Path) -> None:
+def test_a_system_that_forbids_it(tmp_path: Path) -> None:
     script = write_script(tmp_path, "open('ran', 'w')")
     forbids = 'echo 0 > /proc/sys/user/max_net_namespaces; exec "$@"'
     command = ["unshare", "--user", "--map-root-user", "sh", "-c", forbids, "sh", sys.executable, "-m", "tfdistkit"]
     command += ["run", "-np", "2", "--isolate", script]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert ended.returncode == 2 and not (tmp_path / "ran").exists()
-    assert "--isolate cannot be had here: the system refuses a network namespace." in ended.stderr
+    assert "--isolate does not work here: the system refuses a network namespace." in ended.stderr
     assert "sysctl user.max_net_namespaces=" in ended.stderr and "Or leave out --isolate" in ended.stderr
 
 
 @pytest.mark.parametrize("words", [["-H", "localhost:2"], ["--backend", "slurm"]])
-def test_jobs_on_other_machines_are_refused(tmp_path: Path, words: list[str]) -> None:
+def test_jobs_on_other_machines_are_rejected(tmp_path: Path, words: list[str]) -> None:
     script = write_script(tmp_path, "open('ran', 'w')")
     ended = run_job("-np", "2", "--isolate", *words, script, cwd=tmp_path)
     assert ended.code == 2 and "--isolate requires a job on this machine only" in ended.stderr
     assert not (tmp_path / "ran").exists()
 
 
-def test_other_systems_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_systems_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isolation.sys, "platform", "darwin")
     with pytest.raises(UnsupportedError, match="--isolate needs Linux.*darwin"):
         isolation.isolate()

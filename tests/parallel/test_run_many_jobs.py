@@ -1,4 +1,4 @@
-"""Many jobs that start on one machine at the same moment: each rank gets its port of TF_CONFIG, and its peers."""
+"""Many jobs that start on one machine at the same time: each rank gets its own port and its peers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ SERVES = f"""
 """
 
 
-def test_jobs_that_start_together_all_end_well(tmp_path: Path) -> None:
+def test_jobs_that_start_together_all_succeed(tmp_path: Path) -> None:
     write_script(tmp_path, SERVES, "serve.py")
     mark = f"TEST_MARK={uuid.uuid4().hex}"
     name, _, value = mark.partition("=")

@@ -1,4 +1,4 @@
-"""No process is left behind, whoever dies: signals, deadlines, a killed worker, a killed launcher, grandchildren."""
+"""No process outlives its job: signals, timeouts, a killed worker, a killed launcher, grandchildren."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_second_ctrl_c_kills_at_once(tmp_path: Path) -> None:
         assert_nothing_left(running, tmp_path)
 
 
-def test_a_scheduler_that_ends_the_job_leaves_time_for_a_last_backup(tmp_path: Path) -> None:
+def test_a_scheduler_signal_leaves_time_for_a_last_backup(tmp_path: Path) -> None:
     script = write_script(
         tmp_path,
         f"""
@@ -111,7 +111,7 @@ def test_a_scheduler_that_ends_the_job_leaves_time_for_a_last_backup(tmp_path: P
     assert ended.code == 143 and sorted(ended.stdout.splitlines()) == ["[0] saved", "[1] saved"]
 
 
-def test_workers_get_the_signal_itself(tmp_path: Path) -> None:
+def test_workers_receive_the_same_signal(tmp_path: Path) -> None:
     script = write_script(
         tmp_path,
         """
@@ -221,8 +221,8 @@ def test_children_that_outlive_a_successful_script_are_ended(tmp_path: Path) -> 
         assert running.left() == []
 
 
-def test_a_blocked_reader_does_not_stop_the_supervision(tmp_path: Path) -> None:
-    """The output goes into a pipe that nobody reads: a dead worker is noticed all the same."""
+def test_a_blocked_reader_does_not_stop_supervision(tmp_path: Path) -> None:
+    """The output goes into a pipe without a reader: a dead worker is detected nevertheless."""
     script = write_script(
         tmp_path,
         """

@@ -1,4 +1,4 @@
-"""Scripts that can be read only once, under `tfdistkit run`: all ranks run the whole text, as `python` would run it."""
+"""Scripts that can be read only once, under `tfdistkit run`: all ranks run the whole text as `python` would."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_all_ranks_run_what_python_would_run(tmp_path: Path, way: str) -> None:
     assert [path.name for path in tmp_path.glob("tfdistkit-*")] == []
 
 
-def test_a_failure_shows_lines_that_nobody_can_read_again(tmp_path: Path) -> None:
+def test_a_failure_shows_source_lines_of_a_piped_script(tmp_path: Path) -> None:
     text = "import inspect, os\ndef f():\n    raise ValueError(os.environ['TFDISTKIT_RANK'])\n"
     # AutoGraph looks for the source of a function, too.
     (tmp_path / "train.py").write_text(f"{text}assert inspect.getsource(f).startswith('def f'), f\nf()\n")
@@ -83,37 +83,37 @@ def test_a_failure_shows_lines_that_nobody_can_read_again(tmp_path: Path) -> Non
     assert kept.stat().st_mode & 0o777 == 0o600
 
 
-def test_it_is_there_for_the_next_attempt_too(tmp_path: Path) -> None:
+def test_a_restart_runs_the_same_text(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import os, sys\nsys.exit(os.environ['TFDISTKIT_ATTEMPT'] == '0')\n")
     ended = shell(f"cat train.py | {RUN} 2 --max-restarts 1 -", tmp_path)
     assert ended.returncode == 0 and "attempt 1" in ended.stderr
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
         ("-H localhost:2 - < train.py", "comes from a pipe, which is on this machine only"),
         ("-H localhost:2 <(cat train.py)", "comes from a pipe, which is on this machine only"),
         ("--backend slurm -np 2 - < train.py", "comes from a pipe, which is on this machine only"),
         ("-np 2 no-such-pipe", "there is no script 'no-such-pipe'"),
-        ("-np 2 /dev/zero", "The script does not end."),
+        ("-np 2 /dev/zero", "The script must be at most 64 MiB."),
     ],
 )
-def test_what_cannot_be(tmp_path: Path, line: str, told: str) -> None:
+def test_invalid_scripts_are_rejected(tmp_path: Path, line: str, message: str) -> None:
     (tmp_path / "train.py").write_text("raise SystemExit('this must not run')")
     ended = shell(f"{sys.executable} -m tfdistkit run {line}", tmp_path)
-    assert (ended.returncode, ended.stdout) == (2, "") and told in ended.stderr
+    assert (ended.returncode, ended.stdout) == (2, "") and message in ended.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
 
 
-def test_a_terminal_is_no_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_terminal_is_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     controller, terminal = os.openpty()
     try:
         assert main(["run", "-np", "2", os.ttyname(terminal)]) == 2
     finally:
         os.close(controller)
         os.close(terminal)
-    assert "Type: tfdistkit run -np 2 - < script.py" in capsys.readouterr().err
+    assert "Redirect a file into it: tfdistkit run -np 2 - < script.py" in capsys.readouterr().err
 
 
 def test_a_dry_run_reads_nothing(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a job writes is its user's alone, and nobody can lead it astray."""
+"""Only the user can read the files of a job, and no other user can redirect its writes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def umask(request: pytest.FixtureRequest) -> int:
     return int(request.param)
 
 
-def test_logs_are_the_users_alone(tmp_path: Path, umask: int) -> None:
+def test_only_the_user_can_read_the_logs(tmp_path: Path, umask: int) -> None:
     script = write_script(tmp_path, "raise ValueError('password')")
     command = [sys.executable, "-m", "tfdistkit", "run", "-np", "2", "--log-dir", "new/logs", script]
     ended = subprocess.run(command, cwd=tmp_path, umask=umask, capture_output=True, timeout=60, check=False)
@@ -34,7 +34,7 @@ def test_logs_are_the_users_alone(tmp_path: Path, umask: int) -> None:
         assert mode(file) == 0o600, file
 
 
-def test_what_a_function_is_called_with_is_the_users_alone(tmp_path: Path) -> None:
+def test_only_the_user_can_read_the_arguments_of_a_function(tmp_path: Path) -> None:
     script = write_script(
         tmp_path,
         """
@@ -48,7 +48,7 @@ def test_what_a_function_is_called_with_is_the_users_alone(tmp_path: Path) -> No
     assert mode(tmp_path / "logs") == 0o700 and mode(tmp_path / "logs/call.pkl") == 0o600
 
 
-def test_a_folder_that_another_job_uses_is_refused(tmp_path: Path) -> None:
+def test_a_folder_in_use_by_another_job_is_rejected(tmp_path: Path) -> None:
     waits = write_script(tmp_path, "import pathlib, time; pathlib.Path('up').touch(); time.sleep(600)")
     with job("-np", "2", "--log-dir", "logs", waits, cwd=tmp_path) as running:
         running.wait_for_files(tmp_path / "up")
@@ -75,7 +75,7 @@ def test_symbolic_links_are_not_followed(tmp_path: Path, link: str) -> None:
     ended = run_job("-np", "2", "--log-dir", "logs", write_script(tmp_path, "print('words')"), cwd=tmp_path)
     assert [one.name for one in elsewhere.iterdir()] == ["file"] and (elsewhere / "file").read_text() == "precious"
     if link.endswith("stdout"):
-        assert "logs/rank.0/stdout is not kept: " in ended.stderr and ended.code == 0
+        assert "logs/rank.0/stdout could not be created: " in ended.stderr and ended.code == 0
     else:
         assert ended.code == 2 and "The folder for the logs cannot be used." in ended.stderr
 
@@ -112,7 +112,7 @@ def test_secrets_among_the_arguments_are_not_shown(tmp_path: Path, words: list[s
     assert events.exists() is (words == ["-v"])
 
 
-def test_refused_variables_are_told_without_their_values(tmp_path: Path) -> None:
+def test_rejected_variables_are_named_without_their_values(tmp_path: Path) -> None:
     words = ["--env", "TFDISTKIT_JOB_ID=abc123", write_script(tmp_path, "")]
     ended = run_job("-np", "1", *words, cwd=tmp_path)
     assert ended.code == 2 and "TFDISTKIT_JOB_ID=..." in ended.stderr and "abc123" not in ended.stderr
@@ -124,14 +124,14 @@ def test_a_passed_variable_is_shown_by_its_name(tmp_path: Path) -> None:
     assert 'DATA="$DATA"' in ended.stdout and "/data/set" not in ended.stdout
 
 
-def test_each_job_has_a_secret_that_only_its_ranks_know(tmp_path: Path) -> None:
+def test_each_job_has_its_own_secret(tmp_path: Path) -> None:
     script = write_script(tmp_path, "import os; print('it is', os.environ['TFDISTKIT_SECRET'])")
     secrets = []
     for number in range(2):
         ended = run_job("-np", "2", "-v", "--log-dir", f"logs{number}", script, cwd=tmp_path)
         assert ended.code == 0, ended.stderr
-        told = {line.partition("it is ")[2] for line in ended.stdout.splitlines()}
-        assert len(told) == 1, "the ranks of a job share it"
-        secrets += told
+        printed = {line.partition("it is ")[2] for line in ended.stdout.splitlines()}
+        assert len(printed) == 1, "the ranks of a job share it"
+        secrets += printed
         assert secrets[-1] not in ended.stderr + (tmp_path / f"logs{number}/events.jsonl").read_text()
     assert len(set(secrets)) == 2 and min(map(len, secrets)) == 64

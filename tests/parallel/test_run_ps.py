@@ -1,4 +1,4 @@
-"""`tfdistkit run --ps`: a coordinator, workers and servers as real processes; who may die, and what comes of it."""
+"""`tfdistkit run --ps`: a coordinator, workers and servers as real processes, and the failure of each role."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def ends(folder: Path) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("backend", ["local", pytest.param("mpi", marks=needs_mpirun)])
-def test_every_role_is_told_its_place_and_ends_with_the_coordinator(tmp_path: Path, backend: str) -> None:
+def test_every_role_gets_its_task_and_ends_with_the_coordinator(tmp_path: Path, backend: str) -> None:
     script = write_script(tmp_path, play("print('done')", before=TELL))
     words = ["-q", "--backend", backend, "--ps", "2", "-np", "2", "--log-dir", "logs"]
     ended = run_job(*words, script, "--lr", "1", cwd=tmp_path)
@@ -42,17 +42,17 @@ def test_every_role_is_told_its_place_and_ends_with_the_coordinator(tmp_path: Pa
     clusters, tasks = set(), []
     for number, name in enumerate(EVERYBODY):
         role, index = name.split(".")
-        told = json.loads((logs / name / "stdout").read_text().splitlines()[0])
-        config = json.loads(told["env"]["TF_CONFIG"])
+        facts = json.loads((logs / name / "stdout").read_text().splitlines()[0])
+        config = json.loads(facts["env"]["TF_CONFIG"])
         assert config["task"] == {"type": role, "index": int(index)}
         clusters.add(json.dumps(config["cluster"]))
         tasks = [address for addresses in config["cluster"].values() for address in addresses]
         is_worker = role == "worker"
         rank = None if role == "ps" else int(index)
-        assert [told[what] for what in ("rank", "size", "is_chief")] == [rank, 2, role == "chief"]
-        assert (told["local"], told["argv"]) == (int(index) if is_worker else 0, ["--lr", "1"])
-        assert told["mpi"] == (str(number) if backend == "mpi" else None)
-        variables = told["env"]
+        assert [facts[what] for what in ("rank", "size", "is_chief")] == [rank, 2, role == "chief"]
+        assert (facts["local"], facts["argv"]) == (int(index) if is_worker else 0, ["--lr", "1"])
+        assert facts["mpi"] == (str(number) if backend == "mpi" else None)
+        variables = facts["env"]
         assert variables["TFDISTKIT_TASK_DIR"] == str(logs / name) and variables["TFDISTKIT_RUN_DIR"] == str(logs)
         assert (variables["TFDISTKIT_ATTEMPT"], variables["TFDISTKIT_RANK"]) == ("0", index)
         assert variables["TFDISTKIT_LOCAL_WORLD_SIZE"] == ("2" if is_worker else "1")
@@ -75,7 +75,7 @@ def test_a_dry_run_shows_all_roles(tmp_path: Path) -> None:
     assert '"task": {"type": "ps", "index": 0}' in ended.stdout.splitlines()[3]
 
 
-def test_the_coordinators_failure_is_the_jobs_and_servers_that_stay_are_stopped(tmp_path: Path) -> None:
+def test_a_failed_coordinator_fails_the_job_and_stops_the_servers(tmp_path: Path) -> None:
     script = write_script(tmp_path, play("sys.exit(3)"))
     ended = run_job("--ps", "2", "-np", "2", "--log-dir", "logs", script, "stubborn", cwd=tmp_path)
     assert ended.code == 3
@@ -84,8 +84,8 @@ def test_the_coordinators_failure_is_the_jobs_and_servers_that_stay_are_stopped(
     assert "Stopped because of it: worker 0, worker 1, ps 0, ps 1." in ended.stderr
 
 
-def test_the_job_goes_on_without_a_worker_and_ends_with_the_last_one(tmp_path: Path) -> None:
-    """One is killed, and the other one is suspended: it counts as dead, because it holds work that nobody else does."""
+def test_the_job_continues_without_a_worker_and_ends_with_the_last(tmp_path: Path) -> None:
+    """One worker is killed. The other is suspended, which counts as a failure: it blocks its scheduled steps."""
     coordinator = """
 me.kill("worker 0")
 me.wait_for("on")
@@ -93,15 +93,15 @@ os.kill(me.pids["worker 1"], signal.SIGSTOP)
 me.wait_for("never")
 """
     with job("--ps", "1", "-np", "2", write_script(tmp_path, play(coordinator)), cwd=tmp_path) as running:
-        told = f"tfdistkit: worker 0 was killed by SIGKILL (host {os.uname().nodename}, pid "
-        wait_until(lambda: told in running.stderr_path.read_text(), "the news of worker 0")
+        message = f"tfdistkit: worker 0 was killed by SIGKILL (host {os.uname().nodename}, pid "
+        wait_until(lambda: message in running.stderr_path.read_text(), "the message about worker 0")
         assert running.process.poll() is None
         (tmp_path / "on").touch()
         ended = running.end()
         assert running.left() == []
     (run_dir,) = tmp_path.glob("tfdistkit-*")
-    line = next(line for line in ended.stderr.splitlines() if line.startswith(told))
-    assert "exit code 137" in line and "the others go on without it" in line
+    line = next(line for line in ended.stderr.splitlines() if line.startswith(message))
+    assert "exit code 137" in line and "the job continues without it" in line
     assert line.endswith(f"Its log: {run_dir}/worker.0/stderr")
     assert ended.code == 137
     assert "the first failure was\nworker 0 was killed by SIGKILL (host" in ended.stderr
@@ -110,7 +110,7 @@ me.wait_for("never")
     assert [event["reason"] for event in read_events(run_dir) if event["event"] == "worker_killed"] == ["suspended"]
 
 
-def test_a_worker_starts_again_at_its_address_as_often_as_it_may(tmp_path: Path) -> None:
+def test_a_worker_restarts_at_its_address_while_restarts_are_left(tmp_path: Path) -> None:
     coordinator = """
 first = me.pids["worker 1"]
 me.kill("worker 1")
@@ -121,18 +121,18 @@ me.wait_for("on")
 """
     words = ("--ps", "1", "-np", "2", "--max-restarts", "1")
     with job(*words, write_script(tmp_path, play(coordinator)), cwd=tmp_path) as running:
-        told = "the others go on without it"
-        wait_until(lambda: told in running.stderr_path.read_text(), "the second failure")
+        message = "the job continues without it"
+        wait_until(lambda: message in running.stderr_path.read_text(), "the second failure")
         (tmp_path / "on").touch()
         ended = running.end()
         assert running.left() == []
     assert ended.code == 0
     assert ended.stdout.count("[chief] met worker 1") == 2 and "[chief] again True" in ended.stdout
     assert ended.stdout.count("[worker 1] serving") == 2
-    assert "it starts again at its address (restart 1 of 1)." in ended.stderr
+    assert "it restarts at the same address (restart 1 of 1)." in ended.stderr
     assert "the job succeeded after" in ended.stderr and ended.stderr.count("Earlier: worker 1 was killed by") == 2
     (run_dir,) = tmp_path.glob("tfdistkit-*")
-    assert f"All logs and events: {run_dir}" in ended.stderr, "what was told of is kept"
+    assert f"All logs and events: {run_dir}" in ended.stderr, "logs of incidents are kept"
     for folder in ("worker.1", "worker.1/restart.1"):
         assert (run_dir / folder / "stdout").read_text() == "serving\n"
     started = [event for event in read_events(run_dir) if event["event"] in ("worker_started", "worker_restarted")]
@@ -142,13 +142,13 @@ me.wait_for("on")
 def test_workers_that_fail_in_the_same_place_again_are_given_up(tmp_path: Path) -> None:
     script = "import os, time\nif '\"type\": \"worker\"' in os.environ['TF_CONFIG']:\n    undefined\ntime.sleep(600)"
     ended = run_job("--ps", "1", "-np", "2", "--max-restarts", "9", write_script(tmp_path, script), cwd=tmp_path)
-    news, _, report = ended.stderr.partition("tfdistkit: the job failed")
-    assert ended.code == 1 and news.count("it starts again at its address") == 2
-    assert news.count("it failed in the same place again, so it is not started again") == 2 and "NameError" in report
+    notes, _, report = ended.stderr.partition("tfdistkit: the job failed")
+    assert ended.code == 1 and notes.count("it restarts at the same address") == 2
+    assert notes.count("it failed in the same place again, so it is not restarted") == 2 and "NameError" in report
 
 
-def test_without_a_server_or_the_coordinator_all_start_again(tmp_path: Path) -> None:
-    """A server dies, and the coordinator says what TensorFlow says then; the coordinator dies; all goes well."""
+def test_a_lost_server_or_coordinator_restarts_everything(tmp_path: Path) -> None:
+    """A server dies, and the coordinator raises TensorFlow's error; then the coordinator dies; then it succeeds."""
     coordinator = """
 pathlib.Path(f"ports.{attempt}").write_text(json.dumps(cluster))
 if attempt == 0:
@@ -177,7 +177,7 @@ print("attempt", attempt, os.environ["TFDISTKIT_TASK_DIR"])
     assert (events[-1]["outcome"], events[-1]["attempt"]) == ("succeeded", 2)
 
 
-def test_a_server_that_dies_ends_the_job_with_it_as_the_cause(tmp_path: Path) -> None:
+def test_a_dead_server_ends_the_job_and_is_the_cause(tmp_path: Path) -> None:
     coordinator = """
 me.kill("ps 0")
 time.sleep(600)
@@ -188,12 +188,12 @@ time.sleep(600)
     assert "Stopped because of it: chief, worker 0, worker 1." in ended.stderr
 
 
-def test_a_script_that_makes_no_strategy_in_the_other_roles_is_told_of(tmp_path: Path) -> None:
+def test_a_role_that_creates_no_strategy_is_reported(tmp_path: Path) -> None:
     script = "import os, time\nif '\"chief\", \"index\"' in os.environ['TF_CONFIG']:\n    time.sleep(600)"
     ended = run_job("--ps", "1", "-np", "1", "--max-restarts", "5", write_script(tmp_path, script), cwd=tmp_path)
     assert ended.code == 1
     assert "ps 0 ended with exit code 0" in ended.stderr and "worker 0 ended with exit code 0" in ended.stderr
-    assert 'the script never came to tfdistkit.strategy("parameter_server") there' in ended.stderr
+    assert 'the script did not reach tfdistkit.strategy("parameter_server")' in ended.stderr
     assert "Stopped because of it: chief." in ended.stderr
     assert "starts again" not in ended.stderr
 

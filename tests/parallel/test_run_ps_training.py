@@ -1,4 +1,4 @@
-"""The launcher and `tfdistkit.strategy("parameter_server")` together: training goes on after every kind of death."""
+"""The launcher and `tfdistkit.strategy("parameter_server")`: training continues after the death of any process."""
 
 from __future__ import annotations
 

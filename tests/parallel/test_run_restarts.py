@@ -1,4 +1,4 @@
-"""`--max-restarts` for jobs whose workers are all alike: a failure of one is answered by a new start of all."""
+"""`--max-restarts` for jobs without roles: a failure of one worker restarts all."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ THIRD_TIME_LUCKY = """
 """
 
 
-def test_all_start_again_until_it_goes_well(tmp_path: Path) -> None:
+def test_all_workers_restart_until_success(tmp_path: Path) -> None:
     script = write_script(tmp_path, THIRD_TIME_LUCKY)
     ended = run_job("-np", "2", "--max-restarts", "3", "--log-dir", "logs", script, cwd=tmp_path)
     assert ended.code == 0, ended.stderr
@@ -44,9 +44,9 @@ def test_all_start_again_until_it_goes_well(tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     addresses = set()
     for attempt, folder in enumerate((logs, logs / "attempt.1", logs / "attempt.2")):
-        told = (folder / "rank.0" / "stdout").read_text()
-        assert told.startswith(f"attempt {attempt} ")
-        addresses |= set(json.loads(told.split(maxsplit=2)[2])["cluster"]["worker"])
+        output = (folder / "rank.0" / "stdout").read_text()
+        assert output.startswith(f"attempt {attempt} ")
+        addresses |= set(json.loads(output.split(maxsplit=2)[2])["cluster"]["worker"])
     assert len(addresses) == 6, "each attempt has ports of its own"
     assert (logs / "rank.1" / "error.json").exists() and not (logs / "attempt.1" / "rank.1" / "error.json").exists()
     events = read_events(logs)
@@ -54,7 +54,7 @@ def test_all_start_again_until_it_goes_well(tmp_path: Path) -> None:
     assert (events[-1]["outcome"], events[-1]["exit_code"], events[-1]["attempt"]) == ("succeeded", 0, 2)
 
 
-def test_when_no_restart_is_left_the_last_failure_is_told_and_the_others_named(tmp_path: Path) -> None:
+def test_without_restarts_left_the_last_failure_is_reported(tmp_path: Path) -> None:
     script = "import os, sys\nsys.exit(4 + int(os.environ['TFDISTKIT_ATTEMPT']))"
     ended = run_job("-np", "1", "--max-restarts", "1", write_script(tmp_path, script), cwd=tmp_path)
     assert ended.code == 5
@@ -65,7 +65,7 @@ def test_when_no_restart_is_left_the_last_failure_is_told_and_the_others_named(t
     assert f"log: {run_dir}/attempt.1/rank.0/stderr" in report
 
 
-def test_ctrl_c_and_the_timeout_never_start_again(tmp_path: Path) -> None:
+def test_ctrl_c_and_the_timeout_never_restart(tmp_path: Path) -> None:
     script = """
         import os, pathlib, time
         attempt, rank = os.environ["TFDISTKIT_ATTEMPT"], os.environ["TFDISTKIT_RANK"]
@@ -108,7 +108,7 @@ def test_ctrl_c_while_a_failed_attempt_is_stopped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", ["horovod", pytest.param("mpi", marks=needs_mpirun)])
-def test_every_backend_starts_again(tmp_path: Path, backend: str) -> None:
+def test_every_backend_restarts(tmp_path: Path, backend: str) -> None:
     script = """
         import os, sys
         from tfdistkit.cluster import detect_cluster
@@ -140,9 +140,7 @@ def test_a_kill_of_the_launcher_ends_a_later_attempt(tmp_path: Path) -> None:
         wait_until(lambda: running.left() == [], "the end of all processes")
 
 
-def test_launch_starts_again_and_returns_what_the_last_attempt_did(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_launch_restarts_and_returns_the_last_attempts_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
 
@@ -162,9 +160,9 @@ def test_launch_returns_the_coordinators_result(tmp_path: Path) -> None:
         import json
         import socket
 
-        told = json.loads(os.environ["TF_CONFIG"])
-        host, port = told["cluster"]["chief"][0].split(":")
-        if told["task"]["type"] == "chief":
+        config = json.loads(os.environ["TF_CONFIG"])
+        host, port = config["cluster"]["chief"][0].split(":")
+        if config["task"]["type"] == "chief":
             listener = socket.create_server((host, int(port)))
             connections = [listener.accept()[0] for _ in range(3)]
             return word, tfdistkit.world_size() + len(connections), tfdistkit.is_chief()
@@ -179,25 +177,25 @@ def test_launch_returns_the_coordinators_result(tmp_path: Path) -> None:
     assert (tmp_path / "chief.0" / "result.pkl").exists() and not (tmp_path / "ps.0" / "result.pkl").exists()
 
 
-def test_a_script_that_fails_at_once_in_the_same_place_is_given_up(tmp_path: Path) -> None:
+def test_a_repeated_immediate_failure_is_given_up(tmp_path: Path) -> None:
     script = write_script(tmp_path, "import os\nprint(os.environ['TFDISTKIT_ATTEMPT'], flush=True)\nundefined\n")
     ended = run_job("-np", "2", "--max-restarts", "9", "--log-dir", "logs", script, cwd=tmp_path)
     assert ended.code == 1 and {line[4:] for line in ended.stdout.splitlines()} == {"0", "1"}
     assert "tfdistkit: attempt 1 failed like attempt 0: with the same exception, in the same place" in ended.stderr
-    assert "It is not started again (8 restarts are left): mend the script first." in ended.stderr
+    assert "It is not restarted (8 restarts are left): fix the script first." in ended.stderr
     assert "tfdistkit: attempt 1, the last one, failed after" in ended.stderr
     (restart,) = [event for event in read_events(tmp_path / "logs") if event["event"] == "job_restarting"]
     assert restart["wait_s"] == 1
 
 
-def test_what_may_go_well_another_time_is_tried_again(tmp_path: Path) -> None:
+def test_transient_failures_are_restarted(tmp_path: Path) -> None:
     script = "import socket\nsocket.create_connection(('127.0.0.1', 1))"
     ended = run_job("-np", "1", "--max-restarts", "2", write_script(tmp_path, script), cwd=tmp_path)
     assert "attempt 2, the last one, failed" in ended.stderr and "raised ConnectionRefusedError" in ended.stderr
 
 
 @pytest.mark.parametrize("end", ["SIGTERM", "SIGINT", "timeout"])
-def test_the_wait_before_a_restart_ends_with_the_job(tmp_path: Path, end: str) -> None:
+def test_the_backoff_ends_with_the_job(tmp_path: Path, end: str) -> None:
 
     words = ["-np", "1", "--max-restarts", "20", "--log-dir", "logs", write_script(tmp_path, "raise OSError")]
     words = ["--timeout", "5", *words] if end == "timeout" else words
@@ -211,5 +209,5 @@ def test_the_wait_before_a_restart_ends_with_the_job(tmp_path: Path, end: str) -
         ended = running.end()
         assert running.left() == []
     assert ended.code == {"SIGTERM": 143, "SIGINT": 130, "timeout": 124}[end], ended.stderr
-    told = "did not end within 5 s (--timeout)" if end == "timeout" else f"was ended by {end}"
-    assert f"tfdistkit: the job {told}" in ended.stderr
+    outcome = "did not end within 5 s (--timeout)" if end == "timeout" else f"was ended by {end}"
+    assert f"tfdistkit: the job {outcome}" in ended.stderr

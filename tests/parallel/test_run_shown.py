@@ -1,4 +1,4 @@
-"""What a user sees of a job: one line of what starts, their own lines, one traceback; nothing that buries them."""
+"""The console of a job: one line at the start, the script's own lines, each traceback once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if "fail" in sys.argv:
 
 
 @pytest.mark.parametrize("np", ["1", "2"])
-def test_startup_lines_are_in_the_logs_alone(tmp_path: Path, np: str) -> None:
+def test_startup_lines_are_only_in_the_logs(tmp_path: Path, np: str) -> None:
     script = write_script(tmp_path, NOISY)
     ended = run_job("-np", np, "--log-dir", "logs", script, cwd=tmp_path, TF_CPP_MIN_LOG_LEVEL="")
     count = "1 worker" if np == "1" else "2 workers"
@@ -45,12 +45,12 @@ def test_startup_lines_are_in_the_logs_alone(tmp_path: Path, np: str) -> None:
     assert sorted(ended.stderr.splitlines()) == sorted(rest)
 
 
-def test_the_last_lines_of_a_log_are_those_of_the_script(tmp_path: Path) -> None:
+def test_the_report_shows_the_last_lines_of_the_script(tmp_path: Path) -> None:
     ended = run_job("-np", "1", write_script(tmp_path, NOISY), "fail", cwd=tmp_path)
     assert ended.code == 3 and "the last lines of its log:\n    mine\nAll logs" in ended.stderr
 
 
-def test_tensorflows_own_start_is_one_line(tmp_path: Path) -> None:
+def test_the_startup_of_tensorflow_is_one_line(tmp_path: Path) -> None:
     """Of the TensorFlow that is installed here: what it logs today is known."""
     script = """
         import tensorflow as tf, tfdistkit
@@ -67,7 +67,7 @@ def test_tensorflows_own_start_is_one_line(tmp_path: Path) -> None:
     assert "Started server with target" in (tmp_path / "logs/rank.0/stderr").read_text()
 
 
-def test_one_failure_of_all_ranks_is_shown_once(tmp_path: Path) -> None:
+def test_a_failure_of_all_ranks_is_shown_once(tmp_path: Path) -> None:
     script = """
         import os, pathlib, time
         print("rank", os.environ["TFDISTKIT_RANK"], file=__import__("sys").stderr, flush=True)
@@ -90,7 +90,7 @@ def test_one_failure_of_all_ranks_is_shown_once(tmp_path: Path) -> None:
     assert logs[0] == logs[1] and logs[0].endswith("ValueError: a text\nof two lines\n")
 
 
-def test_failures_that_differ_are_all_shown(tmp_path: Path) -> None:
+def test_different_failures_are_all_shown(tmp_path: Path) -> None:
     script = """
         import os, pathlib, time
         pathlib.Path("up." + os.environ["TFDISTKIT_RANK"]).touch()
@@ -103,22 +103,22 @@ def test_failures_that_differ_are_all_shown(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
         ("input('Go on? ')", "EOFError: EOF when reading a line\n[1] Workers have no terminal: "),
         ("import getpass; getpass.getpass()", "EOFError: EOF when reading a line\n[1] Workers have no terminal: "),
         ("breakpoint()", "bdb.BdbQuit: Workers have no terminal for the debugger."),
     ],
 )
-def test_a_worker_that_asks_is_told_that_it_has_no_terminal(tmp_path: Path, line: str, told: str) -> None:
+def test_a_prompt_of_a_worker_fails_with_an_explanation(tmp_path: Path, line: str, message: str) -> None:
     script = f"import os\nif os.environ['TFDISTKIT_RANK'] == '1':\n    {line}\n    pass\n"
     ended = run_job("-np", "2", write_script(tmp_path, script), cwd=tmp_path)
-    assert ended.code == 1 and f"[1] {told}" in ended.stderr
+    assert ended.code == 1 and f"[1] {message}" in ended.stderr
     report = ended.stderr[ended.stderr.index("tfdistkit: the job failed") :]
     assert "Workers have no terminal" in report
 
 
-def test_a_script_that_deals_with_the_end_of_its_input_is_left_alone(tmp_path: Path) -> None:
+def test_a_script_that_handles_eof_is_not_changed(tmp_path: Path) -> None:
     script = """
         try:
             input()

@@ -1,4 +1,4 @@
-"""A script with TensorFlow's own strategy under `tfdistkit run`: the report tells the cause, which Keras does not."""
+"""A script with TensorFlow's own strategy under `tfdistkit run`: the report names the cause."""
 
 from __future__ import annotations
 

@@ -79,14 +79,14 @@ def test_errors_in_the_arguments_of_run(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["-np", "0", "train.py"], "`np` is not a number of them. Received: 0"),
-        (["-np", "-1", "train.py"], "`np` is not a number of them. Received: -1"),
-        (["-np", "2", "--timeout", "0", "train.py"], "`timeout` is not a time"),
+        (["-np", "0", "train.py"], "`np` must be an integer >= 1. Received: np=0"),
+        (["-np", "-1", "train.py"], "`np` must be an integer >= 1. Received: np=-1"),
+        (["-np", "2", "--timeout", "0", "train.py"], "`timeout` must be a positive number of seconds"),
         (["-np", "2", "--threads-per-worker", "0", "train.py"], "`threads_per_worker`"),
-        (["-np", "2", "--env", "TF_CONFIG={}", "train.py"], "the launcher itself gives"),
-        (["-np", "2", "--ps", "-1", "train.py"], "`ps` is not a number of them. Received: -1. Expected: 0 or more"),
-        (["-np", "2", "--max-restarts", "-1", "train.py"], "`max_restarts` is not a number of them"),
-        (["-np", "2", "--ps", "1", "--backend", "horovod", "train.py"], "has no parameter servers"),
+        (["-np", "2", "--env", "TF_CONFIG={}", "train.py"], "that the launcher sets for each worker"),
+        (["-np", "2", "--ps", "-1", "train.py"], "`ps` must be an integer >= 0. Received: ps=-1"),
+        (["-np", "2", "--max-restarts", "-1", "train.py"], "`max_restarts` must be an integer >= 0"),
+        (["-np", "2", "--ps", "1", "--backend", "horovod", "train.py"], "which has no parameter servers"),
         (["-np", "2", "--log-dir", "train.py/logs", "train.py"], "The folder for the logs cannot be used"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What the user sees: prefixes, whole lines, progress bars."""
+"""The console: prefixes, whole lines, progress bars."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_bar_stays_the_last_line_of_a_terminal() -> None:
     assert screen.lines == ["[1] a warning", "a note", "[0] 3/3 done", "[0] next", "[0] 1/3", "the end", ""]
 
 
-def test_of_two_bars_the_lowest_rank_shows() -> None:
+def test_the_bar_of_the_lowest_rank_is_shown() -> None:
     console, screen = consoles(is_terminal=True)
     console.show(1, "stdout", b"one 1/2")
     console.show(0, "stdout", b"zero 1/2")
@@ -122,7 +122,7 @@ def test_of_two_bars_the_lowest_rank_shows() -> None:
     assert screen.lines == ["[1] one 2/2", "[0] zero 1/2"]
 
 
-def test_a_bar_shows_now_and_then_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bar_is_refreshed_periodically_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(console_module.time, "monotonic", lambda: now)
     console, screen = consoles(is_terminal=False)
@@ -166,10 +166,10 @@ def test_a_text_stream_gets_whole_characters() -> None:
         sink.write(bytes([byte]))
     assert stream.getvalue() == "größe\n\ufffd\n"
     stream.close()
-    sink.write(b"nobody reads this\n")
+    sink.write(b"this has no reader\n")
 
 
-def test_a_reader_that_went_away_is_no_error() -> None:
+def test_a_closed_reader_is_no_error() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     try:
@@ -201,7 +201,7 @@ def test_a_slow_reader_gets_everything(tmp_path: Path) -> None:
 HEADER = b"WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\n"
 
 
-def test_what_tensorflow_logs_at_each_start_is_left_out_of_stderr() -> None:
+def test_startup_lines_of_tensorflow_are_hidden_from_stderr() -> None:
     for world_size in (1, 2):
         console, screen = consoles(is_terminal=False, world_size=world_size)
         console.show(0, "stderr", b"a\n" + HEADER + b"~")
@@ -219,7 +219,7 @@ def test_a_console_that_hides_nothing() -> None:
     assert screen.written == HEADER
 
 
-def test_a_question_of_a_single_worker_is_shown_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_of_a_single_worker_is_shown_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(startup_lines.time, "monotonic", lambda: now)
     console, screen = consoles(is_terminal=True, world_size=1)
@@ -246,7 +246,7 @@ TRACEBACK = b'Traceback (most recent call last):\n  File "x.py", line 1, in <mod
         (b"KeyError: 1\n", None),
     ],
 )
-def test_a_traceback_that_was_shown_is_named(second: bytes, shown: bytes | None) -> None:
+def test_a_repeated_traceback_is_replaced(second: bytes, shown: bytes | None) -> None:
     console, screen = consoles(is_terminal=False)
     console.show(0, "stderr", TRACEBACK)
     console.show(0, "stderr", TRACEBACK)

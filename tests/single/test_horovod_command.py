@@ -1,4 +1,4 @@
-"""`tfdistkit horovod` in environments that are really there: bare ones, and ones with a Horovod that does not load."""
+"""`tfdistkit horovod` in real environments: without TensorFlow, and with a Horovod that does not load."""
 
 from __future__ import annotations
 
@@ -39,26 +39,26 @@ def fake_horovod(folder: Path, body: str) -> None:
 
 def test_check_without_horovod(bare: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--python", bare]) == 1
-    assert "Horovod is not installed" in (told := capsys.readouterr().out)
-    assert told.splitlines()[-1] == "Build and install it: tfdistkit horovod install"
+    assert "Horovod is not installed" in (output := capsys.readouterr().out)
+    assert output.splitlines()[-1] == "Build and install it: tfdistkit horovod install"
 
 
-def test_check_of_one_that_does_not_load(bare: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_of_a_horovod_that_does_not_load(bare: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fake_horovod(tmp_path, "raise ImportError('undefined symbol: _ZN3abc')")
     assert main(["check", "--python", bare]) == 1
-    told = capsys.readouterr().out
-    assert "built against  TensorFlow 2.20.0 (here is 2.21.0)" in told
-    assert "loads          no: ImportError: undefined symbol: _ZN3abc" in told
-    assert told.splitlines()[-1] == "Build it anew: tfdistkit horovod install"
+    output = capsys.readouterr().out
+    assert "built against  TensorFlow 2.20.0 (installed is 2.21.0)" in output
+    assert "loads          no: ImportError: undefined symbol: _ZN3abc" in output
+    assert output.splitlines()[-1] == "Build it again: tfdistkit horovod install"
 
 
-def test_check_of_one_that_crashes(bare: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_of_a_horovod_that_crashes(bare: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fake_horovod(tmp_path, "import os; os.abort()")
     assert main(["check", "--python", bare]) == 1
     assert "killed by SIGABRT" in capsys.readouterr().out
 
 
-def test_check_of_a_good_one(bare: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_of_a_horovod_that_loads(bare: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     built = "gloo_built = mpi_built = lambda: True\nnccl_built = lambda: 0\nprint('noise')"
     fake_horovod(tmp_path, built)
     assert main(["check", "--python", bare]) == 0
@@ -68,12 +68,15 @@ def test_check_of_a_good_one(bare: str, tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_install_without_tensorflow(bare: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["install", "--python", bare]) == 1
-    told = capsys.readouterr().err
-    assert "Horovod is built against TensorFlow" in told and f"{bare} -m pip install 'tensorflow-cpu>=2.18" in told
+    output = capsys.readouterr().err
+    assert (
+        "TensorFlow must be installed to build Horovod" in output
+        and f"{bare} -m pip install 'tensorflow-cpu>=2.18" in output
+    )
 
 
 @pytest.mark.parametrize("action", ["check", "install"])
-def test_a_python_that_is_not_there(action: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_python_is_reported(action: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([action, "--python", "/no/such/python"]) == 1
     assert "/no/such/python did not answer" in capsys.readouterr().err
 
@@ -87,7 +90,7 @@ def test_wrong_usage(words: list[str]) -> None:
 
 def test_status_of_an_unknown_build() -> None:
     status = HorovodStatus("3.11.7", "0.28.1", "", "", False, False, False, "ImportError: no")
-    assert "an unknown TensorFlow (here is none that loads)" in status_text(status, "python")
+    assert "an unknown TensorFlow (installed is none that loads)" in status_text(status, "python")
 
 
 def test_help_is_light() -> None:

@@ -1,4 +1,4 @@
-"""The one error that matters in a long log: in logs of a real compiler where there is one, and in recorded ones."""
+"""The first error in a long log: in logs of a real compiler if there is one, and in recorded logs."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def log_of(*parts: str) -> str:
         ),
     ],
 )
-def test_recorded(part: str, first: str, last: str) -> None:
+def test_recorded_logs(part: str, first: str, last: str) -> None:
     later = "/src/later.cc:1:1: error: a consequence"
     found = first_error(log_of(WARNING, part, "", *[""] * 10, later)).splitlines()
     assert found[0].startswith(first)
@@ -80,11 +80,11 @@ def test_recorded(part: str, first: str, last: str) -> None:
     assert len(found) <= 13 and later not in found and "deprecated" not in "".join(found)
 
 
-def test_only_make_says_something() -> None:
+def test_an_error_of_make_is_the_fallback() -> None:
     assert first_error(log_of("nothing here")).startswith("make: *** [Makefile:136: all] Error 2")
 
 
-def test_nothing_looks_like_an_error() -> None:
+def test_without_an_error_the_end_is_shown() -> None:
     assert first_error("\n".join(f"line {n}" for n in range(100))).splitlines()[-1] == "line 99"
     assert len(first_error("\n".join(f"line {n}" for n in range(100))).splitlines()) == 12
     assert first_error("") == ""
@@ -105,13 +105,13 @@ def test_a_real_build(tmp_path: Path) -> None:
     command = ["sh", "-c", "cmake -S . -B out && cmake --build out -- -j1"]
     with pytest.raises(BuildFailedError) as caught:
         run_logged("The build", ["env", "-C", str(tmp_path), *command], log, say=print, timeout_s=120)
-    told = str(caught.value)
-    assert "undeclared" in told and "bad.h:1:23: error" in told and "worse" not in told
-    assert f"The whole log: {log}" in told and len(told.splitlines()) < 12
+    text = str(caught.value)
+    assert "undeclared" in text and "bad.h:1:23: error" in text and "worse" not in text
+    assert f"The full log: {log}" in text and len(text.splitlines()) < 12
     assert "worse" in log.read_text() or "Error" in log.read_text()
 
 
-def test_a_command_that_does_not_end_is_ended_with_its_children(tmp_path: Path) -> None:
+def test_a_timeout_kills_the_command_and_its_children(tmp_path: Path) -> None:
     code = "import subprocess, sys; print('[ 42%]', flush=True); subprocess.run(['sleep', '600'])"
     with pytest.raises(BuildFailedError, match="(?s)The wait did not end within 1 s.*Try again"):
         command = [sys.executable, "-c", code]
@@ -120,7 +120,7 @@ def test_a_command_that_does_not_end_is_ended_with_its_children(tmp_path: Path) 
     assert code not in left
 
 
-def test_variables_and_the_log_of_what_went_well(tmp_path: Path) -> None:
+def test_variables_and_log_of_a_successful_command(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("before\n")
     run_logged("It", ["sh", "-c", "echo $A-$HOME-"], log, say=print, timeout_s=60, variables={"A": "b", "HOME": None})

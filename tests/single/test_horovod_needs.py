@@ -1,4 +1,4 @@
-"""What a build needs, looked for on a PATH of our own."""
+"""The prerequisites of a build, searched on a temporary PATH."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def missing(target: Target, folder: Path, options: BuildOptions = ALL) -> set[st
     return {need.what for need in needs if not need.found}
 
 
-def test_a_bare_machine(target: Target, tmp_path: Path) -> None:
+def test_all_prerequisites_are_missing(target: Target, tmp_path: Path) -> None:
     nothing = {"a C++17 compiler", "make", "CMake 3.13 or later"}
     assert missing(target, tmp_path, BuildOptions()) == nothing
     text = missing_text(look_at_needs(BuildOptions(), target, {"PATH": str(tmp_path / "bin")}))
@@ -55,7 +55,7 @@ def test_a_bare_machine(target: Target, tmp_path: Path) -> None:
     assert "MPI: apt-get install openmpi-bin libopenmpi-dev (or leave it out: --without-mpi)" in missing_text(with_mpi)
 
 
-def test_all_is_there(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_prerequisites_are_found(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("c++", "make", "mpicxx"):
         command(tmp_path / "bin", name)
     command(tmp_path / "bin", "cmake", "cmake version 4.0.1-rc1")
@@ -70,20 +70,20 @@ def test_all_is_there(target: Target, tmp_path: Path, monkeypatch: pytest.Monkey
     assert {need.what for need in needs} >= {"MPI", "the CUDA toolkit", "NCCL", "pip", "TensorFlow's headers"}
 
 
-def test_what_is_there_but_of_no_use(target: Target, tmp_path: Path) -> None:
+def test_unusable_tools_count_as_missing(target: Target, tmp_path: Path) -> None:
     command(tmp_path / "bin", "c++", code=1)  # without its headers
     command(tmp_path / "bin", "make")
     command(tmp_path / "bin", "cmake", "cmake version 3.12.4")
     assert missing(target, tmp_path, BuildOptions()) == {"a C++17 compiler", "CMake 3.13 or later"}
 
 
-def test_another_compiler_of_the_machine_will_do(target: Target, tmp_path: Path) -> None:
+def test_any_working_compiler_is_found(target: Target, tmp_path: Path) -> None:
     command(tmp_path / "bin", "c++", code=1)
     command(tmp_path / "bin", "clang++")
     assert "a C++17 compiler" not in missing(target, tmp_path)
 
 
-def test_the_compiler_of_the_shell_is_the_one(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cxx_selects_the_compiler(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command(tmp_path / "bin", "c++")
     monkeypatch.setenv("CXX", "g++-99")
     assert "a C++17 compiler" in missing(target, tmp_path)
@@ -94,7 +94,7 @@ def test_an_environment_without_pip_or_headers(target: Target, tmp_path: Path) -
     assert {"pip", "TensorFlow's headers"} <= missing(bare, tmp_path)
 
 
-def test_which_mpi_it_is_goes_into_the_wheel(tmp_path: Path) -> None:
+def test_the_mpi_is_identified(tmp_path: Path) -> None:
     path = str(tmp_path)
     assert find_mpi_compiler(path) is None and look_at_machine(path).mpi == ""
     command(tmp_path, "mpicxx", "g++ -I/opt-of-mpi -lmpi")

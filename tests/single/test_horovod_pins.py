@@ -1,4 +1,4 @@
-"""What `tfdistkit horovod install` takes from a package index: exact files, whoever runs the index."""
+"""`tfdistkit horovod install` takes only pinned files from a package index."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def cache(tmp_path: Path) -> WheelCache:
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package index of somebody's, and a folder into which pip installs."""
+    """A package index, and a folder into which pip installs."""
     folder = tmp_path / "index"
     folder.mkdir()
     for name, value in {"NO_INDEX": "1", "FIND_LINKS": str(folder), "TARGET": str(tmp_path / "installed")}.items():
@@ -62,22 +62,22 @@ def test_forged_packages_are_not_installed(version: str, cache: WheelCache, inde
     forge(index, version)
     with pytest.raises(BuildFailedError, match="The installation of cloudpickle==") as caught:
         make_wheel(plan("packaging", "psutil", "PyYAML"), cache, print)
-    assert "install one that you trust, and try again" in str(caught.value)
+    assert "install versions that you trust, and try again" in str(caught.value)
     assert not (tmp_path / "installed").exists()
 
 
-def test_nothing_is_installed_where_all_is_there(cache: WheelCache, index: Path) -> None:
+def test_installed_packages_are_not_installed_again(cache: WheelCache, index: Path) -> None:
     wheel = make_wheel(plan("packaging", "psutil", "PyYAML", "cloudpickle"), cache, print)
     assert wheel.name == "horovod-0-any.whl"
 
 
-def test_all_that_is_installed_is_pinned(cache: WheelCache) -> None:
+def test_all_installed_packages_are_pinned(cache: WheelCache) -> None:
     assert set(recipe.RUN_PACKAGES) <= set(recipe.BUILD_PACKAGES) == set(pinned.PINS)
     lines = pinned.requirements(recipe.BUILD_PACKAGES).splitlines()
     assert len(lines) == len(recipe.BUILD_PACKAGES)
     assert all(re.fullmatch(r"\w+==[\d.]+( --hash=sha256:[0-9a-f]{64})+", line) for line in lines), lines
     # Pythons 3.10 to 3.13 on two kinds of machine.
     assert [len(pinned.PINS[name].sha256) for name in ("psutil", "PyYAML")] == [2, 8]
-    told = plan_text(plan(), cache)
-    assert "install   cloudpickle==3.1.2, checksum pinned\n" in told
-    assert " --require-hashes --requirement <packages.txt>" in told
+    text = plan_text(plan(), cache)
+    assert "install   cloudpickle==3.1.2, checksum pinned\n" in text
+    assert " --require-hashes --requirement <packages.txt>" in text

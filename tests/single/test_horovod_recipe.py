@@ -1,4 +1,4 @@
-"""What is built and how: pure, so tables. And the source: nothing of it runs unless it is the one that was pinned."""
+"""The recipe of the build as tables; and the source, which must match its checksum."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_variables_without_mpi_and_with_nccl() -> None:
     assert found["HOROVOD_GPU_OPERATIONS"] == "NCCL"
 
 
-def test_what_the_shell_says() -> None:
+def test_variables_of_the_shell() -> None:
     shell = {"MAKEFLAGS": "-j3", "HOROVOD_CUDA_HOME": "/cuda", "HOROVOD_GPU": "ROCM", "CCL_ROOT": "/ccl", "CXX": "g++"}
     found = build_variables(MPI, TARGET, MACHINE, shell)
     assert found["MAKEFLAGS"] == "-j3"
@@ -55,19 +55,19 @@ def test_what_the_shell_says() -> None:
 
 
 @pytest.mark.parametrize(("cores", "gigabytes", "jobs"), [(1, 64, 1), (16, 7, 3), (16, 1, 1)])
-def test_as_many_compilers_as_memory_allows(cores: int, gigabytes: int, jobs: int) -> None:
+def test_memory_limits_the_number_of_jobs(cores: int, gigabytes: int, jobs: int) -> None:
     machine = dataclasses.replace(MACHINE, cores=cores, memory_bytes=gigabytes * 1024**3)
     assert build_variables(MPI, TARGET, machine, {})["MAKEFLAGS"] == f"-j{jobs}"
 
 
-def test_the_name_of_a_wheel_tells_what_it_is() -> None:
+def test_the_name_of_a_wheel() -> None:
     name = wheel_name(MPI, TARGET, MACHINE, {})
     assert name.startswith("horovod-0.28.1-tf2.21.0-cp311-linux_x86_64-gloo-mpi-")
     assert name == wheel_name(MPI, TARGET, MACHINE, {"MAKEFLAGS": "-j1", "HOME": "/x"})
 
 
 @pytest.mark.parametrize("change", ["options", "tensorflow", "flags", "tag", "platform", "libc", "mpi", "cpu", "CXX"])
-def test_what_differs_has_another_name(change: str) -> None:
+def test_a_different_build_has_another_name(change: str) -> None:
     options, target, machine, shell = MPI, TARGET, MACHINE, {}
     if change == "options":
         options = BuildOptions(with_mpi=True, with_nccl=True)
@@ -82,7 +82,7 @@ def test_what_differs_has_another_name(change: str) -> None:
     assert wheel_name(options, target, machine, shell) != wheel_name(MPI, TARGET, MACHINE, {})
 
 
-def test_another_place_of_the_environment_changes_nothing() -> None:
+def test_the_path_of_the_environment_does_not_change_the_name() -> None:
     elsewhere = dataclasses.replace(TARGET, executable="/b/bin/python", scripts="/b/bin", include="/b", packages=("x",))
     assert wheel_name(MPI, elsewhere, MACHINE, {}) == wheel_name(MPI, TARGET, MACHINE, {})
     # Without MPI in it, it does not matter which one is here.
@@ -100,23 +100,23 @@ def archive_with(folder: Path, listing: str) -> Path:
     return path
 
 
-def test_one_file_is_left_out(tmp_path: Path) -> None:
+def test_the_xla_file_is_removed_from_the_build(tmp_path: Path) -> None:
     listing = f"add(mpi_ops.cc)\nadd({recipe.LEFT_OUT})\nlast()\n"
     unpacked = source.unpack_source(archive_with(tmp_path, listing), tmp_path)
     assert (unpacked / recipe.LISTED_IN).read_text() == "add(mpi_ops.cc)\nlast()\n"
 
 
-def test_another_archive_is_refused(tmp_path: Path) -> None:
+def test_an_archive_with_another_checksum_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     archive = archive_with(tmp_path, "")
-    with pytest.raises(BuildFailedError, match=f"nothing of it was run.*{recipe.ARCHIVE_SHA256}"):
+    with pytest.raises(BuildFailedError, match=f"it was not run.*{recipe.ARCHIVE_SHA256}"):
         source.fetch_source("no-python", tmp_path, tmp_path / "work", tmp_path / "log", print)
     assert archive.exists(), "it is the user's to remove"
     with pytest.raises(BuildFailedError, match="cannot be read"):
         source.check_source(tmp_path / "absent")
 
 
-def test_pip_compares_the_checksum_too() -> None:
+def test_pip_verifies_the_checksum_too() -> None:
     command = recipe.download_command("python", "r.txt", "out")
     assert "--require-hashes" in command and "--no-deps" in command
     assert recipe.requirement() == f"horovod==0.28.1 --hash=sha256:{recipe.ARCHIVE_SHA256}\n"

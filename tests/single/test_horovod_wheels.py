@@ -1,4 +1,4 @@
-"""The cache of wheels: whole or not at all, one process at a time, and no lock that outlives its owner."""
+"""The cache of wheels: atomic, one process per build, and no lock that outlives its owner."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_one_at_a_time(tmp_path: Path) -> None:
     assert (first.returncode, second.returncode) == (0, 0)
 
 
-def test_the_lock_and_the_rest_of_a_killed_one(tmp_path: Path) -> None:
+def test_the_lock_and_folder_of_a_killed_process_are_reused(tmp_path: Path) -> None:
     cache = WheelCache(tmp_path)
     with start(tmp_path, "input()") as killed:
         assert killed.stdout is not None and killed.stdout.readline() == "inside\n"
@@ -87,14 +87,14 @@ def test_the_lock_and_the_rest_of_a_killed_one(tmp_path: Path) -> None:
         assert list(work.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_writable(tmp_path: Path) -> None:
     (tmp_path / "horovod").write_text("a file")
-    with pytest.raises(BuildFailedError, match=f"cannot be written.*\nName another one in {env.CACHE_DIR}"):
+    with pytest.raises(BuildFailedError, match=f"must be writable.*\nName another folder in {env.CACHE_DIR}"):
         with WheelCache(tmp_path).alone("name", print, 1):
             raise AssertionError("not reached")
 
 
-def test_where_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_path_of_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(env.CACHE_DIR, str(tmp_path / "own"))
     assert WheelCache().folder == tmp_path / "own" / "horovod"
     monkeypatch.delenv(env.CACHE_DIR)

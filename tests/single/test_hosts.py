@@ -1,4 +1,4 @@
-"""What `-H` and `--hostfile` say, and which host each process gets."""
+"""Parsing of `-H` and `--hostfile`, and the placement of processes on hosts."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ def test_hosts(text: str, expected: list[tuple[str, int]]) -> None:
         "node1:٣",
     ],
 )
-def test_what_is_no_host(text: str) -> None:
-    with pytest.raises(OptionError, match=f"is no host. Received: {re.escape(repr(text))}. Expected: HOST or HOST:SL"):
+def test_invalid_hosts_are_rejected(text: str) -> None:
+    with pytest.raises(OptionError, match=f"is not a host. Received: {re.escape(repr(text))}. Expected: HOST or HOST"):
         parse_hosts(text)
 
 
-def test_a_file_in_either_form(tmp_path: Path) -> None:
+def test_hostfiles_of_horovodrun_and_open_mpi(tmp_path: Path) -> None:
     path = tmp_path / "hosts"
     path.write_text(
         "# ours\n\nnode1 slots=4\nnode2   slots=2 max_slots=8   # twice as large\nme@node3\nnode4:3\nnode1 cpu=1\n"
@@ -80,22 +80,22 @@ def test_a_file_in_either_form(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("node1 slots=0", "'slots=0' says nothing about a host. Received: 'node1 slots=0' in line 1 of"),
-        ("node1\nnode2 slots=two", "'slots=two' says nothing about a host. Received: 'node2 slots=two' in line 2 of"),
-        ("node1 slot=2", "'slot=2' says nothing"),
-        ("-oX=y slots=2", "'-oX=y' is no host. Received: '-oX=y slots=2' in line 1 of"),
-        ("# nobody\n", "The file of hosts names none"),
+        ("node1 slots=0", "'slots=0' is not an option of a host. Received: 'node1 slots=0' in line 1 of"),
+        ("node1\nnode2 slots=two", "'slots=two' is not an option of a host. Received: 'node2 slots=two' in line 2"),
+        ("node1 slot=2", "'slot=2' is not an option of a host"),
+        ("-oX=y slots=2", "'-oX=y' is not a host. Received: '-oX=y slots=2' in line 1 of"),
+        ("# empty\n", "`--hostfile` must name at least one host"),
     ],
 )
-def test_what_is_no_file_of_hosts(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_hostfiles_are_rejected(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "hosts"
     path.write_text(text)
     with pytest.raises(OptionError, match=re.escape(message)):
         read_hostfile(path)
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="The file of hosts cannot be read"):
+def test_a_missing_hostfile_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="`--hostfile` must be a readable text file"):
         read_hostfile(tmp_path / "hosts")
 
 
@@ -107,22 +107,24 @@ def test_this_machine_by_its_names() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"ssh_port": 0}, "no port"),
-        ({"ssh_port": 70000}, "no port"),
-        ({"start_timeout_s": 0.0}, "not a time"),
-        ({"start_timeout_s": float("nan")}, "not a time"),
-        ({"ssh_identity_file": "/no/such/key"}, "is not there"),
+        ({"ssh_port": 0}, "`--ssh-port` must be an integer from 1 to 65535"),
+        ({"ssh_port": 70000}, "`--ssh-port` must be an integer from 1 to 65535"),
+        ({"start_timeout_s": 0.0}, "`--start-timeout` must be a positive number of seconds"),
+        ({"start_timeout_s": float("nan")}, "`--start-timeout` must be a positive number of seconds"),
+        ({"ssh_identity_file": "/no/such/key"}, "which does not exist"),
     ],
 )
-def test_what_cannot_be_wanted_of_hosts(change: dict, message: str) -> None:
+def test_invalid_host_options_are_rejected(change: dict, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         HostsSpec(parse_hosts("a"), "python", "/", **change)
 
 
-def test_hosts_are_filled_one_after_the_other() -> None:
+def test_workers_fill_the_hosts_in_order() -> None:
     slots = parse_hosts("a:2,b:3")
     assert spread(slots, 5) == [0, 0, 1, 1, 1] and spread(slots, 1) == [0]
-    with pytest.raises(OptionError, match="more workers than slots. Received: -np 6, and 5 slots on a, b"):
+    with pytest.raises(
+        OptionError, match="must be at most 5, the number of slots. Received: -np 6, and 5 slots on a, b"
+    ):
         spread(slots, 6)
 
 
@@ -131,7 +133,7 @@ def job(np: int, hosts: str, **options: object) -> JobSpec:
     return JobSpec(np, ("train.py",), Path("/logs"), hosts=spec, **options)  # type: ignore[arg-type]
 
 
-def test_who_runs_where() -> None:
+def test_placement_of_roles_on_hosts() -> None:
     assert hosts_of_tasks(job(3, "a:2,b:2")) == [0, 0, 1]
     # The coordinator is on the first host, the servers on those that have workers.
     assert hosts_of_tasks(job(3, "a:2,b:2,c:2", ps=3)) == [0, 0, 0, 1, 0, 1, 0]
@@ -148,8 +150,8 @@ def test_a_plan_for_hosts() -> None:
     assert {process.command for process in processes} == {("/py", "-m", "tfdistkit.worker", "train.py")}
     clusters = [from_tf_config(process.env[env.TF_CONFIG]) for process in processes]
     assert clusters[0].workers == ("10.0.0.1:7001", "10.0.0.1:7002", "10.0.0.2:7001")
-    told = [(env.LOCAL_RANK, env.LOCAL_WORLD_SIZE, env.INTRA_OP_THREADS, "NCCL_SOCKET_IFNAME")] * 3
-    assert [[process.env[name] for name in names] for process, names in zip(processes, told, strict=True)] == [
+    variables = [(env.LOCAL_RANK, env.LOCAL_WORLD_SIZE, env.INTRA_OP_THREADS, "NCCL_SOCKET_IFNAME")] * 3
+    assert [[process.env[name] for name in names] for process, names in zip(processes, variables, strict=True)] == [
         ["0", "2", "4", "eth0"],
         ["1", "2", "4", "eth0"],
         ["0", "1", "4", "ib0"],
@@ -167,8 +169,8 @@ def test_gloo_on_hosts() -> None:
     ]
 
 
-def test_an_interface_that_is_not_known_is_left_to_gloo_and_nccl() -> None:
-    """Such as that of an IPv6 address: a wrong one would be worse."""
+def test_an_unknown_interface_is_left_to_gloo_and_nccl() -> None:
+    """Such as the interface of an IPv6 address."""
     places = [Place(7001, 8, "a", "fd00::1", None), Place(7001, 8, "b", "fd00::2", None)]
     for process in plan_processes(job(2, "a,b", backend="horovod"), places, python="/py"):
         assert not {"HOROVOD_GLOO_IFACE", "NCCL_SOCKET_IFNAME"} & set(process.env)

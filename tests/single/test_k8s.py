@@ -1,4 +1,4 @@
-"""`tfdistkit k8s manifest`: what Kubernetes would take, and what a process in each pod would then find."""
+"""`tfdistkit k8s manifest`: valid for Kubernetes, and the right environment in each pod."""
 
 from __future__ import annotations
 
@@ -86,13 +86,13 @@ def expand(text: str, known: dict[str, str]) -> str:
         ("--kind", "tfjob", "-np", "2", "--ps", "1", "--memory", "1Gi", "--max-restarts", "1", "train.py"),
     ],
 )
-def test_the_published_schemas_take_it(capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> None:
+def test_manifests_match_the_published_schemas(capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> None:
     made = written(capsys, *words)
     assert [mistakes(manifest) for manifest in made] == [[]] * len(made)
 
 
-def test_the_schemas_refuse_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
-    for kind, path, told in (
+def test_the_schemas_reject_invalid_manifests(capsys: pytest.CaptureFixture[str]) -> None:
+    for kind, path, problem in (
         ("job", "backoffLimit", "is not of type 'integer'"),
         ("job", "compeltions", "'compeltions' was unexpected"),
         ("jobset", "failurePolicy", "is not of type 'object'"),
@@ -102,17 +102,17 @@ def test_the_schemas_refuse_what_is_wrong(capsys: pytest.CaptureFixture[str]) ->
     ):
         manifest = written(capsys, "--kind", kind, "-np", "2", "train.py")[-1]
         manifest["spec"][path] = "two"
-        assert any(told in one for one in mistakes(manifest)), (path, mistakes(manifest))
+        assert any(problem in one for one in mistakes(manifest)), (path, mistakes(manifest))
 
 
 @pytest.mark.parametrize(("kind", "ps"), [("job", 0), ("jobset", 0), ("jobset", 2)])
-def test_each_pod_finds_its_place(
+def test_each_pod_gets_its_task(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, kind: str, ps: int
 ) -> None:
     *services, manifest = written(capsys, "--kind", kind, "-np", "3", "--ps", str(ps), "--port", "4321", "train.py")
     found: list[ClusterSpec] = []
-    for host, pod, told in pods(manifest):
-        monkeypatch.setenv("TF_CONFIG", told["TF_CONFIG"])
+    for host, pod, variables in pods(manifest):
+        monkeypatch.setenv("TF_CONFIG", variables["TF_CONFIG"])
         cluster = detect_cluster()
         assert cluster.address == f"{host}:4321"
         assert pod["containers"][0]["ports"] == [{"containerPort": 4321}]
@@ -130,7 +130,7 @@ def test_each_pod_finds_its_place(
         assert services == []
 
 
-def test_a_tfjob_has_what_its_operator_looks_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_tfjob_has_the_names_its_operator_requires(capsys: pytest.CaptureFixture[str]) -> None:
     (manifest,) = written(capsys, "--kind", "tfjob", "-np", "3", "--ps", "2", "--gpus", "1", "train.py")
     replicas = manifest["spec"]["tfReplicaSpecs"]
     assert {role: one["replicas"] for role, one in replicas.items()} == {"Chief": 1, "Worker": 3, "PS": 2}
@@ -149,11 +149,11 @@ def test_values_of_secrets_stay_in_the_cluster(capsys: pytest.CaptureFixture[str
     assert [mistakes(manifest) for manifest in made] == [[]] * len(made)
     text = json.dumps(made)
     for name, secret, key in (("API_KEY", "wandb", "key"), ("TFDISTKIT_SECRET", "train", "secret.hex")):
-        told = {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
-        assert json.dumps(told) in text
+        entry = {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
+        assert json.dumps(entry) in text
 
 
-def test_a_secret_in_the_manifest_gives_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_secret_in_the_manifest_causes_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--env", "API_KEY=abc123", "--env", "DB=mysql://me:abc123@db/x", "--env", "SEED=7"]
     assert main(["k8s", "manifest", "--image", "i", "-np", "2", *words, "train.py"]) == 0
     captured = capsys.readouterr()
@@ -163,15 +163,15 @@ def test_a_secret_in_the_manifest_gives_a_warning(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize("kind", ["job", "jobset", "tfjob"])
-def test_words_and_variables_reach_the_script_as_they_are(capsys: pytest.CaptureFixture[str], kind: str) -> None:
+def test_words_and_variables_reach_the_script_unchanged(capsys: pytest.CaptureFixture[str], kind: str) -> None:
     script = ("train.py", NASTY, "--", "yes", "1")
     words = ("--kind", kind, "-np", "2", "--name", "x", "--env", f"NASTY={NASTY}", *script)
     found = list(containers(written(capsys, *words)[-1]))
     for container in found:
         command = [expand(word, {"HOME": "wrong"}) for word in container["command"]]
         assert command == ["python", *script]
-        told = {one["name"]: one.get("value", "") for one in container["env"]}
-        assert expand(told["NASTY"], {"HOME": "wrong"}) == NASTY
+        variables = {one["name"]: one.get("value", "") for one in container["env"]}
+        assert expand(variables["NASTY"], {"HOME": "wrong"}) == NASTY
     assert found
 
 
@@ -193,7 +193,7 @@ def containers(part: Any) -> Iterator[dict[str, Any]]:
         NASTY,
     ],
 )
-def test_yaml_means_what_was_written(value: object) -> None:
+def test_yaml_round_trip(value: object) -> None:
     assert yaml.safe_load(to_yaml(value)) == value
 
 
@@ -206,7 +206,7 @@ PODS = (
 
 
 @pytest.mark.parametrize("kind", ["job", "jobset", "tfjob"])
-def test_all_pods_have_the_volumes_and_run_where_they_may(capsys: pytest.CaptureFixture[str], kind: str) -> None:
+def test_all_pods_have_the_volumes_and_node_rules(capsys: pytest.CaptureFixture[str], kind: str) -> None:
     roles = () if kind == "job" else ("--ps", "1")
     made = written(capsys, "--kind", kind, "-np", "2", *roles, *PODS, "train.py")
     assert [mistakes(manifest) for manifest in made] == [[]] * len(made)
@@ -218,11 +218,11 @@ def test_all_pods_have_the_volumes_and_run_where_they_may(capsys: pytest.Capture
         by_path = {
             one["mountPath"]: (one.get("readOnly", False), sources[one["name"]]) for one in container["volumeMounts"]
         }
-        told = {
+        options = {
             path: (read_only, {k: v for k, v in one.items() if k != "name"})
             for path, (read_only, one) in by_path.items()
         }
-        assert told == {
+        assert options == {
             "/data": (True, {"persistentVolumeClaim": {"claimName": "data", "readOnly": True}}),
             "/dev/shm": (False, {"emptyDir": {"medium": "Memory", "sizeLimit": "8Gi"}}),
             "/scratch": (False, {"emptyDir": {}}),
@@ -250,7 +250,7 @@ def specifications(part: Any) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("nasty", ["/a\nb: c", "/a: {b", "/- a", "/a #b", "/'a\"", "/\u2028", "/$(HOME)"])
-def test_a_path_stays_a_path(capsys: pytest.CaptureFixture[str], nasty: str) -> None:
+def test_a_path_is_quoted(capsys: pytest.CaptureFixture[str], nasty: str) -> None:
     words = ("k8s", "manifest", "--image", "i", "-np", "1", "--volume", f"hostpath:{nasty}:/b", "train.py")
     if main(list(words)) == 2:
         captured = capsys.readouterr()
@@ -261,22 +261,25 @@ def test_a_path_stays_a_path(capsys: pytest.CaptureFixture[str], nasty: str) -> 
     assert pod["volumes"] == [{"name": "volume-0", "hostPath": {"path": nasty}}]
 
 
-def test_no_pod_parts_leave_no_trace(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unused_pod_parts_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     (pod,) = specifications(written(capsys, "-np", "1", "train.py")[-1])
     assert set(pod) == {"restartPolicy", "containers", "subdomain"}
     assert "volumeMounts" not in pod["containers"][0]
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("-np", "2"), "no script is given"),
-        (("-np", "0", "train.py"), "`workers` is out of range. Received: 0. Expected: 1 or more"),
-        (("-np", "2", "--port", "70000", "train.py"), "`port` is out of range. Received: 70000. Expected: 1 to 65535"),
-        (("-np", "2", "--name", "Train", "train.py"), "`name` is no name in Kubernetes. Received: 'Train'"),
-        (("-np", "2", "--name", "x" * 46, "train.py"), "`name` is no name in Kubernetes"),
-        (("-np", "2", "--namespace", "a_b", "train.py"), "`namespace` is no name in Kubernetes"),
-        (("-np", "2", "--ps", "1", "train.py"), "`ps` with the kinds jobset or tfjob"),
+        (("-np", "0", "train.py"), "`workers` must be an integer >= 1. Received: workers=0"),
+        (
+            ("-np", "2", "--port", "70000", "train.py"),
+            "`port` must be an integer from 1 to 65535. Received: port=70000",
+        ),
+        (("-np", "2", "--name", "Train", "train.py"), "with a letter first and no - last. Received: 'Train'"),
+        (("-np", "2", "--name", "x" * 46, "train.py"), "`name` must be at most 45 characters of a to z"),
+        (("-np", "2", "--namespace", "a_b", "train.py"), "`namespace` must be at most 45 characters of a to z"),
+        (("-np", "2", "--ps", "1", "train.py"), "Use the kind jobset or tfjob."),
         (("-np", "2", "--env", "=1", "train.py"), "expected NAME=VALUE"),
         (("-np", "2", "--kind", "pod", "train.py"), "invalid choice: 'pod'"),
         (("--memory", "16GB"), "Received: '16GB'. Expected: 16Gi (1024^3 bytes each) or 16G (1000^3).\nWrite 16Gi."),
@@ -284,33 +287,45 @@ def test_no_pod_parts_leave_no_trace(capsys: pytest.CaptureFixture[str]) -> None
         (("--memory", "16GiB"), "Received: '16GiB'. Expected: 16Gi.\nWrite 16Gi."),
         (("--memory", "100K"), "Expected: 100Ki (1024^1 bytes each) or 100k (1000^1)"),
         (("--memory", "512m"), "Write 512Mi."),
-        (("--memory", "16"), "has no unit, and Kubernetes takes it for bytes. Received: '16'. Expected: a unit"),
-        (("--memory", "0Gi"), "`memory` is no amount of memory. Received: '0Gi'"),
-        (("--memory", "16Gi\nb: c"), "`memory` is no amount of memory"),
-        (("--cpus", "4 cores"), "`cpus` is no amount of cores. Received: '4 cores'"),
-        (("--cpus", "0m"), "`cpus` is no amount of cores"),
-        (("--volume", "pcv:data:/data"), "Did you mean 'pvc'? Received: 'pcv:data:/data'. Expected: one of: pvc:CLAIM"),
-        (("--volume", "pvc:data"), "`volume` has another form. Received: 'pvc:data'. Expected: pvc:CLAIM:/PATH[:ro]"),
+        (
+            ("--memory", "16"),
+            "`memory` must have a unit: Kubernetes reads a plain number as bytes. Received: '16'.\nWrite 16Gi",
+        ),
+        (("--memory", "0Gi"), "or 16G (1000^3 bytes each). Received: '0Gi'"),
+        (("--memory", "16Gi\nb: c"), "`memory` must be a number with a unit, such as 16Gi"),
+        (("--cpus", "4 cores"), "such as 500m. Received: '4 cores'"),
+        (("--cpus", "0m"), "`cpus` must be a number of cores"),
+        (("--volume", "pcv:data:/data"), "Did you mean 'pvc'? Received: 'pcv:data:/data'"),
+        (("--volume", "pvc:data"), "`volume` must have the form pvc:CLAIM:/PATH[:ro]. Received: 'pvc:data'"),
         (("--volume", "pvc:data:data"), "The path of a `volume` in the pod must be absolute"),
-        (("--volume", "pvc:Data:/data"), "`volume` is no name in Kubernetes. Received: 'Data'"),
-        (("--volume", "secret:s:/s:ro"), "there is no `:ro`"),
+        (("--volume", "pvc:Data:/data"), "with a letter or a digit first and last. Received: 'Data'"),
+        (("--volume", "secret:s:/s:ro"), "`volume` must not end in `:ro` for the kind 'secret'"),
         (("--volume", "hostpath:../x:/x"), "The path of a `volume` on the node must be absolute, without `..`"),
         (("--volume", "hostpath:/a/../etc:/x"), "without `..`"),
         (("--volume", "memory:8GB:/dev/shm"), "Write 8Gi."),
-        (("--volume", "emptydir:/a", "--volume", "emptydir:/a/"), "have the same path in the pod: /a"),
-        (("--node-selector", "disktype"), "`node_selector` is no label of a node. Received: 'disktype'"),
-        (("--node-selector", "a=b\nc: d"), "`node_selector` is no label of a node"),
-        (("--node-selector", f"a={'b' * 64}"), "`node_selector` is no label of a node"),
+        (
+            ("--volume", "emptydir:/a", "--volume", "emptydir:/a/"),
+            "Each `volume` must have its own path in the pod. Received: /a",
+        ),
+        (
+            ("--node-selector", "disktype"),
+            "such as disktype=ssd or cloud.google.com/gke-accelerator=nvidia-l4. Received: 'disktype'",
+        ),
+        (("--node-selector", "a=b\nc: d"), "`node_selector` must be a label of nodes: KEY=VALUE"),
+        (("--node-selector", f"a={'b' * 64}"), "`node_selector` must be a label of nodes: KEY=VALUE"),
         (("--toleration", "gpu:NoSchedul"), "Did you mean 'NoSchedule'?"),
-        (("--toleration", "a b"), "`toleration` is no taint of a node"),
-        (("--env-from-secret", "KEY=abc123"), "with a Secret's value. Received: 'KEY'=.... Expected: NAME="),
-        (("--env-from-secret", "KEY=Secret:key"), "`env_from_secret` is no name in Kubernetes. Received: 'Secret'"),
-        (("--env-from-secret", "KEY=s:a b"), "no variable with a Secret's value"),
-        (("--env", "A=1", "--env-from-secret", "A=s:k"), "has a value, and one in a Secret too. Received: A."),
-        (("--service-account", "Me"), "`service_account` is no name in Kubernetes. Received: 'Me'"),
+        (("--toleration", "a b"), "`toleration` must be a taint of nodes"),
+        (
+            ("--env-from-secret", "KEY=abc123"),
+            "must be NAME=SECRET:KEY, such as WANDB_API_KEY=wandb:key. Received: 'KEY'=....",
+        ),
+        (("--env-from-secret", "KEY=Secret:key"), "`env_from_secret` must be a name of a to z"),
+        (("--env-from-secret", "KEY=s:a b"), "`env_from_secret` must be NAME=SECRET:KEY"),
+        (("--env", "A=1", "--env-from-secret", "A=s:k"), "must not set the same variable. Received: A."),
+        (("--service-account", "Me"), "`service_account` must be a name of a to z"),
     ],
 )
-def test_mistakes(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], told: str) -> None:
+def test_invalid_options_are_rejected(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str) -> None:
     rest = () if words[-1] in ("train.py", "2") else ("-np", "2", "train.py")
     try:
         code = main(["k8s", "manifest", "--image", "i", *words, *rest])
@@ -318,4 +333,4 @@ def test_mistakes(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], to
         code = int(leave.code or 0)
     assert code == 2
     captured = capsys.readouterr()
-    assert told in captured.err and captured.out == ""
+    assert message in captured.err and captured.out == ""

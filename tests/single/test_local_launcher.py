@@ -1,4 +1,4 @@
-"""Starting, signalling and ending processes on this machine."""
+"""Start, signal and stop processes on this machine."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_exit_codes(place: Launcher, shell: str, code: int) -> None:
     assert process.exit_code() == code and process.is_gone()
 
 
-def test_wait_returns_when_one_ends_or_the_time_is_over(place: Launcher) -> None:
+def test_wait_returns_at_an_end_or_the_timeout(place: Launcher) -> None:
     slow = start(place, "sleep 600")
     started = time.monotonic()
     place.wait(0.2)
@@ -59,7 +59,7 @@ def test_wait_returns_when_one_ends_or_the_time_is_over(place: Launcher) -> None
     assert time.monotonic() - started < 40
 
 
-def test_where_the_kernel_cannot_tell_when_a_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_polls_without_pidfd(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "pidfd_open")
     place = Launcher(JOB_ID)
     try:
@@ -72,7 +72,7 @@ def test_where_the_kernel_cannot_tell_when_a_process_ends(monkeypatch: pytest.Mo
         place.close()
 
 
-def test_a_process_with_a_family_is_not_gone_before_all_are(place: Launcher) -> None:
+def test_a_worker_is_gone_only_with_its_children(place: Launcher) -> None:
     process = start(place, "sleep 600 & exit 0")
     wait_for(lambda: process.exit_code() == 0)
     assert not process.is_gone()
@@ -80,7 +80,7 @@ def test_a_process_with_a_family_is_not_gone_before_all_are(place: Launcher) -> 
     wait_for(process.is_gone)
 
 
-def test_its_number_is_not_given_to_anybody_else_before_the_end(place: Launcher) -> None:
+def test_its_process_id_is_not_reused_before_close(place: Launcher) -> None:
     process = start(place, "exit 0")
     wait_for(lambda: process.exit_code() == 0)
     assert Path(f"/proc/{process.pid}/stat").read_text().split()[2] == "Z"
@@ -88,7 +88,7 @@ def test_its_number_is_not_given_to_anybody_else_before_the_end(place: Launcher)
     assert not Path(f"/proc/{process.pid}").exists()
 
 
-def test_a_suspended_process_is_seen_and_ended(place: Launcher) -> None:
+def test_a_suspended_process_is_detected_and_stopped(place: Launcher) -> None:
     process = start(place, "sleep 600")
     assert not process.is_suspended()
     os.kill(process.pid, signal.SIGSTOP)
@@ -98,7 +98,7 @@ def test_a_suspended_process_is_seen_and_ended(place: Launcher) -> None:
     assert process.exit_code() == -signal.SIGTERM and time.monotonic() - started < GRACE_S
 
 
-def test_the_stubborn_are_killed_after_the_deadline(place: Launcher) -> None:
+def test_a_process_that_ignores_sigterm_is_killed_after_the_deadline(place: Launcher) -> None:
     process = start(place, "trap '' TERM; echo up; while true; do sleep 1; done")
     assert os.read(process.stdout.fileno(), 3) == b"up\n"
     stop_workers([process], signal.SIGTERM)
@@ -106,16 +106,16 @@ def test_the_stubborn_are_killed_after_the_deadline(place: Launcher) -> None:
     assert process.exit_code() == -signal.SIGKILL
 
 
-def test_in_a_hurry_there_is_no_deadline(place: Launcher) -> None:
+def test_should_stop_skips_the_deadline(place: Launcher) -> None:
     process = start(place, "trap '' TERM; echo up; while true; do sleep 1; done")
     assert os.read(process.stdout.fileno(), 3) == b"up\n"
     started = time.monotonic()
-    stop_workers([process], signal.SIGTERM, hurry=lambda: True)
+    stop_workers([process], signal.SIGTERM, should_stop=lambda: True)
     wait_for(process.is_gone)
     assert time.monotonic() - started < GRACE_S
 
 
-def test_close_finds_those_that_left_the_group(place: Launcher) -> None:
+def test_close_kills_processes_that_left_the_group(place: Launcher) -> None:
     process = start(place, "setsid sleep 600 & exec 1>&- 2>&-; sleep 600")
     wait_for(lambda: len(watchdog.marked_processes(f"TFDISTKIT_JOB_ID={JOB_ID}")) == 3)
     place.close()
@@ -123,13 +123,13 @@ def test_close_finds_those_that_left_the_group(place: Launcher) -> None:
     assert watchdog.marked_processes(f"TFDISTKIT_JOB_ID={JOB_ID}") == []
 
 
-def test_a_command_that_is_not_there(place: Launcher) -> None:
+def test_a_missing_command_raises(place: Launcher) -> None:
     with pytest.raises(FileNotFoundError):
         place.start(ProcessSpec(ProcessName(0), "here", ("/no/such/program",), {}, Path()))
 
 
 def test_the_watchdog_forgets_groups_that_are_gone() -> None:
-    """A number can be given to a stranger; the watchdog must not kill it."""
+    """A process id can be reused; the watchdog must not kill the new process."""
     stranger = subprocess.Popen(["sleep", "600"], start_new_session=True)
     victim = subprocess.Popen(["sleep", "600"], start_new_session=True)
     try:

@@ -1,4 +1,4 @@
-"""What mpirun is told of several hosts, and how it reaches them."""
+"""The options of mpirun for several hosts, and the script that it calls instead of ssh."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def job(hosts: str, world_size: int, ps: int = 0) -> JobSpec:
 
 
 @pytest.mark.parametrize(
-    ("hosts", "world_size", "ps", "told", "ranks"),
+    ("hosts", "world_size", "ps", "expected", "ranks"),
     [
         ("h1:2,h2:2", 4, 0, "h1:2,h2:2", [0, 1, 2, 3]),
         ("h1:2,h2:2", 3, 0, "h1:2,h2:1", [0, 1, 2]),
@@ -33,14 +33,14 @@ def job(hosts: str, world_size: int, ps: int = 0) -> JobSpec:
         ("h1:2,h2:1", 2, 1, "h1:4", [0, 1, 2, 3]),
     ],
 )
-def test_hosts_with_as_many_slots_as_ranks(hosts: str, world_size: int, ps: int, told: str, ranks: list[int]) -> None:
+def test_hosts_get_one_slot_per_rank(hosts: str, world_size: int, ps: int, expected: str, ranks: list[int]) -> None:
     spec = job(hosts, world_size, ps)
     assert spec.hosts is not None
-    assert (rank_hosts(spec, spec.hosts), mpi_ranks(spec)) == (told, ranks)
+    assert (rank_hosts(spec, spec.hosts), mpi_ranks(spec)) == (expected, ranks)
 
 
-def test_mpirun_comes_to_a_host_as_we_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The script that mpirun calls in the place of ssh, with an ssh that only says how it was called."""
+def test_mpirun_uses_the_ssh_options_of_the_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The script that mpirun calls instead of ssh, with a fake ssh that prints its arguments."""
     ssh = tmp_path / "ssh"
     ssh.write_text('#!/bin/sh\nprintf "<%s>" "$@"\n')
     ssh.chmod(0o755)
@@ -57,10 +57,10 @@ def test_mpirun_comes_to_a_host_as_we_do(tmp_path: Path, monkeypatch: pytest.Mon
         assert said.startswith("<-oBatchMode=yes>") and f"<-p2222><-i><{key}>" in said
         assert said.endswith(f"<--><{name}><orted><-mca 'x y'><$HOME>")
     ended = subprocess.run(["sh", str(script), "h3", "orted"], capture_output=True, text=True, timeout=30)
-    assert ended.returncode == 1 and "h3, which is none of the hosts" in ended.stderr
+    assert ended.returncode == 1 and "h3, which is not one of the hosts" in ended.stderr
 
 
-def test_interfaces() -> None:
+def test_options_for_interfaces() -> None:
     here = next(iter(addresses_of_interfaces()))
     assert interface_options(None) == []
     assert interface_options("ib7") == ["--mca", "btl_tcp_if_include", "ib7"]
@@ -75,7 +75,7 @@ def test_options_for_mpirun(
     words = ["--backend", "mpi", "-H", "h1:1,h2:1", "--mpi-args=--mca btl 'tcp,self' -v", "train.py"]
     found = parse(words)
     assert found.mpi_args == ("--mca", "btl", "tcp,self", "-v") and found.hosts is not None and found.np == 2
-    with pytest.raises(OptionError, match="only the backend 'mpi' calls"):
+    with pytest.raises(OptionError, match="must be used with the backend 'mpi'"):
         JobSpec(2, ("train.py",), tmp_path, mpi_args=("-v",))
     with pytest.raises(SystemExit):
         parse(["--backend", "mpi", "-np", "2", "--mpi-args='", "train.py"])

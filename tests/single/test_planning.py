@@ -1,4 +1,4 @@
-"""JobSpec -> ProcessSpecs: pure, so a table."""
+"""JobSpec -> ProcessSpecs, without processes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def plan(
     return plan_processes(job, places_here(ports, cores, inherited or {}), python="python", attempt=attempt)
 
 
-def test_each_rank_gets_its_place() -> None:
+def test_each_rank_gets_its_cluster() -> None:
     for rank, process in enumerate(plan(3)):
         assert (process.name, str(process.name)) == (ProcessName(rank), f"rank {rank}")
         assert process.command == ("python", "-m", "tfdistkit.worker", "train.py", "--lr", "1")
@@ -42,18 +42,18 @@ def test_each_rank_gets_its_place() -> None:
         assert (process.env[env.TASK_DIR], process.env[env.ATTEMPT]) == (f"/logs/rank.{rank}", "0")
 
 
-def test_each_role_gets_its_place() -> None:
+def test_each_role_gets_its_cluster() -> None:
     processes = plan(2, ps=2)
     names = ["chief", "worker 0", "worker 1", "ps 0", "ps 1"]
     assert [process.name.label for process in processes] == [str(process.name) for process in processes] == names
     for process in processes:
-        told = json.loads(process.env[env.TF_CONFIG])
-        assert told["cluster"] == {
+        config = json.loads(process.env[env.TF_CONFIG])
+        assert config["cluster"] == {
             "chief": ["127.0.0.1:5000"],
             "worker": ["127.0.0.1:5001", "127.0.0.1:5002"],
             "ps": ["127.0.0.1:5003", "127.0.0.1:5004"],
         }
-        role, index = told["task"]["type"], told["task"]["index"]
+        role, index = config["task"]["type"], config["task"]["index"]
         assert process.name == ProcessName(index, role)
         assert process.folder == Path(f"/logs/{role}.{index}") and process.env[env.TASK_DIR] == str(process.folder)
         assert process.command == ("python", "-m", "tfdistkit.worker", "train.py", "--lr", "1")
@@ -70,7 +70,7 @@ def test_each_role_gets_its_place() -> None:
         (2, 8, 6, {"worker": ("6", "6", "6"), "chief": ("4", "4", "4"), "ps": ("4", "4", "4")}),
     ],
 )
-def test_the_workers_share_the_cores_and_the_others_get_few(
+def test_workers_share_the_cores_and_servers_get_few(
     np: int, cores: int, asked: int | None, expected: dict[str, tuple[str, str, str]]
 ) -> None:
     names = (env.INTRA_OP_THREADS, env.INTER_OP_THREADS, env.OMP_THREADS)
@@ -78,7 +78,7 @@ def test_the_workers_share_the_cores_and_the_others_get_few(
         assert tuple(process.env[name] for name in names) == expected[process.name.role or ""], process.name
 
 
-def test_a_later_attempt_has_folders_of_its_own_and_is_told_so() -> None:
+def test_a_later_attempt_has_its_own_folders_and_number() -> None:
     assert [process.folder for process in plan(2, attempt=2)] == [
         Path("/logs/attempt.2/rank.0"),
         Path("/logs/attempt.2/rank.1"),
@@ -88,7 +88,7 @@ def test_a_later_attempt_has_folders_of_its_own_and_is_told_so() -> None:
     assert (process.env[env.ATTEMPT], process.env[env.RUN_DIR]) == ("1", "/logs")
 
 
-def test_a_process_that_starts_again_is_the_same_but_for_its_folder() -> None:
+def test_a_restarted_process_differs_only_in_its_folder() -> None:
     worker = plan(2, ps=1)[2]
     again = plan_again(worker, 2)
     assert again.folder == Path("/logs/worker.1/restart.2")
@@ -119,7 +119,7 @@ def test_a_single_worker_is_a_cluster_of_one() -> None:
         (2, 8, None, {}, {env.INTRA_OP_THREADS: "0"}, ("0", "4", "4")),
     ],
 )
-def test_the_cores_are_shared_out(
+def test_workers_share_the_cores_of_a_host(
     np: int,
     cores: int,
     asked: int | None,
@@ -132,7 +132,7 @@ def test_the_cores_are_shared_out(
         assert tuple(process.env.get(name) for name in names) == expected
 
 
-def test_output_is_unbuffered_unless_the_user_says_otherwise() -> None:
+def test_output_is_unbuffered_by_default() -> None:
     assert plan()[0].env[env.UNBUFFERED] == "1"
     assert env.UNBUFFERED not in plan(inherited={env.UNBUFFERED: ""})[0].env
 
@@ -147,24 +147,24 @@ def test_only_a_single_worker_reads_stdin() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"np": 0}, "`np` is not a number of them. Received: 0. Expected: 1 or more"),
+        ({"np": 0}, "`np` must be an integer >= 1. Received: np=0"),
         ({"np": True}, "`np`"),
         ({"np": 2.0}, "`np`"),
         ({"threads_per_worker": 0}, "`threads_per_worker`"),
-        ({"ps": -1}, "`ps` is not a number of them. Received: -1. Expected: 0 or more"),
+        ({"ps": -1}, "`ps` must be an integer >= 0. Received: ps=-1"),
         ({"ps": 1.0}, "`ps`"),
-        ({"max_restarts": -1}, "`max_restarts` is not a number of them. Received: -1. Expected: 0 or more"),
-        ({"ps": 1, "backend": "horovod"}, "The backend 'horovod' has no parameter servers"),
-        ({"timeout_s": 0.0}, "`timeout` is not a time. Received: 0.0"),
+        ({"max_restarts": -1}, "`max_restarts` must be an integer >= 0. Received: max_restarts=-1"),
+        ({"ps": 1, "backend": "horovod"}, "`ps` must be 0 with the backend 'horovod'"),
+        ({"timeout_s": 0.0}, "`timeout` must be a positive number of seconds. Received: timeout=0.0"),
         ({"timeout_s": float("nan")}, "`timeout`"),
-        ({"env": {"A=B": "1"}}, "`env` holds what cannot be a variable"),
-        ({"env": {"A": 1}}, "`env` holds what cannot be a variable"),
-        ({"env": {env.TF_CONFIG: "{}"}}, "the launcher itself gives"),
-        ({"env": {env.LOCAL_RANK: "1"}}, "the launcher itself gives"),
-        ({"env": {env.ATTEMPT: "1"}}, "the launcher itself gives"),
+        ({"env": {"A=B": "1"}}, "`env` must map variable names to strings"),
+        ({"env": {"A": 1}}, "`env` must map variable names to strings"),
+        ({"env": {env.TF_CONFIG: "{}"}}, "that the launcher sets for each worker"),
+        ({"env": {env.LOCAL_RANK: "1"}}, "that the launcher sets for each worker"),
+        ({"env": {env.ATTEMPT: "1"}}, "that the launcher sets for each worker"),
     ],
 )
-def test_what_cannot_be_wanted(options: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_rejected(options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError) as error:
         JobSpec(options.pop("np", 2), ("train.py",), Path("/logs"), **options)
     assert message in str(error.value)
@@ -174,7 +174,7 @@ def test_two_jobs_have_different_marks() -> None:
     assert JobSpec(1, (), Path()).job_id != JobSpec(1, (), Path()).job_id
 
 
-def test_folders_are_made_and_old_crash_records_removed(tmp_path: Path) -> None:
+def test_folders_are_created_and_old_crash_records_removed(tmp_path: Path) -> None:
     earlier = ["rank.5", "ps.0", "attempt.1/worker.1", "attempt.1/worker.1/restart.1"]
     for folder in earlier:
         (tmp_path / folder).mkdir(parents=True)
@@ -187,7 +187,7 @@ def test_folders_are_made_and_old_crash_records_removed(tmp_path: Path) -> None:
     )
 
 
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OptionError, match="The folder for the logs cannot be used"):
         make_folders(tmp_path / "file" / "logs", [replace(plan(1)[0], folder=tmp_path / "file" / "logs" / "rank.0")])

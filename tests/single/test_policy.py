@@ -1,4 +1,4 @@
-"""What the supervisor decides: a table, without processes."""
+"""The supervision policy as a table of statuses and decisions, without processes."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def status(*workers: WorkerStatus, **seen: Any) -> GroupStatus:
         (status(ended(1), running(1)), FAIL),
         (status(running(), ended(-9, 1)), FAIL),
         (status(ended(0), ended(3, 1)), FAIL),
-        # It ended with 0 although it had an exception: somebody's os._exit(0) at exit.
+        # It ended with 0 although it had an exception: an os._exit(0) at exit.
         (status(ended(0), crashed(0, code=0, rank=1)), FAIL),
         # An exception is there, but the interpreter is still shutting down.
         (status(crashed(0), running(1)), WAIT),
         (status(crashed(SHUTDOWN_S - 0.1), running(1)), WAIT),
         (status(crashed(SHUTDOWN_S + 0.1), running(1)), FAIL),
-        # A single worker makes nobody wait.
+        # A single worker has no waiting peers.
         (status(crashed(3600)), WAIT),
         # A suspended worker: only where the others do not notice it, and not for ever.
         (status(suspended(3600), running(1)), WAIT),
@@ -99,7 +99,7 @@ def test_decisions(seen: GroupStatus, expected: Decision) -> None:
         (status(running(), restarts_left=1, timeout_s=5.0), TIMED_OUT),
     ],
 )
-def test_a_failure_is_answered_by_a_restart_as_long_as_some_are_left(seen: GroupStatus, expected: Decision) -> None:
+def test_a_failure_restarts_while_restarts_are_left(seen: GroupStatus, expected: Decision) -> None:
     assert decide(seen) == expected
 
 
@@ -126,16 +126,16 @@ def left(ago_s: float, rank: int = 0, code: int = 0) -> WorkerStatus:
     return WorkerStatus(rank, code, ended_at=NOW - ago_s)
 
 
-def stop(*who: int) -> Decision:
-    return Decision(Action.STOP, Outcome.FAILED, who=who)
+def stop(*indices: int) -> Decision:
+    return Decision(Action.STOP, Outcome.FAILED, indices=indices)
 
 
-def restart(*who: int) -> Decision:
-    return Decision(Action.RESTART, Outcome.FAILED, who=who)
+def restart(*indices: int) -> Decision:
+    return Decision(Action.RESTART, Outcome.FAILED, indices=indices)
 
 
-def care(action: Action, *who: int) -> Decision:
-    return Decision(action, who=who)
+def care(action: Action, *indices: int) -> Decision:
+    return Decision(action, indices=indices)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def care(action: Action, *who: int) -> Decision:
         (cast(workers=(running(), crashed(SHUTDOWN_S + 1, rank=1)), restarts_left=1), care(Action.REPLACE, 2)),
         (cast(workers=(ended(-9), ended(-9, 1)), restarts_left=2), care(Action.REPLACE, 1, 2)),
         (cast(workers=(ended(-9), ended(-9, 1)), restarts_left=1), care(Action.REPLACE, 1)),
-        # It is started again after a while only; meanwhile the others go on, and signals count.
+        # It is restarted after the backoff; until then the job continues, and signals count.
         (cast(workers=(running(), left(1, 1, 9)), restarts_left=1, restart_wait_s=2.0), WAIT),
         (cast(workers=(running(), left(3, 1, 9)), restarts_left=1, restart_wait_s=2.0), care(Action.REPLACE, 2)),
         (cast(workers=(left(1, 0, 9), left(3, 1, 9)), restarts_left=2, restart_wait_s=2.0), care(Action.REPLACE, 2)),
@@ -178,7 +178,7 @@ def care(action: Action, *who: int) -> Decision:
         (cast(workers=(ended(-9), given_up(1))), stop(1, 2)),
         (cast(workers=(ended(-9), ended(1, 1))), stop(1, 2)),
         (cast(workers=(ended(-9),)), stop(1)),
-        # Suspended: killed, and then as any other that died. Not the coordinator: nobody else is held up.
+        # A suspended worker is killed, and then handled as any dead worker. The coordinator may stay suspended.
         (cast(workers=(running(), suspended(SUSPENDED_S - 1, 1))), WAIT),
         (cast(workers=(running(), suspended(SUSPENDED_S + 1, 1))), care(Action.KILL, 2)),
         (cast(servers=(suspended(SUSPENDED_S + 1), running(1))), care(Action.KILL, 3)),

@@ -1,4 +1,4 @@
-"""How fast a link is, measured on loopback; and strangers that come in the place of a host."""
+"""The measurement of a network link, on loopback; and clients that are not hosts of the job."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tfdistkit.launcher.ssh.agent.links import LinkServer, measure_link
 DEADLINE_S = 30
 
 
-def test_both_ends_agree() -> None:
+def test_both_ends_count_the_same_bytes() -> None:
     server = LinkServer()
     port = server.open("127.0.0.1")
     with ThreadPoolExecutor(1) as pool:
@@ -24,7 +24,7 @@ def test_both_ends_agree() -> None:
     assert 0 < measured["round_trip_s"] < 1 and measured["bytes_per_s"] > 1e6
 
 
-def test_a_stranger_that_never_ends_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_never_stops_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "_LONGEST_S", 0.3)
     server = LinkServer()
     address = ("127.0.0.1", server.open("127.0.0.1"))
@@ -34,5 +34,5 @@ def test_a_stranger_that_never_ends_is_left(monkeypatch: pytest.MonkeyPatch) -> 
         with contextlib.suppress(OSError):
             while not served.done():
                 stranger.sendall(bytes(65_536))
-        with pytest.raises(TimeoutError, match="did not end"):
+        with pytest.raises(TimeoutError, match="did not stop sending"):
             served.result(DEADLINE_S)

@@ -123,10 +123,10 @@ def test_inherited_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [name for name in inherited_variables() if name.startswith("SLURM")] == ["SLURM_CONF"]
 
 
-def test_what_no_script_can_hold(capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_for_sbatch_must_be_printable(capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["run", "--backend", "slurm", "-np", "2", "--sbatch-arg=--comment=two\nlines", "--dry-run", "train.py"])
     assert code == 2
-    assert "An option for sbatch cannot be written into a script." in capsys.readouterr().err
+    assert "An option for sbatch must be one line of printable text." in capsys.readouterr().err
 
 
 def test_without_slurm(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The command that leads to a host: what the remote shell sees, and what no process list shows."""
+"""The ssh command of a host, and the agent that it starts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def with_ssh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
 
 
-def test_the_remote_shell_reads_nothing_into_it(tmp_path: Path) -> None:
+def test_words_are_quoted_for_the_remote_shell(tmp_path: Path) -> None:
     spec = HostsSpec(parse_hosts("me@node1"), ODD, "/work", ssh_port=2222, ssh_identity_file=str(tmp_path / "ssh"))
     command = ssh.ssh_command(spec, "me@node1", [ODD, "-c", ssh._FIRST_STEP])
     assert command[0] == str(tmp_path / "ssh")
@@ -33,19 +33,19 @@ def test_the_remote_shell_reads_nothing_into_it(tmp_path: Path) -> None:
     assert not set("'!\\\n") & set(ssh._FIRST_STEP), "some shells read these between single quotes, too"
 
 
-def test_no_port_and_no_key_is_what_ssh_is_configured_for() -> None:
+def test_without_options_the_ssh_configuration_applies() -> None:
     command = ssh.ssh_command(HostsSpec(parse_hosts("a"), "py", "/"), "a", ["py"])
     assert "-i" not in command and not [word for word in command if word.startswith("-p")]
 
 
-def test_no_ssh(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_ssh_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(MissingDependencyError, match="`ssh` was not found.*\n.*apt-get install openssh-client"):
         ssh.ssh_command(HostsSpec(parse_hosts("a"), "py", "/"), "a", ["py"])
 
 
 def test_a_python_becomes_an_agent(tmp_path: Path) -> None:
-    """With nothing of tfdistkit in reach: all that it needs was sent."""
+    """Without an installed tfdistkit: all modules are sent."""
     agent = subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", ssh._FIRST_STEP],
         cwd=tmp_path,
@@ -68,7 +68,7 @@ def test_a_python_becomes_an_agent(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["ssh"], "its folder is gone"
 
 
-def test_an_old_python_says_so() -> None:
+def test_an_old_python_is_rejected() -> None:
     older = f"import sys;sys.version_info=(2,7,18);exec({ssh._FIRST_STEP!r})"
     done = subprocess.run([sys.executable, "-c", older], input=b"", capture_output=True, timeout=60)
     assert done.stderr.strip() == b"tfdistkit needs Python 3.10 or newer, and this is 2.7" and done.returncode == 1

@@ -1,4 +1,4 @@
-"""What Horovod of an environment can do, and whether it loads: asked in a process of that environment."""
+"""Check the Horovod of an environment, in a process of that environment: features, and whether it loads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tfdistkit.horovod_build.target import ask_python
 
 INSTALL = "tfdistkit horovod install"
 
-# Runs there.
+# Runs in the Python of the environment.
 _QUESTION = """
 import importlib.metadata, importlib.util, json, os, platform
 facts = {"python": platform.python_version(), "horovod": "", "built_against": "", "tensorflow": "",
@@ -37,17 +37,17 @@ if found is not None:
 
 @dataclass(frozen=True)
 class HorovodStatus:
-    """Horovod in one environment.
+    """The state of Horovod in one environment.
 
     Args:
         python: The version of Python.
-        horovod: Horovod's version; empty when it is not installed.
-        built_against: The version of TensorFlow that it was built against.
-        tensorflow: The version of TensorFlow that is there.
-        gloo: Whether Gloo is in.
-        mpi: Whether MPI is in.
-        nccl: Whether NCCL is in.
-        problem: Why it does not load; empty when it does.
+        horovod: The version of Horovod; empty if it is not installed.
+        built_against: The version of TensorFlow that Horovod was built against.
+        tensorflow: The installed version of TensorFlow.
+        gloo: Whether Horovod was built with Gloo.
+        mpi: Whether Horovod was built with MPI.
+        nccl: Whether Horovod was built with NCCL.
+        problem: Why Horovod does not load; empty if it does.
     """
 
     python: str
@@ -66,13 +66,13 @@ class HorovodStatus:
 
 
 def check_horovod(python: str) -> HorovodStatus:
-    """Looks at Horovod in an environment.
+    """Checks the Horovod of an environment.
 
     Args:
         python: The interpreter of the environment.
 
     Returns:
-        What is there. A Horovod that crashes on loading is a problem, not an error.
+        Its status. A Horovod that crashes while it loads is reported as `problem`, not raised.
 
     Raises:
         UnsupportedError: if the interpreter cannot be run.
@@ -80,27 +80,28 @@ def check_horovod(python: str) -> HorovodStatus:
     try:
         return HorovodStatus(**ask_python(python, _QUESTION))
     except UnsupportedError as error:
-        # Does the interpreter itself work?
+        # Raises if the interpreter itself does not work.
         version = ask_python(python, "import json, platform\nfacts = {'python': platform.python_version()}")["python"]
         return HorovodStatus(version, "that crashes", "", "", False, False, False, problem=str(error))
 
 
 def status_text(status: HorovodStatus, python: str) -> str:
-    """Tells a status in a few lines.
+    """Describes a status in a few lines.
 
     Args:
-        status: What was found.
+        status: The status of Horovod.
         python: The interpreter of the environment.
     """
     if not status.horovod:
         return f"Horovod is not installed for {python} (Python {status.python}).\nBuild and install it: {INSTALL}"
     lines = [f"Horovod {status.horovod}, Python {status.python} ({python})"]
     built = status.built_against or "an unknown TensorFlow"
-    same = "the one that is here" if built == status.tensorflow else f"here is {status.tensorflow or 'none that loads'}"
+    installed = status.tensorflow or "none that loads"
+    same = "the installed one" if built == status.tensorflow else f"installed is {installed}"
     lines.append(f"  built against  TensorFlow {built} ({same})")
     if status.problem:
-        told = status.problem.replace("\n", "\n    ")
-        return "\n".join([*lines, f"  loads          no: {told}", f"Build it anew: {INSTALL}"])
+        problem = status.problem.replace("\n", "\n    ")
+        return "\n".join([*lines, f"  loads          no: {problem}", f"Build it again: {INSTALL}"])
     lines.append("  loads          yes")
     for name in ("gloo", "mpi", "nccl"):
         lines.append(f"  {name:<14} {'yes' if getattr(status, name) else 'no'}")

@@ -1,4 +1,4 @@
-"""Running the commands of a build: all that they print goes to a log, and none outlives its deadline."""
+"""Run the commands of a build, with their output in a log, and with a timeout."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tfdistkit import env
 from tfdistkit.errors import BuildFailedError, explain
 from tfdistkit.horovod_build.first_error import first_error
 
-_LOOK_S = 0.2
-# How often a long command is said to be still running.
+_POLL_S = 0.2
+# Interval of progress messages for a long command.
 _SAY_S = 30.0
-# How much of the log is looked at for the state of the build.
+# How much of the end of the log is searched for the progress of the build.
 _TAIL_BYTES = 16_384
 _PERCENT = re.compile(r"\[ *(\d+)%\]")
 
@@ -35,19 +35,19 @@ def run_logged(
     variables: Mapping[str, str | None] | None = None,
     do: str | None = None,
 ) -> None:
-    """Runs a command, its output appended to a log.
+    """Runs a command, and appends its output to a log.
 
     Args:
-        what: What it is for, as a sentence's subject: "The download of Horovod".
+        what: The purpose of the command, as the subject of a sentence: "The download of Horovod".
         command: The command.
         log: The log.
-        say: Takes a line on how far it is, now and then.
-        timeout_s: When it is ended.
-        variables: Its variables, over those of this process; None removes one.
-        do: What the user can do when it fails.
+        say: Called with a progress message from time to time.
+        timeout_s: The timeout, in seconds.
+        variables: Its variables, which override those of this process; None removes one.
+        do: The fix to suggest when it fails.
 
     Raises:
-        BuildFailedError: if it fails, with the first real error of its output.
+        BuildFailedError: if it fails; the message holds the first real error of its output.
     """
     with log.open("ab") as file:
         begin = file.tell()
@@ -57,7 +57,7 @@ def run_logged(
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
-            # Its own group: a compiler that it started ends with it.
+            # Its own process group, so that compilers that it started end with it.
             start_new_session=True,
         )
     try:
@@ -72,16 +72,16 @@ def run_logged(
         cause = first_error(printed).replace("\n", "\n    ")
         next_step = f"\n{do}" if do else ""
         raise BuildFailedError(
-            explain(f"{what} {problem}. The first error is:\n    {cause}\nThe whole log: {log}{next_step}")
+            explain(f"{what} {problem}. The first error is:\n    {cause}\nThe full log: {log}{next_step}")
         )
 
 
 def _wait(process: subprocess.Popen[bytes], log: Path, say: Say, timeout_s: float) -> int | None:
-    """The exit code; None at the deadline."""
+    """Returns the exit code; None after the timeout."""
     started = said = time.monotonic()
     while (now := time.monotonic()) - started < timeout_s:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.wait(_LOOK_S)
+            return process.wait(_POLL_S)
         if now - said >= _SAY_S:
             said = now
             say(f"  {now - started:.0f} s{_percent(log)}")

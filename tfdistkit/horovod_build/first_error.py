@@ -1,24 +1,24 @@
-"""The first real error in the log of a build: one cause, not the 2,000 lines that follow from it."""
+"""Find the first real error in the log of a build, instead of the 2,000 lines that follow from it."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
-# What is shown at most, and the longest line of it.
+# The maximum number of lines to show, and of characters per line.
 _SHOWN_LINES = 12
 _SHOWN_COLUMNS = 300
 
-# `file:1:2: error: text`, as gcc, clang and nvcc say it.
+# `file:1:2: error: text`, the format of gcc, clang and nvcc.
 _COMPILER = re.compile(r"^\s*\S[^:]*(?::\d+|\(\d+\))+:? (?:fatal |internal compiler )?error\b")
-# Without a place: the compiler's own complaint.
+# Errors of the compiler itself, without a source line.
 _COMPILER_NAMES = r"<command-line>|cc1(?:plus)?|c\+\+|g\+\+|gcc|clang(?:\+\+)?|nvcc"
 _COMPILER_ITSELF = re.compile(rf"^\s*(?:{_COMPILER_NAMES}): (?:fatal )?error:")
-# CMake tries the compiler first, and shows what that said some lines below.
+# CMake first tests the compiler, and prints the compiler's output some lines below.
 _COMPILER_TRIED = re.compile(r"^\s*CMake Error at .*CMakeTest\w+Compiler")
 _TRIED_LINES = 40
 _INCLUDED = re.compile(r"^\s*(?:In file included from|from) .*:\d+[:,]?")
-# What else can be first, and how many lines after it belong to it.
+# Other first errors, with the number of lines after them to show.
 _OTHERS: tuple[tuple[re.Pattern[str], int], ...] = (
     (re.compile(r"^\s*CMake Error"), 8),
     (re.compile(r"undefined reference to|cannot find -l|: file not recognized"), 2),
@@ -27,12 +27,12 @@ _OTHERS: tuple[tuple[re.Pattern[str], int], ...] = (
     (re.compile(r"^\s*nvcc (?:fatal|error)"), 2),
     (re.compile(r"^\s*(?:\w+\.)*(?:ModuleNotFoundError|ImportError|RuntimeError|OSError|AssertionError): "), 1),
 )
-# Only when there is nothing better: what make and pip say of the commands that they ran.
+# Fallback: the errors of make and pip about the commands that they ran.
 _LAST_RESORT = re.compile(r"^\s*(?:make(?:\[\d+\])?: \*\*\*|error: |ERROR: )")
 
 _HINTS = (
     (re.compile(r"Killed signal"), "The machine ran out of memory: try again with MAKEFLAGS=-j1."),
-    (re.compile(r"No space left"), "Make room, or build elsewhere: TFDISTKIT_CACHE_DIR, TMPDIR."),
+    (re.compile(r"No space left"), "Free disk space, or build elsewhere: TFDISTKIT_CACHE_DIR, TMPDIR."),
 )
 
 
@@ -40,11 +40,10 @@ def first_error(log: str) -> str:
     """Finds the first real error in a log.
 
     Args:
-        log: All that the build printed.
+        log: The output of the build.
 
     Returns:
-        A few lines: the error, where it is, and what is to be done where that is known; the end of the log when
-        nothing in it looks like an error.
+        A few lines: the error, its source line, and the fix if known; the end of the log if it contains no error.
     """
     lines = [line.rstrip()[:_SHOWN_COLUMNS] for line in log.splitlines()]
     found = _first(lines)
@@ -71,7 +70,7 @@ def _first(lines: Sequence[str]) -> list[str]:
 
 
 def _with_surroundings(lines: Sequence[str], number: int) -> list[str]:
-    """A compiler's error: through which file it came in, and the piece of code that it shows."""
+    """Returns a compiler's error with the preceding include lines and the following source excerpt."""
     start = number
     while start and number - start < 4 and _INCLUDED.match(lines[start - 1]):
         start -= 1

@@ -1,4 +1,4 @@
-"""`tfdistkit horovod install`, step by step: look, fetch, build or take from the cache, install, check."""
+"""`tfdistkit horovod install`: plan, download, build or take from the cache, install, check."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from tfdistkit.horovod_build.source import fetch_source, unpack_source
 from tfdistkit.horovod_build.target import Target, ask_target
 from tfdistkit.horovod_build.wheels import WheelCache
 
-# Two minutes on two cores; a slow machine with one, an hour.
+# The build takes two minutes on two cores, an hour on a slow machine with one core.
 _BUILD_S = 2 * 3600.0
 _PIP_S = 600.0
 
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """All that was decided before anything is changed.
+    """The plan of a build, made before anything is changed.
 
     Args:
-        target: The Python that Horovod is for.
-        options: What is built.
-        machine: Where.
+        target: The Python environment to build for.
+        options: The options of the build.
+        machine: The machine that builds.
         variables: The variables of the build.
         name: The wheel's name in the cache.
     """
@@ -42,18 +42,18 @@ class BuildPlan:
 
 
 def plan_build(python: str, *, with_mpi: bool | None, with_nccl: bool) -> BuildPlan:
-    """Looks at the environment and the machine, and decides.
+    """Inspects the environment and the machine, and plans the build.
 
     Args:
-        python: The Python that Horovod is for.
-        with_mpi: Whether MPI shall be in; None takes it where it is here.
-        with_nccl: Whether NCCL shall be in.
+        python: The interpreter of the environment to build for.
+        with_mpi: Whether to build with MPI; None if this machine has it.
+        with_nccl: Whether to build with NCCL.
 
     Returns:
         The plan.
 
     Raises:
-        MissingDependencyError: if TensorFlow is not there.
+        MissingDependencyError: if TensorFlow is not installed.
         UnsupportedError: if the Python cannot be run.
     """
     target = ask_target(python, recipe.BUILD_PACKAGES)
@@ -71,18 +71,18 @@ def plan_build(python: str, *, with_mpi: bool | None, with_nccl: bool) -> BuildP
 
 
 def install_horovod(plan: BuildPlan, cache: WheelCache, say: Say) -> HorovodStatus:
-    """Carries a plan out.
+    """Builds and installs Horovod by a plan.
 
     Args:
-        plan: What `plan_build` decided.
-        cache: Where built wheels are.
-        say: Takes what is done, line by line.
+        plan: The plan from `plan_build`.
+        cache: The cache of built wheels.
+        say: Called with each progress message.
 
     Returns:
-        What was installed.
+        The status of the installed Horovod.
 
     Raises:
-        MissingDependencyError: if the machine lacks what the build needs.
+        MissingDependencyError: if the machine lacks a prerequisite of the build.
         BuildFailedError: if a step fails.
     """
     wheel, log = make_wheel(plan, cache, say), cache.log(plan.name)
@@ -92,33 +92,37 @@ def install_horovod(plan: BuildPlan, cache: WheelCache, say: Say) -> HorovodStat
     status = check_horovod(plan.target.executable)
     if not status.is_good:
         raise BuildFailedError(
-            explain("Horovod was built and installed, but does not load.", received=status.problem, do=f"Log: {log}")
+            explain(
+                "Horovod was built and installed, but does not load.",
+                received=status.problem,
+                do=f"Read the log: {log}",
+            )
         )
     return status
 
 
 def make_wheel(plan: BuildPlan, cache: WheelCache, say: Say) -> Path:
-    """Takes the wheel from the cache, or builds it; Horovod's own requirements are installed.
+    """Takes the wheel from the cache, or builds it; also installs Horovod's requirements.
 
     Args:
-        plan: What `plan_build` decided.
-        cache: Where built wheels are.
-        say: Takes what is done, line by line.
+        plan: The plan from `plan_build`.
+        cache: The cache of built wheels.
+        say: Called with each progress message.
 
     Returns:
         The wheel.
 
     Raises:
-        MissingDependencyError: if the machine lacks what the build needs.
+        MissingDependencyError: if the machine lacks a prerequisite of the build.
         BuildFailedError: if a step fails.
     """
     with cache.alone(plan.name, say, _BUILD_S) as work:
-        # Looked for in here: another process may just have built it.
+        # Checked under the lock: another process may just have built it.
         wheel = cache.find(plan.name)
         log = cache.log(plan.name)
         if wheel is None:
             _check_needs(plan)
-            log.write_bytes(b"")  # of an earlier try
+            log.write_bytes(b"")  # clears the log of an earlier attempt
         _install_packages(plan, recipe.RUN_PACKAGES if wheel else recipe.BUILD_PACKAGES, work, log, say)
         if wheel is None:
             return _build(plan, cache, work, log, say)
@@ -127,11 +131,11 @@ def make_wheel(plan: BuildPlan, cache: WheelCache, say: Say) -> Path:
 
 
 def plan_text(plan: BuildPlan, cache: WheelCache) -> str:
-    """Tells what would be done, and with what.
+    """Describes the commands, variables and prerequisites of a plan.
 
     Args:
-        plan: What `plan_build` decided.
-        cache: Where built wheels are.
+        plan: The plan from `plan_build`.
+        cache: The cache of built wheels.
     """
     target, wheel = plan.target, cache.find(plan.name)
     lines = [
@@ -161,21 +165,21 @@ def _missing(plan: BuildPlan, wanted: Sequence[str]) -> tuple[str, ...]:
 
 
 def _install_packages(plan: BuildPlan, wanted: Sequence[str], work: Path, log: Path, say: Say) -> None:
-    """Those of Python that are missing: all of them small."""
+    """Installs the missing Python packages."""
     missing = _missing(plan, wanted)
     if not missing:
         return
-    told = ", ".join(map(pinned.spelled, missing))
-    say(f"Installing {told}.")
+    names = ", ".join(map(pinned.spelled, missing))
+    say(f"Installing {names}.")
     listed = work / "packages.txt"
     listed.write_text(pinned.requirements(missing), encoding="utf-8")
     run_logged(
-        f"The installation of {told}",
+        f"The installation of {names}",
         recipe.packages_command(plan.target.executable, str(listed)),
         log,
         say=say,
         timeout_s=_PIP_S,
-        do=f"A package that is there already is used as it is: install one that you trust, and try again: "
+        do=f"Installed packages are used as they are: install versions that you trust, and try again: "
         f"{plan.target.executable} -m pip install {' '.join(missing)}",
     )
 
@@ -184,24 +188,28 @@ def _build(plan: BuildPlan, cache: WheelCache, work: Path, log: Path, say: Say) 
     python = plan.target.executable
     archive = fetch_source(python, cache.folder, work, log, say)
     source = unpack_source(archive, work)
-    say(f"Building Horovod {recipe.VERSION} ({plan.options.name}) for TensorFlow {plan.target.tensorflow}: minutes.")
+    say(
+        f"Building Horovod {recipe.VERSION} ({plan.options.name}) for TensorFlow {plan.target.tensorflow}. "
+        "This takes minutes."
+    )
     run_logged(
         "The build of Horovod",
         recipe.wheel_command(python, str(source), str(work)),
         log,
         say=say,
         timeout_s=_BUILD_S,
-        # Temporary files where there is room for the rest too.
+        # Temporary files on the file system of the cache.
         variables={**plan.variables, "TMPDIR": str(work)},
     )
     built = sorted(work.glob("horovod-*.whl"))
     if len(built) != 1:
-        raise BuildFailedError(explain("The build of Horovod ended well, but there is no wheel.", do=f"Log: {log}"))
-    told = {"target": asdict(plan.target), "options": asdict(plan.options), "machine": asdict(plan.machine)}
-    return cache.keep(plan.name, built[0], told)
+        what = "The build of Horovod succeeded, but created no wheel."
+        raise BuildFailedError(explain(what, do=f"Read the log: {log}"))
+    ingredients = {"target": asdict(plan.target), "options": asdict(plan.options), "machine": asdict(plan.machine)}
+    return cache.keep(plan.name, built[0], ingredients)
 
 
 def _check_needs(plan: BuildPlan) -> None:
     missing = prerequisites.missing_text(prerequisites.look_at_needs(plan.options, plan.target, plan.variables))
     if missing:
-        raise MissingDependencyError(f"To build Horovod, this machine lacks:\n{missing}")
+        raise MissingDependencyError(f"Prerequisites of the build of Horovod are missing. Install them:\n{missing}")

@@ -1,8 +1,8 @@
-"""What of Python is installed to build Horovod, and to run it: exact releases, with the checksums of their files.
+"""The Python packages to build and run Horovod: pinned releases, with the checksums of their files.
 
-A package that the environment has already is used as it is. What is missing comes from the user's package index, which
-may be anybody's: pip installs a file only when its checksum is one of these. The files are wheels for Linux, for all
-Pythons that are supported, on x86_64 and aarch64; none of these packages requires another.
+Installed packages are used as they are. Missing ones come from the user's package index, which need not be trusted: pip
+installs a file only if its checksum is one of these. The files are wheels for Linux on x86_64 and aarch64, for all
+supported Pythons; none of these packages requires another.
 
 To take a newer release, change its version, and take the SHA-256 checksums of its wheels (`pip download`, `pip hash`).
 """
@@ -18,8 +18,8 @@ class Pin:
     """A release of a package.
 
     Args:
-        version: The version.
-        sha256: The checksums of its files.
+        version: The version of the release.
+        sha256: The SHA-256 checksums of its files.
     """
 
     version: str
@@ -75,10 +75,10 @@ PINS = {
 
 
 def requirements(names: Sequence[str]) -> str:
-    """Returns a requirements file that asks for packages as they are pinned.
+    """Returns a requirements file with the pinned versions and checksums of packages.
 
     Args:
-        names: The packages, all of them in `PINS`.
+        names: Names of packages in `PINS`.
     """
     lines = (" ".join([spelled(name), *(f"--hash=sha256:{one}" for one in PINS[name].sha256)]) for name in names)
     return "".join(f"{line}\n" for line in lines)
@@ -88,6 +88,6 @@ def spelled(name: str) -> str:
     """Returns a package with its version, such as `wheel==0.45.1`.
 
     Args:
-        name: The package, one in `PINS`.
+        name: The name of a package in `PINS`.
     """
     return f"{name}=={PINS[name].version}"

@@ -1,4 +1,4 @@
-"""What a build needs of this machine, and how to install what is missing."""
+"""Find the prerequisites of a build on this machine, and say how to install those that are missing."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _OLDEST_CMAKE = (3, 13)
 # The names under which CMake looks for a compiler, and for MPI's.
 _COMPILERS = ("c++", "g++", "clang++")
 _MPI_COMPILERS = ("mpicxx", "mpic++", "mpiCC", "mpicxx.mpich", "mpicxx.openmpi")
-# What of the processor Horovod's build uses.
+# The processor features that Horovod's build detects.
 _CPU_FLAGS = ("avx", "f16c", "fma")
 _PROBE = "#include <vector>\n#include <string_view>\n#include <pthread.h>\nint main() { return 0; }\n"
 
 
 @dataclass(frozen=True)
-class Need:
-    """One thing that a build needs.
+class Prerequisite:
+    """One prerequisite of a build.
 
     Args:
-        what: In words.
-        found: What of it is here; empty when nothing is.
-        install: How to get it.
+        what: Its name.
+        found: Its path or version on this machine; empty if missing.
+        install: The command or address to install it.
     """
 
     what: str
@@ -41,48 +41,52 @@ class Need:
     install: str
 
 
-def look_at_needs(options: BuildOptions, target: Target, variables: Mapping[str, str | None]) -> tuple[Need, ...]:
-    """Looks for everything that a build needs.
+def look_at_needs(
+    options: BuildOptions, target: Target, variables: Mapping[str, str | None]
+) -> tuple[Prerequisite, ...]:
+    """Searches this machine for the prerequisites of a build.
 
     Args:
-        options: What is built.
+        options: The options of the build.
         target: The Python that it is built for.
         variables: The variables of the build, see `recipe.build_variables`.
 
     Returns:
-        What is needed, found or not. Packages of Python are not among it: those can be installed without asking.
+        All prerequisites, found or not, except Python packages, which `tfdistkit horovod install` installs itself.
     """
     path = variables.get("PATH") or os.defpath
     header = Path(target.include, "tensorflow", "core", "framework", "op.h")
     install = f"{target.executable} -m {INSTALL_TENSORFLOW}"
     needs = [
-        Need("pip", "pip" if target.has_pip else "", f"{target.executable} -m ensurepip"),
-        Need("TensorFlow's headers", str(header.parent) if header.is_file() else "", install),
-        Need("a C++17 compiler", _compiler(path), "apt-get install g++"),
-        Need("make", shutil.which("make", path=path) or "", "apt-get install make"),
-        Need("CMake 3.13 or later", _cmake(path), "apt-get install cmake (or pip install cmake)"),
+        Prerequisite("pip", "pip" if target.has_pip else "", f"{target.executable} -m ensurepip"),
+        Prerequisite("TensorFlow's headers", str(header.parent) if header.is_file() else "", install),
+        Prerequisite("a C++17 compiler", _compiler(path), "apt-get install g++"),
+        Prerequisite("make", shutil.which("make", path=path) or "", "apt-get install make"),
+        Prerequisite("CMake 3.13 or later", _cmake(path), "apt-get install cmake (or pip install cmake)"),
     ]
     if options.with_mpi:
         found = find_mpi_compiler(path) or ""
-        needs.append(Need("MPI", found, "apt-get install openmpi-bin libopenmpi-dev (or leave it out: --without-mpi)"))
+        install = "apt-get install openmpi-bin libopenmpi-dev (or leave it out: --without-mpi)"
+        needs.append(Prerequisite("MPI", found, install))
     if options.with_nccl:
         home = env.text("HOROVOD_CUDA_HOME") or env.text("CUDA_HOME") or "/usr/local/cuda"
         nvcc = shutil.which("nvcc", path=os.pathsep.join([f"{home}/bin", path])) or ""
-        needs.append(Need("the CUDA toolkit", nvcc, "https://developer.nvidia.com/cuda-downloads, and set CUDA_HOME"))
-        needs.append(Need("NCCL", _nccl(home), "apt-get install libnccl-dev, or set HOROVOD_NCCL_HOME"))
+        install = "https://developer.nvidia.com/cuda-downloads, and set CUDA_HOME"
+        needs.append(Prerequisite("the CUDA toolkit", nvcc, install))
+        needs.append(Prerequisite("NCCL", _nccl(home), "apt-get install libnccl-dev, or set HOROVOD_NCCL_HOME"))
     return tuple(needs)
 
 
-def missing_text(needs: Sequence[Need]) -> str:
-    """Returns a line for each need that was not found; empty when nothing is missing."""
+def missing_text(needs: Sequence[Prerequisite]) -> str:
+    """Returns one line per missing prerequisite; empty if none is missing."""
     return "\n".join(f"  {need.what}: {need.install}" for need in needs if not need.found)
 
 
 def look_at_machine(path: str) -> Machine:
-    """Looks at what of this machine goes into the wheel.
+    """Describes the properties of this machine that the wheel depends on.
 
     Args:
-        path: Where commands are looked for.
+        path: The search path for commands.
     """
     return Machine(
         mpi=_mpi_description(path),
@@ -93,12 +97,12 @@ def look_at_machine(path: str) -> Machine:
 
 
 def find_mpi_compiler(path: str) -> str | None:
-    """Returns the compiler of the MPI that is here, or None."""
+    """Returns the path of MPI's compiler wrapper, or None."""
     return next((found for name in _MPI_COMPILERS if (found := shutil.which(name, path=path))), None)
 
 
 def _compiler(path: str) -> str:
-    """A compiler that compiles: one without its headers is of no use."""
+    """Returns a compiler that compiles a probe: one may be installed without its headers."""
     own = env.text("CXX")
     for name in (own,) if own else _COMPILERS:
         found = shutil.which(name, path=path)
@@ -125,11 +129,11 @@ def _nccl(cuda_home: str) -> str:
 
 
 def _mpi_description(path: str) -> str:
-    """Which MPI this is: wheels that were built with another one cannot be loaded."""
+    """Identifies the MPI: a wheel built with another MPI does not load."""
     compiler = find_mpi_compiler(path)
     if compiler is None:
         return ""
-    # `-show` is understood by Open MPI, MPICH and those that descend from it.
+    # Open MPI, MPICH and its derivatives support `-show`.
     return f"{os.path.realpath(compiler)}: {(_output([compiler, '-show']) or '').strip()}"
 
 
@@ -151,7 +155,7 @@ def _free_memory_bytes() -> int:
 
 
 def _output(command: list[str], stdin: str = "") -> str | None:
-    """What a command prints; None when it fails."""
+    """Returns the stdout of a command; None if it fails."""
     try:
         ended = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=_DEADLINE_S)
     except (OSError, subprocess.TimeoutExpired):

@@ -1,7 +1,7 @@
-"""What is built and how, as plain data: nothing here touches the machine.
+"""The recipe of the build: options, variables and commands, as plain data without side effects.
 
-Horovod 0.28.1 is the last release, and was made for TensorFlow 2.12. Against TensorFlow 2.18 to 2.21 all of it
-compiles but one file, the optional operations for XLA, which include headers that TensorFlow has moved. It is left out.
+Horovod 0.28.1 is the last release, and was made for TensorFlow 2.12. Against TensorFlow 2.18 to 2.21 all of it compiles
+except one file, the optional operations for XLA, which include headers that TensorFlow has moved. The build omits it.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ VERSION = "0.28.1"
 ARCHIVE = f"horovod-{VERSION}.tar.gz"
 ARCHIVE_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
 
-# The file that does not compile, and the file in which it is listed, from the folder of the source.
+# The file that does not compile, and the file that lists it, relative to the source folder.
 LEFT_OUT = "xla_mpi_ops.cc"
 LISTED_IN = "horovod/tensorflow/CMakeLists.txt"
 
-# What its setup.py imports, and what Horovod itself imports.
+# The packages that setup.py imports, and those that Horovod imports.
 BUILD_PACKAGES = ("setuptools", "wheel", "packaging", "cloudpickle", "psutil", "PyYAML")
 RUN_PACKAGES = ("packaging", "cloudpickle", "psutil", "PyYAML")
 
-# To be counted up when the recipe changes what comes out: wheels of an older recipe are not used any more.
+# Increment when the recipe changes the wheel: cached wheels of an older recipe become unused.
 _RECIPE = 1
-# Where the compiler, CUDA and NCCL are: the user's to say, and part of what the wheel is made from.
+# Variables of the user that the build inherits: compiler, CUDA and NCCL. They are part of the wheel's name.
 _RESPECTED = (
     "CC",
     "CXX",
@@ -44,22 +44,22 @@ _RESPECTED = (
     "HOROVOD_NCCL_LIB",
     "HOROVOD_NCCL_LINK",
 )
-# All else that Horovod's build looks at would make another wheel under the same name.
+# Other variables that change the build are removed: they are not part of the wheel's name.
 _STEERING_PREFIXES = ("HOROVOD_", "CCL_")
 
-# The oldest rules that a project may ask of CMake 4: Gloo's, in Horovod's source, asks for older ones.
+# The oldest policy version of CMake 4; Gloo, in Horovod's source, requests an older one.
 _CMAKE_POLICY = "3.5"
-# What the compiler needs for the largest file.
+# The compiler's memory for the largest file.
 _MEMORY_PER_JOB_BYTES = 2 * 1024**3
 
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """What Horovod can do when it is built. Gloo is always in.
+    """The optional features of the build. Gloo is always built.
 
     Args:
-        with_mpi: MPI, for `mpirun`.
-        with_nccl: NCCL, for GPUs.
+        with_mpi: Whether to build with MPI, for `mpirun`.
+        with_nccl: Whether to build with NCCL, for GPUs.
     """
 
     with_mpi: bool = False
@@ -67,19 +67,19 @@ class BuildOptions:
 
     @property
     def name(self) -> str:
-        """The options in a word: `gloo`, `gloo-mpi`, `gloo-mpi-nccl`."""
+        """The name of the options: `gloo`, `gloo-mpi`, `gloo-mpi-nccl`."""
         return "gloo" + "-mpi" * self.with_mpi + "-nccl" * self.with_nccl
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What of this machine goes into the wheel, and how much it can do at once.
+    """The properties of this machine that the wheel depends on, and its resources for the build.
 
     Args:
-        mpi: Which MPI is here: its compiler's own description; empty without MPI.
-        cpu_flags: The processor's abilities that the compiler would use.
-        cores: How many cores may be used.
-        memory_bytes: How much memory is free.
+        mpi: The identity of MPI, from its compiler wrapper; empty without MPI.
+        cpu_flags: The processor features that the compiler would use.
+        cores: The number of usable cores.
+        memory_bytes: The free memory.
     """
 
     mpi: str
@@ -94,10 +94,10 @@ def build_variables(
     """Returns the variables of the build; None removes one.
 
     Args:
-        options: What is built.
-        target: The Python that it is built for.
-        machine: Where it is built.
-        inherited: This process's variables.
+        options: The options of the build.
+        target: The Python environment to build for.
+        machine: The machine that builds.
+        inherited: The variables of this process.
     """
     removed: dict[str, str | None] = {
         name: None for name in inherited if name.startswith(_STEERING_PREFIXES) and name not in _RESPECTED
@@ -105,7 +105,7 @@ def build_variables(
     jobs = max(1, min(machine.cores, machine.memory_bytes // _MEMORY_PER_JOB_BYTES))
     return {
         **removed,
-        # Its `cmake`, if pip has installed one there.
+        # The target's commands first: pip may have installed `cmake` there.
         "PATH": os.pathsep.join([target.scripts, inherited.get("PATH", os.defpath)]),
         "HOROVOD_WITH_TENSORFLOW": "1",
         "HOROVOD_WITHOUT_PYTORCH": "1",
@@ -120,13 +120,13 @@ def build_variables(
 
 
 def wheel_name(options: BuildOptions, target: Target, machine: Machine, inherited: Mapping[str, str]) -> str:
-    """Returns the name of the folder in the cache for the wheel of one build: what differs has another name.
+    """Returns the name of a build's folder in the cache, with a hash of everything that the wheel depends on.
 
     Args:
-        options: What is built.
-        target: The Python that it is built for.
-        machine: Where it is built.
-        inherited: This process's variables.
+        options: The options of the build.
+        target: The Python environment to build for.
+        machine: The machine that builds.
+        inherited: The variables of this process.
     """
     ingredients = {
         "recipe": _RECIPE,
@@ -146,20 +146,20 @@ def wheel_name(options: BuildOptions, target: Target, machine: Machine, inherite
 
 
 def download_command(python: str, requirements: str, folder: str) -> list[str]:
-    """Returns the command that fetches the source distribution: pip checks its checksum before it looks into it."""
-    # Without build isolation it takes nothing else from the network.
+    """Returns the command that downloads the source distribution; pip verifies its checksum before unpacking it."""
+    # Without build isolation, pip downloads nothing else.
     options = ["--no-deps", "--no-binary=:all:", "--no-build-isolation", "--require-hashes"]
     return [python, "-m", "pip", "download", *options, "--dest", folder, "--requirement", requirements]
 
 
 def requirement() -> str:
-    """Returns the line of a requirements file that asks for Horovod's source distribution and nothing else."""
+    """Returns the line of a requirements file for Horovod's source distribution."""
     return f"horovod=={VERSION} --hash=sha256:{ARCHIVE_SHA256}\n"
 
 
 def wheel_command(python: str, source: str, folder: str) -> list[str]:
     """Returns the command that builds the wheel."""
-    # Verbose, or pip shows nothing until the end.
+    # Without --verbose, pip prints nothing until the end.
     return [
         *(python, "-m", "pip", "wheel", "--verbose", "--no-build-isolation", "--no-deps"),
         *("--no-cache-dir", "--wheel-dir", folder, source),
@@ -167,17 +167,17 @@ def wheel_command(python: str, source: str, folder: str) -> list[str]:
 
 
 def install_command(python: str, wheel: str) -> list[str]:
-    """Returns the command that installs the wheel, over any other Horovod."""
+    """Returns the command that installs the wheel, replacing any other Horovod."""
     return [python, "-m", "pip", "install", "--force-reinstall", "--no-deps", "--no-index", wheel]
 
 
 def packages_command(python: str, requirements: str) -> list[str]:
-    """Returns the command that installs packages from the user's package index, as they are pinned and not otherwise.
+    """Returns the command that installs the pinned packages from the user's package index.
 
     Args:
-        python: The interpreter whose packages they become.
-        requirements: The path of what `pinned.requirements` returned.
+        python: The interpreter of the environment.
+        requirements: The path of the file from `pinned.requirements`.
     """
-    # Wheels only: to build one, pip would fetch what nobody has pinned, and run it.
+    # Wheels only: a build would download and run unpinned packages.
     options = ["--no-deps", "--only-binary=:all:", "--require-hashes"]
     return [python, "-m", "pip", "install", *options, "--requirement", requirements]

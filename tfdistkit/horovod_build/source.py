@@ -1,4 +1,4 @@
-"""Horovod's source distribution: fetched, compared with the pinned checksum, unpacked, one file left out."""
+"""Download Horovod's source distribution, verify its checksum, and unpack it without one file."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _DEADLINE_S = 600.0
 
 
 def fetch_source(python: str, cache: Path, work: Path, log: Path, say: Say) -> Path:
-    """Returns Horovod's source distribution out of the cache, or fetches it with pip.
+    """Returns Horovod's source distribution from the cache, or downloads it with pip.
 
     Args:
-        python: The Python whose pip is used, with the user's package index.
+        python: The Python whose pip downloads it, from the user's package index.
         cache: The folder of the cache.
-        work: An empty folder for what is in the making, on the same file system.
-        log: Where pip's output goes.
-        say: Takes what is done.
+        work: An empty folder for temporary files, on the same file system.
+        log: The log for pip's output.
+        say: Called with each progress message.
 
     Returns:
-        The archive, its checksum compared.
+        The archive, with a verified checksum.
 
     Raises:
-        BuildFailedError: if it cannot be fetched, or is not the pinned one.
+        BuildFailedError: if the download fails, or the checksum differs.
     """
     archive = cache / recipe.ARCHIVE
     if not archive.exists():
@@ -42,7 +42,7 @@ def fetch_source(python: str, cache: Path, work: Path, log: Path, say: Say) -> P
             log,
             say=say,
             timeout_s=_DEADLINE_S,
-            do=f"Without a network, put {recipe.ARCHIVE} from PyPI into {cache} yourself.",
+            do=f"Without a network, copy {recipe.ARCHIVE} from PyPI to {cache}.",
         )
         check_source(work / recipe.ARCHIVE)
         os.replace(work / recipe.ARCHIVE, archive)
@@ -51,13 +51,13 @@ def fetch_source(python: str, cache: Path, work: Path, log: Path, say: Say) -> P
 
 
 def check_source(archive: Path) -> None:
-    """Compares an archive with the pinned checksum.
+    """Verifies the checksum of an archive.
 
     Args:
-        archive: The file.
+        archive: The path of the archive.
 
     Raises:
-        BuildFailedError: if it is another one, or cannot be read.
+        BuildFailedError: if the checksum differs, or the file cannot be read.
     """
     try:
         found = hashlib.sha256(archive.read_bytes()).hexdigest()
@@ -66,26 +66,26 @@ def check_source(archive: Path) -> None:
     if found != recipe.ARCHIVE_SHA256:
         raise BuildFailedError(
             explain(
-                f"{archive} is not the file that was published: nothing of it was run.",
+                f"{archive} must be the published file; it was not run.",
                 received=f"sha256 {found}",
                 expected=f"sha256 {recipe.ARCHIVE_SHA256}",
-                do="Remove it. If it comes back, ask who runs your package index.",
+                do="Remove it and try again. If the error returns, ask the operator of your package index.",
             )
         )
 
 
 def unpack_source(archive: Path, folder: Path) -> Path:
-    """Unpacks the source, and leaves out the file that no longer compiles.
+    """Unpacks the source, and removes the file that no longer compiles from the build.
 
     Args:
-        archive: The archive, its checksum compared.
-        folder: Where to.
+        archive: The archive, with a verified checksum.
+        folder: The destination.
 
     Returns:
         The folder with Horovod's `setup.py`.
     """
     with tarfile.open(archive) as packed:
-        # The filter is in every Python from 3.12 on, and in the later patch releases of 3.10 and 3.11.
+        # Python 3.12 and the later patch releases of 3.10 and 3.11 have the filter.
         if sys.version_info >= (3, 12) or hasattr(tarfile, "data_filter"):
             packed.extractall(folder, filter="data")
         else:

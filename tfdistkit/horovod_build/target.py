@@ -1,4 +1,4 @@
-"""The Python that Horovod is built for: asked in a process of its own, because it loads TensorFlow."""
+"""The Python environment that Horovod is built for, queried in a separate process because it loads TensorFlow."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tfdistkit.supported import INSTALL_TENSORFLOW
 _DEADLINE_S = 300.0
 _MARK = "tfdistkit-answer:"
 
-# Runs there. No annotation or syntax that only we understand: it may be any Python.
+# Runs in the target's Python, which may be of any version: no annotations or new syntax.
 _QUESTION = """
 import importlib.metadata, importlib.util, json, os, platform, sys, sysconfig
 def version(name):
@@ -51,16 +51,16 @@ class Target:
 
     Args:
         executable: Its interpreter.
-        version: Of Python, such as `3.11.7`.
-        tag: Its binary interface, such as `cp311`.
-        platform: Such as `linux_x86_64`.
+        version: The version of Python, such as `3.11.7`.
+        tag: The tag of its ABI, such as `cp311`.
+        platform: The platform, such as `linux_x86_64`.
         libc: The C library, such as `glibc-2.36`.
         scripts: The folder of its commands.
         has_pip: Whether it has pip.
-        packages: Which of the packages that were asked for it has.
-        tensorflow: The version of its TensorFlow.
-        compile_flags: What TensorFlow was compiled with, as far as others must agree: its binary interface.
-        include: Where TensorFlow's headers are.
+        packages: The installed ones of the queried packages.
+        tensorflow: The version of TensorFlow.
+        compile_flags: The compile flags of TensorFlow that determine its ABI.
+        include: The folder of TensorFlow's headers.
     """
 
     executable: str
@@ -77,27 +77,27 @@ class Target:
 
 
 def ask_target(python: str, packages: tuple[str, ...]) -> Target:
-    """Asks a Python about itself and its TensorFlow.
+    """Queries a Python environment and its TensorFlow.
 
     Args:
         python: The interpreter.
-        packages: Which packages to look for.
+        packages: The packages to search for.
 
     Returns:
-        What it said.
+        The environment.
 
     Raises:
-        UnsupportedError: if it cannot be run.
-        MissingDependencyError: if it has no TensorFlow that can be loaded.
+        UnsupportedError: if the interpreter cannot be run.
+        MissingDependencyError: if TensorFlow cannot be loaded in it.
     """
     facts = ask_python(python, _QUESTION.replace("{packages}", repr(packages)))
     problem = facts.pop("problem")
     if problem:
         raise MissingDependencyError(
             explain(
-                "Horovod is built against TensorFlow, and it cannot be loaded.",
+                "TensorFlow must be installed to build Horovod, but it cannot be loaded.",
                 received=f"{problem} (in {python})",
-                do=f"Install it first: {python} -m {INSTALL_TENSORFLOW}\nFor another environment: --python PATH.",
+                do=f"Install it first: {python} -m {INSTALL_TENSORFLOW}\nOr name another environment: --python PATH.",
             )
         )
     facts["compile_flags"], facts["packages"] = tuple(facts["compile_flags"]), tuple(facts["packages"])
@@ -105,22 +105,22 @@ def ask_target(python: str, packages: tuple[str, ...]) -> Target:
 
 
 def ask_python(python: str, code: str) -> dict[str, Any]:
-    """Runs code in another Python that leaves its answer in the dictionary `facts`.
+    """Runs code in another Python, and returns its variable `facts`.
 
     Args:
         python: The interpreter.
-        code: What it runs.
+        code: The code, which assigns a dictionary to `facts`.
 
     Returns:
         The dictionary.
 
     Raises:
-        UnsupportedError: if there is no answer.
+        UnsupportedError: if the process prints no answer.
     """
     said, code_text = "", f"{code}\nprint()\nprint({_MARK!r} + json.dumps(facts))\n"
     try:
         ended = subprocess.run(
-            # Not `-I`: the environment may be set up by PYTHONPATH.
+            # Not `-I`: the environment may depend on PYTHONPATH.
             [python, "-c", code_text],
             env=env.child_env({"TF_CPP_MIN_LOG_LEVEL": "3", env.TF_CONFIG: None}),
             stdin=subprocess.DEVNULL,

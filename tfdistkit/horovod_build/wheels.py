@@ -1,4 +1,4 @@
-"""The cache of built wheels: one folder per build, made whole or not at all, by one process at a time."""
+"""The cache of built wheels: one folder per build, created atomically, by one process at a time."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tfdistkit import env
 from tfdistkit.errors import BuildFailedError, explain
 from tfdistkit.horovod_build.commands import Say
 
-_LOOK_S = 0.2
+_POLL_S = 0.2
 
 
 class WheelCache:
-    """A folder of wheels.
+    """The cache of built wheels.
 
     Args:
-        folder: The folder; None takes the user's, see `env.cache_dir`.
+        folder: Its parent folder; None for the user's, see `env.cache_dir`.
     """
 
     def __init__(self, folder: Path | None = None):
@@ -32,41 +32,41 @@ class WheelCache:
         """Returns the wheel of a build, or None."""
         return next(iter(sorted((self.folder / name).glob("*.whl"))), None)
 
-    def keep(self, name: str, wheel: Path, told: Mapping[str, object]) -> Path:
+    def keep(self, name: str, wheel: Path, ingredients: Mapping[str, object]) -> Path:
         """Moves a wheel into the cache.
 
         Args:
             name: The name of the build.
             wheel: The wheel, on the file system of the cache.
-            told: What it was made from, for people who look.
+            ingredients: The inputs of the build, written to `recipe.json` for human readers.
 
         Returns:
-            Where it is now.
+            The wheel's path in the cache.
         """
         unfinished = wheel.parent / "kept"
         unfinished.mkdir()
-        (unfinished / "recipe.json").write_text(json.dumps(told, indent=1), encoding="utf-8")
+        (unfinished / "recipe.json").write_text(json.dumps(ingredients, indent=1), encoding="utf-8")
         os.replace(wheel, unfinished / wheel.name)
         folder = self.folder / name
-        shutil.rmtree(folder, ignore_errors=True)  # without a wheel in it: somebody removed that
+        shutil.rmtree(folder, ignore_errors=True)  # a folder whose wheel was deleted
         os.replace(unfinished, folder)
         return folder / wheel.name
 
     def log(self, name: str) -> Path:
-        """Returns where the log of a build is kept."""
+        """Returns the path of the log of a build."""
         return self.folder / f"{name}.log"
 
     @contextlib.contextmanager
     def alone(self, name: str, say: Say, timeout_s: float) -> Iterator[Path]:
-        """Waits until no other process makes the same wheel, and keeps others out.
+        """Holds the lock of a build, so that only one process builds the same wheel.
 
         Args:
             name: The name of the build.
-            say: Takes a line when there is something to wait for.
-            timeout_s: How long to wait.
+            say: Called with a message if it has to wait for the lock.
+            timeout_s: The timeout of the lock, in seconds.
 
         Yields:
-            An empty folder to work in; it is removed afterwards, with what is left in it.
+            An empty working folder, which is removed afterwards.
 
         Raises:
             BuildFailedError: if the cache cannot be written, or the other process takes too long.
@@ -78,14 +78,14 @@ class WheelCache:
         except OSError as error:
             raise BuildFailedError(
                 explain(
-                    "The folder for built wheels cannot be written.",
+                    "The folder for built wheels must be writable.",
                     received=str(error),
-                    do=f"Name another one in {env.CACHE_DIR}.",
+                    do=f"Name another folder in {env.CACHE_DIR}.",
                 )
             ) from error
         try:
             _lock(lock, work, say, timeout_s)
-            # Left by one that was killed: we have its lock.
+            # Left by a process that was killed: this process holds its lock now.
             shutil.rmtree(work, ignore_errors=True)
             work.mkdir()
             try:
@@ -93,7 +93,7 @@ class WheelCache:
             finally:
                 shutil.rmtree(work, ignore_errors=True)
         finally:
-            os.close(lock)  # and with it the lock, which the kernel keeps for nobody who is gone
+            os.close(lock)  # releases the lock; the kernel also does so when the process dies
 
 
 def _lock(descriptor: int, work: Path, say: Say, timeout_s: float) -> None:
@@ -111,6 +111,6 @@ def _lock(descriptor: int, work: Path, say: Say, timeout_s: float) -> None:
                 )
             )
         if not has_said:
-            say("Another process builds the same wheel: waiting for it.")
+            say("Another process is building the same wheel: waiting for it.")
             has_said = True
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)

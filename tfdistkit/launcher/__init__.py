@@ -1,4 +1,4 @@
-"""Start the processes of a job: what is wanted (spec), what to start (planning), how (one backend per place)."""
+"""Start the processes of a job: the request (spec), the plan (planning), the start (one backend per platform)."""
 
 from tfdistkit.launcher.backend import Backend, WorkerHandle
 from tfdistkit.launcher.planning import plan_job, plan_processes

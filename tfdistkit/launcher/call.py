@@ -1,7 +1,6 @@
-"""A function call as a program: written to a file by `tfdistkit.launch`, run by each worker, its result read back.
+"""A function call as a program: `tfdistkit.launch` writes it to a file, each worker runs it and writes its result.
 
-Everything goes by cloudpickle, by value where a plain pickle would need the importing module: a function that was
-defined in a notebook works.
+cloudpickle serializes by value what a plain pickle would import, so functions defined in a notebook work.
 """
 
 from __future__ import annotations
@@ -31,41 +30,40 @@ def write_call(
 
     Args:
         run_dir: The run folder.
-        fn: What each worker calls.
-        args: Its arguments.
-        kwargs: Its named arguments.
+        fn: The function that each worker calls.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
 
     Returns:
         The program for `JobSpec.program`.
 
     Raises:
-        OptionError: if something in it cannot be pickled.
+        OptionError: if the function or an argument cannot be pickled.
     """
     try:
         call = cloudpickle.dumps((fn, tuple(args), dict(kwargs)))
     except Exception as error:  # pickling raises whatever the objects raise
         raise OptionError(
             explain(
-                "`fn` and its arguments cannot be sent to the workers.",
-                received=f"{_name(fn)}; pickling it says: {type(error).__name__}: {error}",
-                expected="objects that cloudpickle can pickle",
-                do="Open files, make locks, models and datasets inside the function.",
+                "`fn` and its arguments must be objects that cloudpickle can pickle.",
+                received=f"{_name(fn)}, which fails with {type(error).__name__}: {error}",
+                do="Open files and create locks, models and datasets inside the function.",
             )
         ) from error
     make_folder(run_dir)
-    # The path first, and apart: unpickling the call may import modules that are found on it.
+    # The call is pickled on its own: `sys.path` must be set before unpickling it imports modules.
     write_file(run_dir / _CALL, pickle.dumps((sys.path, call)))
     return ("-m", __name__, str(run_dir / _CALL))
 
 
 def read_result(folder: Path) -> Any:
-    """Returns what the call returned on one worker.
+    """Returns the result of the call on one worker.
 
     Args:
         folder: The worker's own folder.
 
     Raises:
-        FileNotFoundError: if the worker left no result.
+        FileNotFoundError: if the worker wrote no result.
     """
     return pickle.loads((folder / _RESULT).read_bytes())  # noqa: S301
 
@@ -77,7 +75,7 @@ def remove_results(run_dir: Path) -> None:
 
 
 def main() -> None:
-    """Runs in the worker: calls the function in the file named on the command line, and leaves its result."""
+    """Runs in the worker: calls the function in the file named on the command line, and writes its result."""
     path, call = pickle.loads(Path(sys.argv[1]).read_bytes())  # noqa: S301
     sys.path[:] = path
     fn, args, kwargs = pickle.loads(call)  # noqa: S301
@@ -87,9 +85,8 @@ def main() -> None:
     except Exception as error:  # pickling raises whatever the objects raise
         raise TypeError(
             explain(
-                f"The result of `{_name(fn)}` cannot be sent back.",
-                received=f"{type(result).__name__}; pickling it says: {type(error).__name__}: {error}",
-                expected="an object that cloudpickle can pickle",
+                f"The result of `{_name(fn)}` must be an object that cloudpickle can pickle.",
+                received=f"{type(result).__name__}, which fails with {type(error).__name__}: {error}",
                 do="Return plain data, such as numbers, NumPy arrays or `model.get_weights()`.",
             )
         ) from error

@@ -1,4 +1,4 @@
-"""Which hosts a job uses, and how they are reached: what `-H`, `--hostfile` and their like say."""
+"""The hosts of a job, and how ssh reaches them: the values of `-H`, `--hostfile` and related options."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from pathlib import Path
 from tfdistkit.cluster.addresses import LOOPBACK_HOSTS
 from tfdistkit.cluster.environments.host_list import HostSlots
 from tfdistkit.errors import OptionError, explain
+from tfdistkit.validation import require_integer, require_positive
 
-# A name that ssh could take for an option, or a shell for anything but a name, is none. An IPv6 address is in brackets.
+# Rejects names that ssh could read as an option, or a shell as syntax. IPv6 addresses are in brackets.
 _HOST = r"(?P<user>[A-Za-z0-9_][A-Za-z0-9_.-]*@)?(?P<name>[A-Za-z0-9_][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:.]+(%\w+)?\])"
 _ENTRY = re.compile(rf"{_HOST}(:(?P<slots>\d{{1,6}}))?", re.ASCII)
-# Open MPI's words for the number of processes; its `max_slots` allows more of them than there should be.
+# Open MPI's keywords for the number of processes; its `max_slots`, the limit for oversubscription, is ignored.
 _SLOT_WORDS = ("slots", "cpu", "count")
 _OTHER_WORDS = ("max_slots", "max-slots")
 
@@ -25,16 +26,16 @@ _EXPECTED_LINE = "HOST slots=N with N of 1 or more, or HOST:N; a comment begins 
 
 @dataclass(frozen=True)
 class HostsSpec:
-    """The hosts of a job, and how processes are started there.
+    """The hosts of a job, and how to start processes on them.
 
     Args:
-        slots: The hosts in their order, and how many workers each takes.
-        python: The Python there, as a path.
-        folder: The folder where the script runs.
-        interface: The network interface that the processes use on every host; None: the one that ssh came by.
-        ssh_port: The port of sshd; None: what ssh's own configuration says.
-        ssh_identity_file: A private key; None: what ssh's own configuration says.
-        start_timeout_s: How long the hosts may take until all is ready for the workers, in seconds.
+        slots: The hosts in order, each with its number of workers.
+        python: The path of Python on the hosts.
+        folder: The working directory of the script.
+        interface: The network interface that the processes use on every host; None for that of the ssh connection.
+        ssh_port: The port of sshd; None for the ssh configuration's.
+        ssh_identity_file: A private key; None for the ssh configuration's.
+        start_timeout_s: Time limit of the preflight check, in seconds.
     """
 
     slots: tuple[HostSlots, ...]
@@ -46,35 +47,30 @@ class HostsSpec:
     start_timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
-        if self.ssh_port is not None and not 1 <= self.ssh_port <= 65535:
-            raise OptionError(
-                explain("`--ssh-port` is no port.", received=str(self.ssh_port), expected="a number from 1 to 65535")
-            )
+        if self.ssh_port is not None:
+            require_integer("--ssh-port", self.ssh_port, at_most=65535)
         if self.ssh_identity_file is not None and not Path(self.ssh_identity_file).is_file():
-            raise OptionError(
-                explain("`--ssh-identity-file` is not there.", received=self.ssh_identity_file, expected="a key's file")
-            )
-        if not self.start_timeout_s > 0:
-            what = "`--start-timeout` is not a time."
-            raise OptionError(explain(what, received=f"{self.start_timeout_s:g}", expected="seconds, more than 0"))
+            what = "`--ssh-identity-file` must be the file of a private key."
+            raise OptionError(explain(what, received=f"{self.ssh_identity_file}, which does not exist"))
+        require_positive("--start-timeout", self.start_timeout_s, "seconds")
 
     @property
     def total(self) -> int:
-        """How many workers they take together."""
+        """The total number of slots."""
         return sum(one.slots for one in self.slots)
 
 
 def parse_hosts(text: str) -> tuple[HostSlots, ...]:
-    """Reads what follows `-H`.
+    """Parses the value of `-H`.
 
     Args:
-        text: `node1:4,node2:4`; a host without a number has one slot; what is named twice has the slots of both.
+        text: `node1:4,node2:4`; a host without a number has one slot; the slots of repeated hosts are added.
 
     Returns:
-        The hosts in their order.
+        The hosts in order.
 
     Raises:
-        OptionError: if a part of it is none.
+        OptionError: if an entry is not a host.
     """
     return _merged(_parse_entry(entry, repr(text), _EXPECTED) for entry in text.split(","))
 
@@ -86,58 +82,58 @@ def read_hostfile(path: Path) -> tuple[HostSlots, ...]:
         path: The file. Its lines: `node1 slots=4` or `node1:4`, also with `max_slots=8`; a host alone has one slot.
 
     Returns:
-        The hosts in their order; what is named twice has the slots of both.
+        The hosts in order; the slots of repeated hosts are added.
 
     Raises:
-        OptionError: if the file cannot be read, or a line of it is none of these.
+        OptionError: if the file cannot be read, or a line has another form.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        what = "The file of hosts cannot be read."
-        raise OptionError(explain(what, received=f"{path}: {error}", expected="a text file")) from error
+        what = "`--hostfile` must be a readable text file."
+        raise OptionError(explain(what, received=f"{path}: {error}")) from error
     numbered = ((number, line.partition("#")[0].split()) for number, line in enumerate(lines, start=1))
     hosts = _merged(_parse_line(words, f"line {number} of {path}") for number, words in numbered if words)
     if not hosts:
-        raise OptionError(explain("The file of hosts names none.", received=str(path), expected=_EXPECTED_LINE))
+        what = "`--hostfile` must name at least one host."
+        raise OptionError(explain(what, received=f"{path}, which names none", expected=_EXPECTED_LINE))
     return hosts
 
 
 def is_this_machine(host: str) -> bool:
-    """Whether a host is the one that the launcher runs on, by its name: it is not asked for."""
+    """Returns whether a host name is this machine's; compares names, without a DNS lookup."""
     return host.lower() in LOOPBACK_HOSTS or host == socket.gethostname()
 
 
 def spread(slots: Sequence[HostSlots], count: int) -> list[int]:
-    """Decides which host each worker runs on: the first one is filled first.
+    """Assigns workers to hosts in order, filling each host before the next.
 
     Args:
         slots: The hosts.
-        count: How many workers.
+        count: The number of workers.
 
     Returns:
-        The host of each worker, by its place in `slots`.
+        The host of each worker, as an index into `slots`.
 
     Raises:
         OptionError: if there are too few slots.
     """
-    places = [place for place, one in enumerate(slots) for _ in range(one.slots)]
-    if count > len(places):
+    by_slot = [index for index, one in enumerate(slots) for _ in range(one.slots)]
+    if count > len(by_slot):
         raise OptionError(
             explain(
-                "There are more workers than slots.",
-                received=f"-np {count}, and {len(places)} slots on {', '.join(one.host for one in slots)}",
-                expected=f"at most {len(places)} workers",
+                f"`-np` must be at most {len(by_slot)}, the number of slots.",
+                received=f"-np {count}, and {len(by_slot)} slots on {', '.join(one.host for one in slots)}",
                 do="Give the hosts more slots: -H HOST:SLOTS.",
             )
         )
-    return places[:count]
+    return by_slot[:count]
 
 
 def _parse_entry(entry: str, received: str, expected: str) -> HostSlots:
     found = _ENTRY.fullmatch(entry.strip())
     if found is None or found["slots"] is not None and int(found["slots"]) < 1:
-        raise OptionError(explain(f"{entry.strip()!r} is no host.", received=received, expected=expected))
+        raise OptionError(explain(f"{entry.strip()!r} is not a host.", received=received, expected=expected))
     return HostSlots((found["user"] or "") + found["name"].strip("[]"), int(found["slots"] or 1))
 
 
@@ -148,7 +144,7 @@ def _parse_line(words: Sequence[str], where: str) -> HostSlots:
         name, _, value = word.partition("=")
         is_number = value.isascii() and value.isdecimal() and 1 <= len(value) <= 6 and int(value) > 0
         if name not in _SLOT_WORDS + _OTHER_WORDS or not is_number:
-            what = f"{word!r} says nothing about a host."
+            what = f"{word!r} is not an option of a host."
             raise OptionError(explain(what, received=f"{line!r} in {where}", expected=_EXPECTED_LINE))
         if name in _SLOT_WORDS:
             host = HostSlots(host.host, int(value))

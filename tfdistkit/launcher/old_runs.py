@@ -1,7 +1,7 @@
-"""Run folders of jobs that ended long ago: they are removed, so that no folder for temporary files fills up.
+"""Remove the run folders of jobs that ended long ago from the folder for temporary files.
 
-Only what a launcher of this user made, and no job uses: a folder with the name of one, of this user, with an event log
-of this user in it that nobody holds. Symbolic links are never followed.
+A folder is removed only if it has a run folder's name, belongs to this user, and holds an event log of this user that
+no process has locked. Symbolic links are never followed.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from pathlib import Path
 from tfdistkit.launcher.slurm.batch_script import BATCH_FILE, ENDED_FILE
 from tfdistkit.report.events import FILE_NAME as EVENTS_FILE
 
-# Long enough to come back to a failure after a week-end. Systems often clean such folders after ten days.
+# Keeps a failure over a weekend. Many systems clean such folders after ten days.
 KEPT_DAYS = 7.0
 _DAY_S = 86_400.0
 # See `launcher.spec.temporary_run_dir`.
 _NAME = re.compile(r"tfdistkit-\d+-[0-9a-f]{8}")
-# A start should not take long.
+# Bounds the time that a start spends on removal.
 _MOST_AT_ONCE = 20
 
 
 @dataclass(frozen=True)
 class OldRun:
-    """A run folder of a job that has ended.
+    """The run folder of an ended job.
 
     Args:
         path: The folder.
-        ended: When something happened to the job last, in seconds since the epoch.
+        ended: The time of the job's last event, in seconds since the epoch.
     """
 
     path: Path
@@ -51,13 +51,13 @@ def remove_old_runs(
     """Removes the run folders of ended jobs.
 
     Args:
-        folder: Where they are.
-        older_than_days: Only those of jobs that ended so many days ago or more.
-        most: How many at most; None for all.
-        remove: What to do with each.
+        folder: The parent folder of the run folders.
+        older_than_days: The minimum age since the end of the job, in days.
+        most: The maximum number to remove; None for all.
+        remove: The function that removes a folder.
 
     Returns:
-        Those that were removed. What cannot be read or removed is left.
+        The removed run folders. Those that cannot be read or removed are skipped.
     """
     removed: list[OldRun] = []
     for path in _candidates(folder):
@@ -82,16 +82,16 @@ def _candidates(folder: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _held(path: Path) -> Iterator[OldRun | None]:
-    """Locks the event log of an ended job, so that no job can begin in its folder; None if it is no such folder."""
+    """Locks the event log of an ended job, so that no job can start in its folder; yields None for other folders."""
     with contextlib.ExitStack() as stack:
-        place = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        stack.callback(os.close, place)
-        # Not blocked by a named pipe.
-        log = os.open(EVENTS_FILE, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=place)
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        stack.callback(os.close, folder)
+        # O_NONBLOCK: a named pipe must not block.
+        log = os.open(EVENTS_FILE, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
         stack.callback(os.close, log)
         found = os.fstat(log)
-        is_ours = os.fstat(place).st_uid == found.st_uid == os.geteuid() and stat.S_ISREG(found.st_mode)
-        # SLURM runs a job whether or not somebody follows it.
+        is_ours = os.fstat(folder).st_uid == found.st_uid == os.geteuid() and stat.S_ISREG(found.st_mode)
+        # SLURM runs a job even when no launcher follows it.
         is_queued = (path / BATCH_FILE).exists() and not (path / ENDED_FILE).exists()
         if not is_ours or is_queued:
             yield None

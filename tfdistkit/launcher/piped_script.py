@@ -1,7 +1,7 @@
-"""A script that can be read only once - stdin, a pipe, `<(...)` of the shell - for workers that all need its text.
+"""Scripts that can be read only once: stdin, a pipe, `<(...)` of the shell.
 
-The launcher reads it and keeps it in the run folder, which is its user's alone; each worker runs that text under the
-name that was given, as `python` would.
+The launcher reads the script and stores it in the run folder, which only its user can access; each worker runs the
+stored text under the original name, as `python` would.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from tfdistkit.errors import OptionError, explain
 from tfdistkit.report.private_files import make_folder, write_file
 
 STDIN = "-"
-# The mark of such a program in the words for `tfdistkit.worker`.
+# Marks such a program in the arguments of `tfdistkit.worker`.
 FLAG = "--text"
 _FILE_NAME = "script.py"
-# More than anybody writes: an endless pipe must not fill the memory.
+# Upper bound: an endless pipe must not fill the memory.
 _LARGEST_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
 class PipedScript:
-    """A script that was read.
+    """The text of a script, and how it was named.
 
     Args:
-        name: As it was given: what the script finds in `sys.argv[0]`.
-        folder: What it finds in `sys.path[0]`.
-        text: The script.
+        name: The script's `sys.argv[0]`, as given on the command line.
+        folder: The script's `sys.path[0]`.
+        text: The source.
     """
 
     name: str
@@ -38,11 +38,11 @@ class PipedScript:
     text: bytes
 
     def program(self, run_dir: Path, args: Sequence[str]) -> tuple[str, ...]:
-        """Returns what each worker runs, for `JobSpec.program`.
+        """Returns the command of each worker, for `JobSpec.program`.
 
         Args:
             run_dir: The run folder.
-            args: What the script finds in `sys.argv` behind its name.
+            args: The script's `sys.argv[1:]`.
         """
         return (FLAG, str(run_dir / _FILE_NAME), self.folder, self.name, *args)
 
@@ -50,7 +50,7 @@ class PipedScript:
         """Writes the script to the run folder.
 
         Args:
-            run_dir: The run folder; it is made if need be.
+            run_dir: The run folder; it is created if missing.
 
         Raises:
             OptionError: if it cannot be written.
@@ -65,10 +65,10 @@ class PipedScript:
 
 
 def given_name(program: Sequence[str]) -> str:
-    """Returns how a script was named on the command line, whether it came from a pipe or not.
+    """Returns the name of a script on the command line, for piped and ordinary scripts.
 
     Args:
-        program: What each worker runs.
+        program: The command of each worker.
     """
     return program[3] if program[0] == FLAG else program[0]
 
@@ -89,7 +89,7 @@ def read_piped(script: str) -> PipedScript:
         return PipedScript(script, "", _whole(script, sys.__stdin__.fileno() if sys.__stdin__ else 0))
     except OSError as error:
         raise OptionError(
-            explain("The script cannot be read.", received=f"{script!r}: {error}", expected="a pipe or a file")
+            explain("The script must be a readable file or pipe.", received=f"{script!r}: {error}")
         ) from error
 
 
@@ -97,10 +97,9 @@ def _whole(script: str, descriptor: int) -> bytes:
     if os.isatty(descriptor):
         raise OptionError(
             explain(
-                "The script is to be read from a terminal.",
-                received=repr(script),
-                expected="a pipe or a file",
-                do="Type: tfdistkit run -np 2 - < script.py",
+                "The script must be a file or a pipe.",
+                received=f"{script!r}, which is a terminal",
+                do="Redirect a file into it: tfdistkit run -np 2 - < script.py",
             )
         )
     parts, size = [], 0
@@ -109,13 +108,16 @@ def _whole(script: str, descriptor: int) -> bytes:
         size += len(part)
         if size > _LARGEST_BYTES:
             raise OptionError(
-                explain("The script does not end.", received=f"more than {_LARGEST_BYTES >> 20} MiB from {script!r}")
+                explain(
+                    f"The script must be at most {_LARGEST_BYTES >> 20} MiB.",
+                    received=f"more than that from {script!r}",
+                )
             )
     return b"".join(parts)
 
 
 def _folder(script: str) -> str:
-    """Python's `sys.path[0]`: the file's folder where there is a file behind the descriptor, else the pipe's."""
+    """Returns Python's `sys.path[0]`: the folder of the file behind the descriptor, else that of the pipe."""
     path = os.path.join(os.getcwd(), script)
     real = os.path.realpath(path)
     if os.path.exists(real):

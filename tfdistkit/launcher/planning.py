@@ -1,4 +1,4 @@
-"""JobSpec -> ProcessSpecs: who has which role, and runs what, under which variables. Nothing is started here."""
+"""JobSpec -> ProcessSpecs: the role, command and environment of each process. Starts nothing."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from tfdistkit.launcher.registry import row_of
 from tfdistkit.launcher.spec import JobSpec, ProcessSpec
 from tfdistkit.report.names import ProcessName, attempt_folder
 
-# A collective holds an inter-op thread while it waits for its peers: with a single one, two of them, entered in
-# different order, wait for each other for ever.
+# A collective holds an inter-op thread while it waits for its peers: with a single thread, two collectives that ranks
+# enter in different order deadlock.
 _FEWEST_INTER_OP_THREADS = 2
-# A parameter server and the coordinator compute little: what is theirs is missing to the workers.
+# Parameter servers and the coordinator compute little; the cores are for the workers.
 _MOST_THREADS_OF_A_SERVER = 4
 _SECRET_BYTES = 32
 
 
 def plan_job(job: JobSpec, attempt: int = 0) -> tuple[ProcessSpec, ...]:
-    """Plans a job for this machine as it is now: its free ports, its cores, this process's variables.
+    """Plans a job for this machine, with its free ports, its cores and this process's variables.
 
     Args:
-        job: What the user wants.
-        attempt: How often the job was started again before.
+        job: The job.
+        attempt: The number of earlier attempts.
 
     Returns:
-        As `plan_processes`.
+        The processes, as `plan_processes` does.
 
     Raises:
-        OptionError: if the user sets a variable that the backend gives to each worker, or wants more processes than
-            this machine can take.
+        OptionError: if the user sets a variable that the backend sets for each worker, or requests more processes
+            than this machine can take.
         ClusterConfigError: if there are too few free ports.
     """
     cores = available_cores()
@@ -51,19 +51,19 @@ def plan_job(job: JobSpec, attempt: int = 0) -> tuple[ProcessSpec, ...]:
 
 
 def plan_processes(job: JobSpec, places: Sequence[Place], *, python: str, attempt: int = 0) -> tuple[ProcessSpec, ...]:
-    """Decides what is started for a job.
+    """Plans the processes of a job.
 
     Args:
-        job: What the user wants.
-        places: Where each process runs, in the order of what is returned.
+        job: The job.
+        places: The placement of each process, in the order of the returned processes.
         python: The interpreter.
-        attempt: How often the job was started again before.
+        attempt: The number of earlier attempts.
 
     Returns:
         The workers in rank order; with parameter servers the coordinator, the workers, the servers.
 
     Raises:
-        OptionError: if the user sets a variable that the backend gives to each worker.
+        OptionError: if the user sets a variable that the backend sets for each worker.
     """
     clusters = _clusters(job, places)
     row = row_of(job.backend)
@@ -97,37 +97,37 @@ def plan_processes(job: JobSpec, places: Sequence[Place], *, python: str, attemp
 
 
 def plan_again(spec: ProcessSpec, times: int) -> ProcessSpec:
-    """Plans the restart of one process while the others go on: at its address, as all is the same but the folder.
+    """Plans the restart of one process while its peers keep running: at the same address, with a new folder.
 
     Args:
-        spec: What was started at first.
-        times: Which restart of this process it is, from 1.
+        spec: The process as it was first started.
+        times: The number of this restart of the process, from 1.
 
     Returns:
-        What to start now.
+        The process to start.
     """
     folder = spec.folder / f"restart.{times}"
     return replace(spec, folder=folder, env={**spec.env, env.TASK_DIR: str(folder)})
 
 
 def available_cores() -> int:
-    """Returns how many cores this process may use: what `taskset`, SLURM or a container left to it."""
+    """Returns the number of cores that this process may use, as limited by `taskset`, SLURM or a container."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def hosts_of_tasks(job: JobSpec) -> list[int]:
-    """Decides which host each process runs on.
+    """Assigns processes to hosts.
 
-    The workers fill the hosts one after the other. The coordinator is on the first one, and the parameter servers are
-    spread over those with workers: neither takes a slot.
+    The workers fill the hosts in order. The coordinator runs on the first host, and the parameter servers are spread
+    over the hosts with workers; neither takes a slot.
 
     Args:
-        job: What the user wants, with hosts.
+        job: The job, with hosts.
 
     Returns:
-        The host of each process, by its place in `job.hosts.slots`, in the order of `plan_processes`.
+        The host of each process, as an index into `job.hosts.slots`, in the order of `plan_processes`.
 
     Raises:
         OptionError: if there are too few slots.
@@ -141,7 +141,7 @@ def hosts_of_tasks(job: JobSpec) -> list[int]:
 
 
 def _tasks(job: JobSpec) -> list[TaskSpec]:
-    """The roles: with parameter servers there is a coordinator besides the workers; otherwise all are alike."""
+    """Returns the roles: with parameter servers chief, workers and servers; otherwise workers only."""
     workers = [TaskSpec("worker", index) for index in range(job.world_size)]
     if not job.ps:
         return workers
@@ -149,31 +149,31 @@ def _tasks(job: JobSpec) -> list[TaskSpec]:
 
 
 def _clusters(job: JobSpec, places: Sequence[Place]) -> list[ClusterSpec]:
-    """The cluster as each process sees it."""
+    """Returns the cluster from the view of each process."""
     tasks = _tasks(job)
     listed: dict[str, list[str]] = {}
     for task, place in zip(tasks, places, strict=True):
         listed.setdefault(task.role, []).append(join_address(place.address, place.port))
     addresses = {role: tuple(of_role) for role, of_role in listed.items()}
-    local = _local_places(tasks, places)
+    local = _local_ranks(tasks, places)
     return [ClusterSpec(addresses, task, *own, source="the launcher") for task, own in zip(tasks, local, strict=True)]
 
 
-def _local_places(tasks: Sequence[TaskSpec], places: Sequence[Place]) -> list[tuple[int, int]]:
-    """The local rank and the local world size of each process; (0, 1) for one without a replica."""
+def _local_ranks(tasks: Sequence[TaskSpec], places: Sequence[Place]) -> list[tuple[int, int]]:
+    """Returns the local rank and the local world size of each process; (0, 1) for one without a replica."""
     hosts = [place.address if task.role == "worker" else None for task, place in zip(tasks, places, strict=True)]
-    sizes, seen = Counter(hosts), Counter[str | None]()
+    sizes, counted = Counter(hosts), Counter[str | None]()
     local = []
     for host in hosts:
-        local.append((0, 1) if host is None else (seen[host], sizes[host]))
-        seen[host] += 1
+        local.append((0, 1) if host is None else (counted[host], sizes[host]))
+        counted[host] += 1
     return local
 
 
-def _thread_variables(job: JobSpec, role: str, place: Place, neighbours: int) -> dict[str, str]:
-    """The cores of a host shared out. An option beats a variable that is set there, and that beats the share."""
+def _thread_variables(job: JobSpec, role: str, place: Place, workers_on_host: int) -> dict[str, str]:
+    """Returns thread counts: the option, else a variable inherited on the host, else an equal share of its cores."""
     asked = job.threads_per_worker
-    intra = asked or max(1, place.cores // max(1, neighbours))
+    intra = asked or max(1, place.cores // max(1, workers_on_host))
     if role != "worker":
         intra = min(intra, _MOST_THREADS_OF_A_SERVER)
     threads = {
@@ -185,5 +185,5 @@ def _thread_variables(job: JobSpec, role: str, place: Place, neighbours: int) ->
 
 
 def _output_variables(inherited: Mapping[str, str]) -> dict[str, str]:
-    """Without this, what a worker prints would come in blocks of 8 KiB, as into any pipe."""
+    """Unbuffers the workers' output: Python writes to a pipe in blocks of 8 KiB."""
     return {} if env.UNBUFFERED in inherited else {env.UNBUFFERED: "1"}

@@ -1,4 +1,4 @@
-"""What has to be known and open before an attempt at a job begins."""
+"""Prepare an attempt at a job: plan its processes, and connect to its hosts."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tfdistkit.launcher.spec import JobSpec, ProcessSpec
 
 @dataclass(frozen=True)
 class Prepared:
-    """An attempt that can begin.
+    """An attempt that is ready to start.
 
     Args:
-        processes: What to start.
-        backend: Where, if that is open already; whoever gets this closes it. None: see `registry.load_backend`.
-        told: What the user should see of the preparation; or an empty string.
+        processes: The processes to start.
+        backend: The open backend, which the caller must close; None if `registry.load_backend` still has to open one.
+        told: The preflight report for the user; empty without one.
     """
 
     processes: tuple[ProcessSpec, ...]
@@ -27,12 +27,12 @@ class Prepared:
 
 
 def prepare_attempt(job: JobSpec, attempt: int = 0, hurry: Callable[[], bool] = lambda: False) -> Prepared:
-    """Plans an attempt at a job; on other hosts that means to connect to them, and to look whether all is well.
+    """Plans an attempt at a job; for other hosts, also connects to them and runs the preflight check.
 
     Args:
-        job: What the user wants.
-        attempt: How often the job was started again before.
-        hurry: Whether somebody has asked to end.
+        job: The job.
+        attempt: The number of earlier attempts.
+        hurry: Whether the user has asked to stop.
 
     Raises:
         TfdistkitError: if this machine or a host lacks what the job needs.

@@ -14,13 +14,13 @@ class ProcessSpec:
     """One process to start.
 
     Args:
-        name: What it is called, by its rank or by its role.
+        name: Its name, from its rank or its role.
         host: The machine to start it on.
         command: The program and its arguments.
-        env: The variables to set, over those of the starting process.
-        folder: Where its logs, its crash record and what it leaves for the launcher go.
-        passes_stdin: Whether it reads what the starting process would read; otherwise it reads nothing.
-        number: Its number among all processes of the job, whatever their roles.
+        env: The variables to set; they override those of the starting process.
+        folder: The folder for its logs, its crash record and its other files for the launcher.
+        passes_stdin: Whether it inherits stdin; otherwise its stdin is empty.
+        number: Its index among all processes of the job, across roles.
     """
 
     name: ProcessName

@@ -1,7 +1,7 @@
-"""How each backend tells a process its rank: the variables of the cluster, one function for each row of `registry`.
+"""The environment variables that describe the cluster to a process: one function for each row of `registry`.
 
-They say which description of a cluster counts, too: the shell may hold that of another job (a step of SLURM, mpirun,
-`HOROVOD_*`, `TFDISTKIT_CLUSTER`).
+They also select the description that counts: the shell may hold another job's (a SLURM step, mpirun, `HOROVOD_*`,
+`TFDISTKIT_CLUSTER`).
 """
 
 from __future__ import annotations
@@ -77,14 +77,15 @@ def check_variables(backend: str, wanted: Mapping[str, str], own: Mapping[str, s
         own: Those that the backend sets.
 
     Raises:
-        OptionError: if one of them is the launcher's.
+        OptionError: if the launcher sets one of them.
     """
     for name in wanted:
         if name in own:
             raise OptionError(
                 explain(
-                    f"`env` sets a variable that the backend {backend!r} itself gives to each worker.",
+                    f"`env` must not set the variables that the backend {backend!r} sets for each worker: "
+                    f"{', '.join(own)}.",
                     received=f"{name}={wanted[name]}",
-                    expected=f"any variable but {', '.join(own)}",
+                    do="Leave it out.",
                 )
             )

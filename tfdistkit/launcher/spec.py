@@ -1,4 +1,4 @@
-"""What the user wants (JobSpec), as plain data, and the run folder of a job."""
+"""The job that the user requests (JobSpec), as plain data, and its run folder."""
 
 from __future__ import annotations
 
@@ -17,29 +17,30 @@ from tfdistkit.report.alone import FILE_NAME as ALONE_FILE
 from tfdistkit.report.crashes import FILE_NAME as CRASH_FILE
 from tfdistkit.report.private_files import make_folder
 from tfdistkit.report.progress import FILE_NAME as STEPS_FILE
+from tfdistkit.validation import require_integer, require_positive
 
-# The folders of processes in a run folder, of earlier runs too.
+# Folders of processes in a run folder, including those of earlier runs.
 _TASK_FOLDERS = ("rank.*", "chief.*", "worker.*", "ps.*", "worker.*/restart.*")
 
 
 @dataclass(frozen=True)
 class JobSpec:
-    """A job as the user asked for it.
+    """A job as the user requested it.
 
     Args:
-        world_size: How many workers.
-        program: What each worker runs: `(script, *args)` or `("-m", module, *args)`.
-        run_dir: Where logs, events and crash records go.
-        env: Variables for the workers, over those of this process.
-        threads_per_worker: Threads for one TensorFlow operation; None shares the cores out.
-        timeout_s: How long the whole job may take; None for as long as it takes.
-        passes_stdin: Whether a single worker reads what this process would read.
-        backend: What starts the workers and tells them of each other, one of `launcher.registry.names()`.
-        ps: How many parameter servers. With any, there is a coordinator besides, and the workers take orders.
-        max_restarts: How often processes may be started again after a failure.
-        hosts: The hosts to start it on, by ssh; None for this machine.
-        mpi_args: More options for mpirun, with the backend that calls it.
-        job_id: The job's own mark, carried by all of its processes.
+        world_size: The number of workers.
+        program: The command of each worker: `(script, *args)` or `("-m", module, *args)`.
+        run_dir: The folder for logs, events and crash records.
+        env: Variables for the workers; they override those of this process.
+        threads_per_worker: Threads per TensorFlow operation; None divides the cores among the workers.
+        timeout_s: Time limit of the whole job, in seconds; None for no limit.
+        passes_stdin: Whether a single worker inherits the stdin of this process.
+        backend: The backend that starts the workers, one of `launcher.registry.names()`.
+        ps: The number of parameter servers. If positive, the job also has a coordinator.
+        max_restarts: The number of restarts allowed after failures.
+        hosts: The hosts to start it on over ssh; None for this machine.
+        mpi_args: Extra options for mpirun, for the backend that calls it.
+        job_id: The job's mark, in the environment of all of its processes.
     """
 
     world_size: int
@@ -58,58 +59,55 @@ class JobSpec:
 
     @property
     def size(self) -> int:
-        """How many processes there are, with a coordinator and servers if it has them."""
+        """The number of processes, including a coordinator and parameter servers."""
         return self.world_size + (1 + self.ps if self.ps else 0)
 
     def __post_init__(self) -> None:
-        _check_count("np", self.world_size)
+        require_integer("np", self.world_size)
         if self.threads_per_worker is not None:
-            _check_count("threads_per_worker", self.threads_per_worker)
-        _check_count("ps", self.ps, least=0)
-        _check_count("max_restarts", self.max_restarts, least=0)
-        if self.timeout_s is not None and not self.timeout_s > 0:
-            raise OptionError(
-                explain("`timeout` is not a time.", received=repr(self.timeout_s), expected="seconds, more than 0")
-            )
+            require_integer("threads_per_worker", self.threads_per_worker)
+        require_integer("ps", self.ps, at_least=0)
+        require_integer("max_restarts", self.max_restarts, at_least=0)
+        if self.timeout_s is not None:
+            require_positive("timeout", self.timeout_s, "seconds")
         for name, value in self.env.items():
             _check_variable(name, value)
         row = row_of(self.backend)
         if self.ps and not row.has_roles:
             raise OptionError(
                 explain(
-                    f"The backend {self.backend!r} has no parameter servers: its processes are all alike.",
+                    f"`ps` must be 0 with the backend {self.backend!r}, which has no parameter servers.",
                     received=f"ps={self.ps}, backend={self.backend!r}",
-                    expected=f"`ps` with one of the backends: {', '.join(names_with('has_roles'))}",
-                    do="Leave out one of the two.",
+                    do=f"Leave out `ps`, or use one of the backends: {', '.join(names_with('has_roles'))}.",
                 )
             )
         if self.mpi_args and not row.takes_mpi_args:
-            what = "`mpi_args` are options of mpirun, which only the backend 'mpi' calls."
+            what = "`mpi_args` must be used with the backend 'mpi', the only one that calls mpirun."
             raise OptionError(explain(what, received=f"backend={self.backend!r}", do="Leave out one of the two."))
         if self.hosts is not None and row.on_hosts is None:
             raise OptionError(
                 explain(
-                    f"The backend {self.backend!r} knows one machine only.",
+                    f"The backend {self.backend!r} must be used without hosts: it runs on one machine.",
                     received=f"hosts {', '.join(one.host for one in self.hosts.slots)}, backend={self.backend!r}",
-                    expected=f"hosts with one of the backends: {', '.join(names_with('on_hosts'))}",
+                    do=f"Leave out the hosts, or use one of the backends: {', '.join(names_with('on_hosts'))}.",
                 )
             )
 
 
 def make_folders(run_dir: Path, processes: Sequence[ProcessSpec]) -> None:
-    """Makes the run folder and that of each process, and removes the crash records of an earlier run.
+    """Creates the run folder and the folder of each process, and removes the crash records of an earlier run.
 
     Args:
         run_dir: The run folder; it may exist.
-        processes: Those that start first.
+        processes: The processes of the first attempt.
 
     Raises:
-        OptionError: if a folder cannot be made or written to.
+        OptionError: if a folder cannot be created or written to.
     """
     try:
         for process in processes:
             make_folder(process.folder)
-        # Those of an earlier, larger run too: nobody must read their errors as this run's.
+        # Also those of an earlier, larger run: its errors must not be reported as this run's.
         for name in (CRASH_FILE, ALONE_FILE, STEPS_FILE):
             for stale in left_in(run_dir, name):
                 stale.unlink()
@@ -122,7 +120,7 @@ def make_folders(run_dir: Path, processes: Sequence[ProcessSpec]) -> None:
 
 
 def left_in(run_dir: Path, file_name: str) -> list[Path]:
-    """Returns the files of one name that processes left in a run folder, in all attempts.
+    """Returns the files with one name that processes wrote to a run folder, in all attempts.
 
     Args:
         run_dir: The run folder.
@@ -132,33 +130,26 @@ def left_in(run_dir: Path, file_name: str) -> list[Path]:
     return [path for one in attempts for folder in _TASK_FOLDERS for path in one.glob(f"{folder}/{file_name}")]
 
 
-def _check_count(name: str, value: object, least: int = 1) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        what = f"`{name}` is not a number of them."
-        raise OptionError(explain(what, received=repr(value), expected=f"{least} or more"))
-
-
 def _check_variable(name: str, value: object) -> None:
     if not isinstance(value, str) or not name or "=" in name or "\0" in name + value:
         raise OptionError(
-            # Not a text: that may be a secret.
+            # A string value is not shown: it may be a secret.
             explain(
-                "`env` holds what cannot be a variable.",
+                "`env` must map variable names to strings.",
                 received=f"{name}={'...' if isinstance(value, str) else repr(value)}",
-                expected="NAME=text",
             )
         )
     if name == env.TF_CONFIG or name in env.LETTERBOX:
         raise OptionError(
             explain(
-                "`env` sets a variable that the launcher itself gives to each worker.",
+                "`env` must not set the variables that the launcher sets for each worker: "
+                f"{', '.join((env.TF_CONFIG, *env.LETTERBOX))}.",
                 received=f"{name}=...",
-                expected=f"any variable but {', '.join((env.TF_CONFIG, *env.LETTERBOX))}",
-                do="Leave it out; to describe the cluster yourself, start the script without the launcher.",
+                do="Leave it out. To describe the cluster yourself, start the script without the launcher.",
             )
         )
 
 
 def temporary_run_dir(temporary: Path) -> Path:
-    """Returns the name for a run folder of our own, in the folder for temporary files; nothing is made yet."""
+    """Returns a new name for a run folder below a folder for temporary files; it creates nothing."""
     return temporary / f"tfdistkit-{os.getpid()}-{secrets.token_hex(4)}"

@@ -1,4 +1,4 @@
-"""Watch the workers of a job, decide, act, and tell what happened."""
+"""Supervise a job: observe its processes, decide, act, and report the result."""
 
 from tfdistkit.supervise.decision import Action, Decision, Outcome
 from tfdistkit.supervise.policy import decide

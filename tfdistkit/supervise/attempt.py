@@ -1,4 +1,4 @@
-"""One attempt at a job: start -> look -> decide -> act, until it is over."""
+"""One attempt at a job: start -> observe -> decide -> act, until it is over."""
 
 from __future__ import annotations
 
@@ -28,35 +28,36 @@ from tfdistkit.supervise.status import GroupStatus, WorkerStatus
 from tfdistkit.supervise.stopping import BACKUP_GRACE_S, stop_workers, wait_for_end
 from tfdistkit.supervise.watching import failure_of, look_at
 
-# How often crash records, signals and deadlines are looked at; the end of a worker is seen at once.
-_LOOK_S = 0.1
-# How long the last output may take to be shown.
+# Poll interval for crash records, signals and deadlines; the end of a worker wakes the loop at once.
+_POLL_S = 0.1
+# Time to show the last output.
 _OUTPUT_DEADLINE_S = 2.0
-# How long servers and workers may take to end by themselves when the coordinator has ended.
+# Time for servers and workers to exit on their own after the coordinator has ended.
 _LEAVE_S = 3.0
 
 # As the command `timeout` does.
 TIMED_OUT_EXIT_CODE = 124
-# Nobody failed: the job was ended because a worker was suspended, or had left.
+# For a job that was stopped because a worker was suspended, or exited early.
 _OTHER_EXIT_CODE = 1
 
 _SUSPENDED = f"It had been suspended (SIGSTOP) for {SUSPENDED_S:g} s, so the launcher killed it."
 _LEFT_EARLY = (
-    'It left the coordinator alone: the script never came to tfdistkit.strategy("parameter_server") there, which '
-    "does not return in a worker or server, or it took the coordinator for dead."
+    "It exited before the coordinator. Either the script did not reach "
+    'tfdistkit.strategy("parameter_server"), which does not return in a worker or server, or it lost the connection '
+    "to the coordinator."
 )
 
 
 class Attempt:
-    """The processes of one attempt, and what was seen of them.
+    """The processes of one attempt, and their statuses.
 
     Args:
-        job: What the user wants.
-        backend: Where the processes run.
-        console: Where their output is shown.
-        events: Where it is written down what happens.
-        signals: The signals that this process was sent; it grows.
-        history: What happened to the job before, and happens to it here.
+        job: The job.
+        backend: Runs the processes.
+        console: Shows their output.
+        events: Records the events.
+        signals: The signals that this process received; it grows.
+        history: The history of the job over all attempts; this attempt adds to it.
     """
 
     def __init__(
@@ -71,30 +72,30 @@ class Attempt:
         self._job, self._backend, self._console, self._events = job, backend, console, events
         self._signals, self._history = signals, history
         self._pumps: list[LogPump] = []
-        # By their places in the order of the processes, all of them.
-        self._first: Sequence[ProcessSpec] = ()
+        # All of these are indexed in the order of the processes.
+        self._specs: Sequence[ProcessSpec] = ()
         self._replaced: dict[int, int] = {}
-        # The failures that a worker was started again after, and when that was.
-        self._answered: dict[int, tuple[Failure, float]] = {}
+        # The failure that a worker was last restarted after, and the time of the restart.
+        self._restarted_after: dict[int, tuple[Failure, float]] = {}
         self._workers: list[WorkerHandle] = []
-        self._seen: list[WorkerStatus] = []
+        self._statuses: list[WorkerStatus] = []
         self._remarks: dict[int, str] = {}
-        self._has_left = False
+        self._is_closed = False
 
     def to_the_end(self, processes: Sequence[ProcessSpec]) -> tuple[JobResult, bool]:
         """Runs the attempt.
 
         Args:
-            processes: What to start.
+            processes: The processes to start.
 
         Returns:
-            How it came out, and whether the job is to be started again.
+            The result, and whether to start the job again.
         """
         self._start(processes)
-        while (decision := decide(self._look())).action not in (Action.FINISH, Action.STOP, Action.RESTART):
-            for place in decision.who:
-                self._care_for(place, decision.action)
-            self._backend.wait(_LOOK_S)
+        while (decision := decide(self._observe())).action not in (Action.FINISH, Action.STOP, Action.RESTART):
+            for index in decision.indices:
+                self._act_on(index, decision.action)
+            self._backend.wait(_POLL_S)
         received = len(self._signals)
         result = self._end(decision)
         if decision.action is Action.RESTART and len(self._signals) > received:
@@ -103,10 +104,10 @@ class Attempt:
         return result, decision.action is Action.RESTART
 
     def leave_nothing(self) -> None:
-        """Ends what is still there; a second call does nothing."""
-        if self._has_left:
+        """Stops all remaining processes; a second call does nothing."""
+        if self._is_closed:
             return
-        self._has_left = True
+        self._is_closed = True
         if any(not worker.is_gone() for worker in self._workers):
             self._events.add("stopping", signal="SIGTERM")
             stop_workers(self._workers, signal.SIGTERM)
@@ -115,26 +116,26 @@ class Attempt:
             pump.finish(_OUTPUT_DEADLINE_S)
 
     def _start(self, processes: Sequence[ProcessSpec]) -> None:
-        self._first = processes
+        self._specs = processes
         self._console.begin_attempt()
         pump = LogPump(self._console)
-        for place, spec in enumerate(processes):
+        for index, spec in enumerate(processes):
             worker = self._backend.start(spec)
             self._workers.append(worker)
-            self._seen.append(WorkerStatus(spec.name.index, role=spec.name.role))
-            pump.add(place, worker)
-            self._tell("worker_started", worker, host=worker.host, pid=worker.pid)
+            self._statuses.append(WorkerStatus(spec.name.index, role=spec.name.role))
+            pump.add(index, worker)
+            self._log_event("worker_started", worker, host=worker.host, pid=worker.pid)
         self._pumps.append(pump)
         pump.start()
 
-    def _look(self) -> GroupStatus:
-        for place, (worker, before) in enumerate(zip(self._workers, self._seen, strict=True)):
+    def _observe(self) -> GroupStatus:
+        for index, (worker, before) in enumerate(zip(self._workers, self._statuses, strict=True)):
             if not before.has_ended:
-                self._seen[place] = look_at(worker, before)
-                if self._seen[place].has_ended:
-                    self._tell("worker_ended", worker, exit_code=self._seen[place].exit_code)
+                self._statuses[index] = look_at(worker, before)
+                if self._statuses[index].has_ended:
+                    self._log_event("worker_ended", worker, exit_code=self._statuses[index].exit_code)
         return GroupStatus(
-            workers=tuple(self._seen),
+            workers=tuple(self._statuses),
             now=time.monotonic(),
             elapsed_s=self._history.elapsed_s,
             timeout_s=self._job.timeout_s,
@@ -144,64 +145,66 @@ class Attempt:
             restart_wait_s=self._history.backoff.wait_s,
         )
 
-    def _care_for(self, place: int, action: Action) -> None:
-        """Does what concerns one worker only, while the others go on."""
-        worker = self._workers[place]
+    def _act_on(self, index: int, action: Action) -> None:
+        """Kills, replaces or gives up one worker, while its peers keep running."""
+        worker = self._workers[index]
         if action is Action.KILL:
-            self._remarks[place] = _SUSPENDED
-            self._tell("worker_killed", worker, reason="suspended")
-        # Also what it left behind when it has ended: it may hold the port.
+            self._remarks[index] = _SUSPENDED
+            self._log_event("worker_killed", worker, reason="suspended")
+        # Also the child processes of a worker that has ended: they may hold its port.
         stop_workers([worker], signal.SIGKILL)
         if action is Action.KILL:
             return
-        failure = failure_of(worker, self._seen[place], self._remarks.pop(place, ""))
-        before, started = self._answered.get(place, (None, 0.0))
-        is_hopeless = is_same_failure(before, failure, time.monotonic() - started)
-        if action is Action.REPLACE and not is_hopeless:
-            self._answered[place] = failure, time.monotonic()
-            self._replace(place, failure)
+        failure = failure_of(worker, self._statuses[index], self._remarks.pop(index, ""))
+        before, started = self._restarted_after.get(index, (None, 0.0))
+        is_repeated = is_same_failure(before, failure, time.monotonic() - started)
+        if action is Action.REPLACE and not is_repeated:
+            self._restarted_after[index] = failure, time.monotonic()
+            self._replace(index, failure)
         else:
-            self._seen[place] = replace(self._seen[place], is_given_up=True)
-            self._tell("worker_given_up", worker)
-            again = "it failed in the same place again, so it is not started again, and " if is_hopeless else ""
-            self._remember(failure, f"{again}the others go on without it")
+            self._statuses[index] = replace(self._statuses[index], is_given_up=True)
+            self._log_event("worker_given_up", worker)
+            again = "it failed in the same place again, so it is not restarted, and " if is_repeated else ""
+            self._report_incident(failure, f"{again}the job continues without it")
 
-    def _replace(self, place: int, failure: Failure) -> None:
+    def _replace(self, index: int, failure: Failure) -> None:
         count = self._history.count_restart()
-        self._remember(failure, f"it starts again at its address ({count})")
-        self._replaced[place] = self._replaced.get(place, 0) + 1
-        spec = plan_again(self._first[place], self._replaced[place])
+        self._report_incident(failure, f"it restarts at the same address ({count})")
+        self._replaced[index] = self._replaced.get(index, 0) + 1
+        spec = plan_again(self._specs[index], self._replaced[index])
         make_folder(spec.folder)
-        worker = self._workers[place] = self._backend.start(spec)
-        self._seen[place] = WorkerStatus(spec.name.index, role=spec.name.role)
-        self._tell("worker_restarted", worker, host=worker.host, pid=worker.pid)
+        worker = self._workers[index] = self._backend.start(spec)
+        self._statuses[index] = WorkerStatus(spec.name.index, role=spec.name.role)
+        self._log_event("worker_restarted", worker, host=worker.host, pid=worker.pid)
         pump = LogPump(self._console)
-        pump.add(place, worker)
+        pump.add(index, worker)
         self._pumps.append(pump)
         pump.start()
 
-    def _remember(self, failure: Failure, answer: str) -> None:
-        """Tells a failure that the job goes on after, now and in the report at the end."""
+    def _report_incident(self, failure: Failure, answer: str) -> None:
+        """Reports a failure that the job survives, now and in the summary at the end."""
         after = f"after {self._history.elapsed_s:.1f} s"
         where = f"host {failure.host}, pid {failure.pid}"
         what = f"{failure.name} {failure.headline} ({where}, exit code {failure.exit_code})"
-        told = f"{what} {after}: {answer}."
-        self._history.incidents.append(told)
+        incident = f"{what} {after}: {answer}."
+        self._history.incidents.append(incident)
         rest = " ".join(part for part in (failure.remark, f"Its log: {failure.log_path}") if part)
-        self._console.note(f"tfdistkit: {told} {rest}")
+        self._console.note(f"tfdistkit: {incident} {rest}")
 
     def _end(self, decision: Decision) -> JobResult:
         assert decision.outcome is not None
         elapsed_s = self._history.elapsed_s
         ends_well = decision.action is Action.FINISH
-        failures = () if ends_well else self._causes(decision.who)
+        failures = () if ends_well else self._causes(decision.indices)
         suspended = [worker.spec.name for worker in self._workers if worker.is_suspended() and not ends_well]
-        coordinator = self._look().coordinator
+        coordinator = self._observe().coordinator
         if coordinator is not None and coordinator.has_ended and decision.action is not Action.RESTART:
-            wait_for_end(self._workers, _LEAVE_S, hurry=lambda: bool(self._signals))
-            self._look()
-        running = [place for place, seen in enumerate(self._seen) if not seen.has_ended and seen.crash is None]
-        stopped = [self._workers[place].spec.name for place in running]
+            wait_for_end(self._workers, _LEAVE_S, should_stop=lambda: bool(self._signals))
+            self._observe()
+        running = [
+            index for index, status in enumerate(self._statuses) if not status.has_ended and status.crash is None
+        ]
+        stopped = [self._workers[index].spec.name for index in running]
         if not ends_well:
             self._stop(decision, [str(name) for name in stopped])
         self.leave_nothing()
@@ -220,44 +223,44 @@ class Attempt:
             incidents=tuple(self._history.incidents),
             folders=folders,
             worked_alone=worked_alone,
-            left=self._left(failures),
+            left=self._left_early(failures),
             incomplete=tuple(problem for pump in self._pumps for problem in pump.incomplete),
             unshown_bytes=sum(pump.unshown_bytes for pump in self._pumps),
         )
 
-    def _causes(self, who: Sequence[int]) -> tuple[Failure, ...]:
-        """The failures that are there now; the cause may come up while the consequence is looked at."""
+    def _causes(self, indices: Sequence[int]) -> tuple[Failure, ...]:
+        """Returns the failures so far; after a consequence, waits for its cause to become visible."""
         deadline = time.monotonic() + self._backend.blindness_s
         while True:
-            self._look()
-            failures = self._failures(who)
+            self._observe()
+            failures = self._failures(indices)
             is_clear = not failures or not failures[0].is_consequence
             if is_clear or self._signals or time.monotonic() > deadline:
                 return failures
-            self._backend.wait(_LOOK_S)
+            self._backend.wait(_POLL_S)
 
-    def _failures(self, who: Sequence[int]) -> tuple[Failure, ...]:
-        """First cause first: those that ended the attempt, before those that the others had gone on without."""
-        for place in who:
-            if self._seen[place].has_ended_well:
-                self._remarks[place] = _LEFT_EARLY
+    def _failures(self, indices: Sequence[int]) -> tuple[Failure, ...]:
+        """Returns failures, first cause first: those that ended the attempt before those that it had survived."""
+        for index in indices:
+            if self._statuses[index].has_ended_well:
+                self._remarks[index] = _LEFT_EARLY
         found = {
-            place: failure_of(worker, seen, self._remarks.get(place, ""))
-            for place, (worker, seen) in enumerate(zip(self._workers, self._seen, strict=True))
-            if seen.has_failed or seen.crash is not None or place in who
+            index: failure_of(worker, status, self._remarks.get(index, ""))
+            for index, (worker, status) in enumerate(zip(self._workers, self._statuses, strict=True))
+            if status.has_failed or status.crash is not None or index in indices
         }
-        guilty = first_cause_first(found[place] for place in who)
-        if not guilty or guilty[0].is_consequence:
+        causes = first_cause_first(found[index] for index in indices)
+        if not causes or causes[0].is_consequence:
             return first_cause_first(found.values())
-        rest = [place for place in found if place not in who and not self._seen[place].is_given_up]
-        return guilty + first_cause_first(found[place] for place in rest)
+        rest = [index for index in found if index not in indices and not self._statuses[index].is_given_up]
+        return causes + first_cause_first(found[index] for index in rest)
 
-    def _left(self, failures: Sequence[Failure]) -> tuple[tuple[ProcessName, int | None], ...]:
-        """Those that ended well before the others said that somebody is gone."""
-        if not failures or not failures[0].is_consequence or self._look().coordinator is not None:
+    def _left_early(self, failures: Sequence[Failure]) -> tuple[tuple[ProcessName, int | None], ...]:
+        """Returns the processes that exited successfully, if all failures only report a lost peer."""
+        if not failures or not failures[0].is_consequence or self._observe().coordinator is not None:
             return ()
-        pairs = zip(self._workers, self._seen, strict=True)
-        return tuple((one.spec.name, read_steps(one.spec.folder)) for one, seen in pairs if seen.has_ended_well)
+        pairs = zip(self._workers, self._statuses, strict=True)
+        return tuple((one.spec.name, read_steps(one.spec.folder)) for one, status in pairs if status.has_ended_well)
 
     def _stop(self, decision: Decision, stopped: Sequence[str]) -> None:
         name = signal_name(decision.signal)
@@ -265,19 +268,19 @@ class Attempt:
         for pump in self._pumps:
             pump.let_go()
         if decision.outcome is Outcome.INTERRUPTED:
-            self._console.note(f"tfdistkit: {name}: stopping the workers (once more to kill them at once).")
+            self._console.note(f"tfdistkit: {name}: stopping the workers (repeat to kill them).")
         received = len(self._signals)
 
-        def hurry() -> bool:
+        def should_stop() -> bool:
             return len(self._signals) > received
 
         if decision.outcome is Outcome.INTERRUPTED and decision.signal in BACKUP_SIGNALS:
-            # The coordinator alone can make a backup, and needs the servers for it.
+            # Only the coordinator makes backups, and it needs the servers for that.
             coordinators = [worker for worker in self._workers if worker.spec.name.role == "chief"]
-            stop_workers(coordinators or self._workers, decision.signal, hurry, BACKUP_GRACE_S)
-        stop_workers(self._workers, decision.signal, hurry)
+            stop_workers(coordinators or self._workers, decision.signal, should_stop, BACKUP_GRACE_S)
+        stop_workers(self._workers, decision.signal, should_stop)
 
-    def _tell(self, event: str, worker: WorkerHandle, **fields: object) -> None:
+    def _log_event(self, event: str, worker: WorkerHandle, **fields: object) -> None:
         name = worker.spec.name
         self._events.add(event, process=str(name), role=name.role, rank=name.index, **fields)
 

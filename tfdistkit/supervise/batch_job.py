@@ -1,4 +1,4 @@
-"""A job of SLURM from its submission to its end: its log is shown, its state told, and it ends when this is ended."""
+"""A SLURM job from submission to end: show its log, report its state, and cancel it when the launcher is stopped."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from tfdistkit.supervise.decision import Outcome
 from tfdistkit.supervise.result import JobResult
 
 _WITHOUT_BACKUP = (
-    "It was told to make a backup, and had none yet, or knows of none: give `fit` a BackupAndResume, and make the time "
-    "limit (--time) longer, or --backup-before shorter."
+    "It was asked to make a backup, but had none yet, or makes none: pass a BackupAndResume to `fit`, and set a longer "
+    "time limit (--time) or a shorter --backup-before."
 )
 
-_LOOK_S = 0.2
-# The controller is asked more and more seldom: a job may wait for days.
+_POLL_S = 0.2
+# The poll interval of the controller grows between these: a job may wait for days.
 _FIRST_QUESTION_S = 0.5
 _LAST_QUESTION_S = 5.0
-# How long SLURM may take to end a job (KillWait, 30 s by default, and an epilog).
+# Time for SLURM to end a cancelled job (KillWait, 30 s by default, and an epilog).
 _CANCEL_S = 120.0
-# A shared file system may show the last lines late.
+# Time for a shared file system to show the last lines.
 _LAST_LINES_S = 0.5
-# How long who reads may take for a part of what is left then, and how large a part is.
+# Time for the reader of the console to accept one chunk of the rest of the log, in seconds.
 _LAST_PATIENCE_S = 5.0
-# After a failure: the exit code is wanted.
+# The same after a failure, where the exit code matters more.
 _SHORT_PATIENCE_S = 1.0
 _READ_BYTES = 1 << 18
 
 _TIMED_OUT_EXIT_CODE = 124
-# Where the job's own exit code says nothing: what SLURM did to it.
+# Exit codes for states in which the job has none of its own.
 _EXIT_CODES = {"CANCELLED": 143, "OUT_OF_MEMORY": 137}
 _OTHER_EXIT_CODE = 1
 
@@ -50,16 +50,16 @@ def submit_batch_job(job: BatchSpec, script: str, variables: Mapping[str, str]) 
     """Writes a batch script into the run folder and submits it.
 
     Args:
-        job: What the user wants.
-        script: See `launcher.slurm_script`.
+        job: The job.
+        script: The text from `launcher.slurm.batch_script`.
         variables: The environment that the job inherits.
 
     Returns:
-        The job's number.
+        The job's id.
 
     Raises:
         OptionError: if the run folder cannot be written.
-        TfdistkitError: if SLURM is not there, or does not take the job.
+        TfdistkitError: if SLURM is not installed, or rejects the job.
     """
     path = job.run_dir / BATCH_FILE
     try:
@@ -76,16 +76,16 @@ def submit_batch_job(job: BatchSpec, script: str, variables: Mapping[str, str]) 
 def follow_batch_job(
     number: str, job: BatchSpec, console: Console, signals: Sequence[int]
 ) -> tuple[JobResult, slurm.JobState]:
-    """Shows what a job prints, and waits for its end.
+    """Shows the output of a job, and waits for its end.
 
     Args:
-        number: SLURM's number of the job.
-        job: What was submitted.
-        console: Where its output is shown.
-        signals: The signals that this process was sent; it grows. The first cancels the job, the second kills it.
+        number: The job's id in SLURM.
+        job: The submitted job.
+        console: Shows its output.
+        signals: The signals that this process received; it grows. The first cancels the job, the second kills it.
 
     Returns:
-        How it came out, and what SLURM says of it.
+        The result of the job, and its state in SLURM.
     """
     started = time.monotonic()
     with EventLog(job.run_dir) as events:
@@ -99,34 +99,34 @@ def follow_batch_job(
 
 
 class _Follower:
-    """What is known of a running job."""
+    """Follows one running job: polls its state, shows its log, answers signals."""
 
     def __init__(self, number: str, job: BatchSpec, console: Console, events: EventLog, signals: Sequence[int]):
         self._number, self._job, self._console, self._events, self._signals = number, job, console, events, signals
         self._shown_bytes = 0
-        self._told = slurm.JobState("")
+        self._state = slurm.JobState("")
         self._answered = 0
         self._give_up_at = float("inf")
 
     def to_the_end(self) -> slurm.JobState:
-        """Returns the state in which the job ended, or was when it was given up."""
+        """Returns the final state of the job, or its last known state after the cancel timeout."""
         started = asked = time.monotonic()
-        while not self._told.has_ended and asked < self._give_up_at:
+        while not self._state.has_ended and asked < self._give_up_at:
             self._ask()
             asked = time.monotonic()
             pause_s = min(_LAST_QUESTION_S, _FIRST_QUESTION_S + (asked - started) / 60)
-            while time.monotonic() < asked + pause_s and not self._told.has_ended:
+            while time.monotonic() < asked + pause_s and not self._state.has_ended:
                 self._show_log()
                 self._answer_signals()
-                time.sleep(_LOOK_S)
+                time.sleep(_POLL_S)
         time.sleep(_LAST_LINES_S)
-        self._show_log(_LAST_PATIENCE_S if self._told.is_good else _SHORT_PATIENCE_S)
+        self._show_log(_LAST_PATIENCE_S if self._state.is_good else _SHORT_PATIENCE_S)
         self._console.end(0, "stdout")
-        return self._told
+        return self._state
 
     @property
     def unshown_bytes(self) -> int:
-        """How much of the log nobody has read in time."""
+        """The number of bytes of the log that the console did not accept in time."""
         try:
             return self._job.log_path.stat().st_size - self._shown_bytes
         except OSError:
@@ -134,15 +134,15 @@ class _Follower:
 
     def _ask(self) -> None:
         state = slurm.look_at_job(self._number)
-        if state is None or str(state) == str(self._told):
+        if state is None or str(state) == str(self._state):
             return
         self._show_log()
-        self._told = state
+        self._state = state
         self._events.add("job_state", state=state.name, reason=state.reason, nodes=state.nodes)
         self._console.note(f"tfdistkit: job {self._number}: {state}")
 
     def _show_log(self, patience_s: float = 0.0) -> None:
-        """Shows what is new in the log, as long as somebody reads; the rest is there the next time."""
+        """Shows new lines of the log while the console accepts them; the rest follows at the next call."""
         data = b"more"
         while data and self._console.has_room(patience_s):
             try:
@@ -160,7 +160,7 @@ class _Follower:
             self._answered += 1
             self._give_up_at = time.monotonic() + _CANCEL_S
             name = signal_name(self._signals[self._answered - 1])
-            again = "" if self._answered > 1 else " (once more to kill it at once)"
+            again = "" if self._answered > 1 else " (repeat to kill it)"
             self._console.note(f"tfdistkit: {name}: cancelling job {self._number}{again}.")
             self._events.add("cancelling", signal=name)
             complaint = slurm.cancel(self._number, None if self._answered == 1 else "KILL")
@@ -173,7 +173,7 @@ def _result(state: slurm.JobState, job: BatchSpec, signals: Sequence[int], elaps
         return JobResult(Outcome.SUCCEEDED, 0, elapsed_s=elapsed_s)
     tasks = _tasks_of_last_attempt(job)
     first, *rest = first_cause_first(task.failure for task in tasks if task.failure is not None) or (None,)
-    # When one fails, SLURM sends SIGTERM to the others, which some are quick to die of.
+    # After a failure SLURM sends SIGTERM to the other tasks; those deaths are consequences.
     failures = tuple(one for one in (first, *rest) if one is not None and (one is first or one.signal != "SIGTERM"))
     stopped = tuple(task.name for task in tasks if task.failure not in failures and not task.has_ended_well)
     if signals:
@@ -188,7 +188,7 @@ def _result(state: slurm.JobState, job: BatchSpec, signals: Sequence[int], elaps
 
 
 def _remembered(state: slurm.JobState, job: BatchSpec) -> slurm.JobState:
-    """What SLURM has forgotten, the batch script has written down, if it came to its end."""
+    """Returns the state from the batch script's exit code if SLURM no longer knows the job."""
     if state.name != slurm.FORGOTTEN:
         return state
     code = _read(job.run_dir / ENDED_FILE)
@@ -198,7 +198,7 @@ def _remembered(state: slurm.JobState, job: BatchSpec) -> slurm.JobState:
 
 @dataclass(frozen=True)
 class _Task:
-    """What one task left: no failure where it ended well, or was ended."""
+    """The result of one task: `failure` is None if it succeeded, or was stopped."""
 
     name: ProcessName
     failure: Failure | None = None
@@ -206,7 +206,7 @@ class _Task:
 
 
 def _tasks_of_last_attempt(job: BatchSpec) -> list[_Task]:
-    """The batch script takes away what was left before it."""
+    """Reads the task folders of the last attempt; the batch script removes the records of earlier runs."""
     attempts = {path.parents[1] for path in job.run_dir.glob(f"attempt.*/rank.*/{PID_FILE}")}
     folder = max(attempts, key=lambda path: int(path.suffix[1:]), default=job.run_dir)
     places = ((number, folder / f"rank.{number}") for number in range(job.tasks))

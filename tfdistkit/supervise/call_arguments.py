@@ -1,4 +1,4 @@
-"""What is wrong with a call that `tfdistkit.launch` is to make in the workers: told before any of them is started."""
+"""Check the arguments of `tfdistkit.launch` before any worker starts."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ _LONGEST_SHOWN = 60
 
 
 def check_call(fn: Any, args: Any, kwargs: Any) -> None:
-    """Checks that a function can be called with arguments.
+    """Checks that a function accepts the given arguments.
 
     Args:
         fn: The function.
-        args: Its arguments.
-        kwargs: Its named arguments.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
 
     Raises:
-        OptionError: if it cannot.
+        OptionError: if it does not.
     """
     if not callable(fn):
         is_script = isinstance(fn, str) and fn.endswith((".py", ".pyz"))
         do = "Give the function itself, without calling it: tfdistkit.launch(train, args=(0.1,), np=2)"
         do = f"For a script, type: tfdistkit run -np 2 {fn}" if is_script else do
-        raise OptionError(explain("`fn` is not a function.", received=_shown(fn), expected="a function to call", do=do))
+        raise OptionError(explain("`fn` must be a function.", received=f"fn={_shown(fn)}", do=do))
     name = getattr(fn, "__name__", "fn")
     name = name if name.isidentifier() else "fn"
     if isinstance(args, Mapping):
-        raise _wrong_args(args, f"Give named arguments as `kwargs`: tfdistkit.launch({name}, kwargs={_shown(args)})")
+        raise _wrong_args(args, f"Pass keyword arguments as `kwargs`: tfdistkit.launch({name}, kwargs={_shown(args)})")
     if isinstance(args, int) and not isinstance(args, bool):
         workers = f"For {args} workers: tfdistkit.launch({name}, np={args})" if args > 0 else ""
         one = f"For the argument {args}: tfdistkit.launch({name}, ({args},))"
@@ -39,11 +39,11 @@ def check_call(fn: Any, args: Any, kwargs: Any) -> None:
         short = _shown(args) if len(_shown(args)) <= _LONGEST_SHOWN // 2 else "value"
         raise _wrong_args(args, f"Put a single argument into a tuple: tfdistkit.launch({name}, ({short},))")
     if kwargs is not None and not isinstance(kwargs, Mapping):
-        expected = "a dict of named arguments, such as {'epochs': 3}"
-        raise OptionError(explain("`kwargs` must be a dict.", received=f"kwargs={_shown(kwargs)}", expected=expected))
+        what = "`kwargs` must be a dict of keyword arguments, such as {'epochs': 3}."
+        raise OptionError(explain(what, received=f"kwargs={_shown(kwargs)}"))
     try:
         signature = inspect.signature(fn)
-    except (TypeError, ValueError):  # a function in C that does not tell
+    except (TypeError, ValueError):  # a C function without a signature
         return
     try:
         signature.bind(*args, **(kwargs or {}))
@@ -52,14 +52,14 @@ def check_call(fn: Any, args: Any, kwargs: Any) -> None:
             explain(
                 f"`{name}` cannot be called with these arguments: {error}.",
                 received=f"args={_shown(args)}, kwargs={_shown(dict(kwargs or {}))}",
-                expected=f"what fits {name}{signature}",
+                expected=f"arguments for {name}{signature}",
             )
         ) from None
 
 
 def _wrong_args(args: object, do: str) -> OptionError:
     what = "`args` must be a tuple or a list of the function's arguments."
-    expected = "such as args=(0.1,); the number of workers is `np`"
+    expected = "a tuple such as (0.1,); the number of workers is `np`"
     return OptionError(explain(what, received=f"args={_shown(args)}", expected=expected, do=do))
 
 

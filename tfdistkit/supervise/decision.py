@@ -1,4 +1,4 @@
-"""What the supervisor can do next."""
+"""The decisions that the supervisor can take."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tfdistkit.supervise.status import GroupStatus
 
 
 class Action(enum.Enum):
-    """What the supervisor does next; the last three concern some processes only."""
+    """The next action of the supervisor; the last three apply to single processes."""
 
     WAIT = "wait"
     FINISH = "finish"
@@ -22,7 +22,7 @@ class Action(enum.Enum):
 
 
 class Outcome(enum.Enum):
-    """How a job came out."""
+    """The outcome of a job."""
 
     SUCCEEDED = "succeeded"
     FAILED = "failed"
@@ -32,39 +32,39 @@ class Outcome(enum.Enum):
 
 @dataclass(frozen=True)
 class Decision:
-    """What to do.
+    """A decision of the supervisor.
 
     Args:
-        action: The next step.
-        outcome: How the job came out, when this ends it, or this attempt at it.
-        signal: For STOP and RESTART: the signal that the workers get first.
-        who: Whom it concerns, or whose fault it is: places in the order of the processes.
+        action: The next action.
+        outcome: The outcome, if the action ends the job or the attempt.
+        signal: For STOP and RESTART: the first signal to the workers.
+        indices: The processes that the action applies to, or that caused it, as indices.
     """
 
     action: Action
     outcome: Outcome | None = None
     signal: int = signal.SIGTERM
-    who: tuple[int, ...] = ()
+    indices: tuple[int, ...] = ()
 
 
-def on_failure(status: GroupStatus, who: tuple[int, ...] = ()) -> Decision:
-    """Decides what a failure that nobody can go on after comes to.
+def on_failure(status: GroupStatus, indices: tuple[int, ...] = ()) -> Decision:
+    """Decides how to answer a fatal failure.
 
     Args:
-        status: The job at this moment.
-        who: Whose failure it is.
+        status: The current status of the job.
+        indices: The processes that failed.
 
     Returns:
-        RESTART if something may still be started again, else STOP.
+        RESTART if restarts are left, else STOP.
     """
-    return Decision(Action.RESTART if status.may_restart else Action.STOP, Outcome.FAILED, who=who)
+    return Decision(Action.RESTART if status.may_restart else Action.STOP, Outcome.FAILED, indices=indices)
 
 
 def on_request(status: GroupStatus) -> Decision | None:
-    """Decides whether the user or the clock ends the job.
+    """Decides whether a signal or the timeout ends the job.
 
     Args:
-        status: The job at this moment.
+        status: The current status of the job.
 
     Returns:
         STOP, or None.

@@ -1,4 +1,4 @@
-"""`tfdistkit.launch`: the launcher for notebooks and for programs that are no script."""
+"""`tfdistkit.launch`: the launcher for notebooks and for functions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tfdistkit.supervise.result import JobResult
 from tfdistkit.supervise.signals import SignalInbox
 from tfdistkit.supervise.supervisor import run_job
 
-if TYPE_CHECKING:  # type checkers bring it along; Python itself has these names from 3.11 on
+if TYPE_CHECKING:  # `typing` has these names from Python 3.11 on; type checkers ship typing_extensions
     from typing_extensions import TypeVarTuple, Unpack
 
     Arguments = TypeVarTuple("Arguments")
@@ -49,8 +49,8 @@ class LaunchOptions(TypedDict, total=False):
     max_restarts: int
 
 
-# For type checkers: a result for each rank, or with servers that of the coordinator. A tuple of arguments has to fit
-# the function; so do no arguments; a list, and named arguments, they cannot compare with it.
+# For type checkers: one result per rank, or with parameter servers the coordinator's result. A tuple of arguments,
+# also an empty one, is checked against the function's signature; lists and keyword arguments cannot be.
 @overload
 def launch(
     fn: Callable[[], Result],
@@ -127,33 +127,32 @@ def launch(
 ) -> Any:
     """Calls a function in several worker processes on this machine, as `tfdistkit run` runs a script.
 
-    The workers are fresh processes, so it works where TensorFlow is loaded already. The function and its
-    arguments are sent by value: one that is defined in a notebook works. What the workers print is shown as
-    it comes.
+    The workers are new processes, so this process may have loaded TensorFlow. The function and its arguments are
+    pickled by value, so functions defined in a notebook work. The workers' output is shown as it arrives.
 
     Args:
-        fn: What each worker calls. It asks `tfdistkit.rank()` who it is, and makes its own strategy.
-        args: Its arguments, the same for all workers.
-        np: How many workers.
-        kwargs: Its named arguments.
-        env: Variables for the workers, over those of this process.
-        timeout_s: How long all of it may take, in seconds; None for as long as it takes.
-        log_dir: Where the logs are kept; None for a temporary folder that is removed after a success.
-        threads_per_worker: Threads for one TensorFlow operation; None shares the cores out.
+        fn: The function that each worker calls. It gets its rank from `tfdistkit.rank()` and creates its own
+            strategy.
+        args: Its positional arguments, the same for all workers.
+        np: The number of workers.
+        kwargs: Its keyword arguments.
+        env: Variables for the workers; they override those of this process.
+        timeout_s: Time limit of the whole job, in seconds; None for no limit.
+        log_dir: The folder for the logs; None for a temporary folder that is removed after a success.
+        threads_per_worker: Threads per TensorFlow operation; None divides the cores among the workers.
         backend: `"local"`, `"horovod"` or `"mpi"`, as `--backend` of `tfdistkit run`.
-        ps: How many parameter servers. With any, a coordinator is started too, and workers and servers do not
-            come back from `tfdistkit.strategy("parameter_server")`.
-        max_restarts: How often processes may be started again after a failure, as `--max-restarts`.
+        ps: The number of parameter servers. If positive, a coordinator is started too, and
+            `tfdistkit.strategy("parameter_server")` does not return in workers and servers.
+        max_restarts: The number of restarts allowed after failures, as `--max-restarts`.
 
     Returns:
-        What the function returned on each worker, as a list in rank order; with parameter servers, what it
-        returned on the coordinator.
+        The function's results as a list in rank order; with parameter servers, its result on the coordinator.
 
     Raises:
-        OptionError: if an argument cannot be right, or cannot be sent to the workers.
+        OptionError: if an argument is invalid, or cannot be pickled.
         WorkerFailedError: if a worker failed, with its traceback in the message and the
-            `tfdistkit.report.Failure` in `failure`; or if the time was over.
-        KeyboardInterrupt: after Ctrl-C, when no worker is left.
+            `tfdistkit.report.Failure` in `failure`; or if the timeout expired.
+        KeyboardInterrupt: after Ctrl-C, once all workers have ended.
 
     Example:
         ```python
@@ -169,7 +168,7 @@ def launch(
     run_dir = Path(log_dir).absolute() if log_dir is not None else temporary_run_dir(Path(tempfile.gettempdir()))
     require_unused(run_dir)
     open_descriptors()
-    # Checked before anything is written.
+    # Validates the options before anything is written.
     job = JobSpec(
         np,
         (),
@@ -194,7 +193,7 @@ def launch(
     with SignalInbox((signal.SIGINT,)) as inbox:
         try:
             result = run_job(job, processes, console, inbox.received)
-            if result.outcome is Outcome.SUCCEEDED:  # as `print` would wait, until Ctrl-C
+            if result.outcome is Outcome.SUCCEEDED:  # blocks on a slow reader as `print` would, until Ctrl-C
                 received = len(inbox.received)
                 is_shown = console.finish(math.inf, lambda: len(inbox.received) > received)
             if console.problem:
@@ -219,19 +218,19 @@ def _value(name: ProcessName, folder: Path) -> Any:
     try:
         return read_result(folder)
     except Exception as error:  # unpickling raises whatever the objects raise
-        told = str(name)
+        process = str(name)
         raise WorkerFailedError(
             explain(
-                f"{told[0].upper()}{told[1:]} ended well, but its result cannot be read.",
+                f"{process[0].upper()}{process[1:]} succeeded, but its result cannot be read.",
                 received=f"{type(error).__name__}: {error}",
                 expected="a function that returns, and a result that this process can unpickle",
-                do=f"Its logs are in {folder}.",
+                do=f"Read its logs in {folder}.",
             )
         ) from error
 
 
 def _failed(result: JobResult, job: JobSpec) -> WorkerFailedError:
-    told = describe_run(
+    message = describe_run(
         result.failures,
         suspended=result.suspended,
         stopped=result.stopped,
@@ -240,5 +239,5 @@ def _failed(result: JobResult, job: JobSpec) -> WorkerFailedError:
         kept=job.run_dir,
     )
     if result.outcome is Outcome.TIMED_OUT:
-        told = f"The workers did not end within {job.timeout_s:g} seconds (`timeout_s`).\n{told}"
-    return WorkerFailedError(told, result.failures[0] if result.failures else None)
+        message = f"The workers did not end within {job.timeout_s:g} seconds (`timeout_s`).\n{message}"
+    return WorkerFailedError(message, result.failures[0] if result.failures else None)

@@ -1,4 +1,4 @@
-"""What to do about what is seen: one pure function, so every case can be tested without a process."""
+"""The supervision policy: one pure function from status to decision, testable without processes."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from tfdistkit.supervise.status import GroupStatus
 
 
 def decide(status: GroupStatus) -> Decision:
-    """Decides the next step.
+    """Decides the next action.
 
-    A failure counts before a signal to the launcher: it came first, or the job would have been stopped.
+    A failure takes precedence over a signal to the launcher: it came first, or the job would have been stopped.
 
     Args:
-        status: The job at this moment.
+        status: The current status of the job.
 
     Returns:
-        FINISH when the job is done; STOP when one of those failed or was suspended for too long that the others
-        cannot do without, when the launcher was told to end, or when the time is over; RESTART instead of STOP
-        after a failure, as long as restarts are left; otherwise WAIT. See `coordinated` for parameter servers.
+        FINISH when the job is done; STOP when a required process failed or was suspended for too long, when the
+        launcher received a signal, or when the timeout expired; RESTART instead of STOP after a failure while
+        restarts are left; otherwise WAIT. See `coordinated` for parameter servers.
     """
     return _decide_together(status) if status.coordinator is None else decide_coordinated(status, status.coordinator)
 
 
 def _decide_together(status: GroupStatus) -> Decision:
-    """All are alike, and nobody can go on without the others."""
+    """Decides for a job whose workers all depend on each other."""
     if all(worker.has_ended_well for worker in status.workers):
         return Decision(Action.FINISH, Outcome.SUCCEEDED)
     if any(status.is_broken(worker) for worker in status.workers):
         return on_failure(status)
-    # A single worker makes nobody wait: whoever suspended it may wake it up when they like.
+    # A single worker has no waiting peers: it may stay suspended.
     patience_s = status.patience_s if len(status.workers) > 1 else None
     if patience_s is not None and any(status.is_suspended(worker, patience_s) for worker in status.workers):
         return on_failure(status)

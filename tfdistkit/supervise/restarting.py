@@ -1,4 +1,4 @@
-"""How long a restart waits, and what is not started again because it would fail again."""
+"""Restart policy: the delay before a restart, and the failures that a restart would repeat."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Callable, Sequence
 
 from tfdistkit.report.failures import Failure
 
-# 1, 2, 4, ... seconds, a minute at most: long enough for a machine that is short of something, short enough to lose
-# little of a job. Kubernetes waits 10 seconds to 5 minutes, torchrun not at all.
+# Exponential backoff: 1, 2, 4, ... seconds, at most a minute. Kubernetes waits 10 seconds to 5 minutes, torchrun not at
+# all.
 _FIRST_WAIT_S = 1.0
 _LONGEST_WAIT_S = 60.0
-# What went well for so long begins anew: its next failure has little to do with the last.
+# After this time without a failure, the backoff starts anew.
 _SETTLED_S = 300.0
-# What fails later than that after its start has done something before: loading TensorFlow takes less on a busy machine.
+# A failure later than this after the start is not immediate: loading TensorFlow takes less, even on a busy machine.
 _AT_ONCE_S = 60.0
-_LOOK_S = 0.05
+_POLL_S = 0.05
 
-# Another time they may not come: a network, a disk, a service that is missing, memory that others use; TensorFlow's.
+# Transient errors that a restart may avoid: network, disk, a missing service, memory; all TensorFlow errors.
 _PASSING = (
     "builtins.OSError",
     "builtins.MemoryError",
@@ -27,12 +27,12 @@ _PASSING = (
 )
 # EX_TEMPFAIL of sysexits.h: a script that ends with it asks to be started again.
 _TRY_AGAIN_CODE = 75
-# Where objects lie in memory differs from process to process.
+# Memory addresses of objects differ between processes.
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 
 
 class Backoff:
-    """How long the next restart waits: longer each time, until nothing has failed for a while."""
+    """The delay before the next restart: grows with each restart, and resets after a time without failures."""
 
     def __init__(self) -> None:
         self._in_a_row = 0
@@ -40,7 +40,7 @@ class Backoff:
 
     @property
     def wait_s(self) -> float:
-        """How long the next restart is to wait, in seconds."""
+        """The delay before the next restart, in seconds."""
         return float(min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2.0 ** min(self._quick, 10)))
 
     def count(self) -> None:
@@ -54,16 +54,16 @@ class Backoff:
 
 
 def is_same_failure(before: Failure | None, now: Failure | None, lasted_s: float) -> bool:
-    """Whether a failure is the one before once more, and would come again: it comes at once, in the same place.
+    """Returns whether a failure immediately repeats the previous one, so that a restart would fail again.
 
     Args:
-        before: The failure that a restart was the answer to.
+        before: The failure before the restart.
         now: The failure after it.
         lasted_s: How long the restarted processes ran, in seconds.
 
     Returns:
-        True if an exception has the same type, text and frames, no step was trained, and nothing but the script
-        itself is in question: not for signals, refused connections, files that are missing, TensorFlow's errors.
+        True if an exception has the same type, text and frames, and no step was trained; False for causes outside of
+        the script: signals, refused connections, missing files, TensorFlow's errors.
     """
     if before is None or now is None or lasted_s > _AT_ONCE_S or not now.traceback:
         return False
@@ -73,23 +73,23 @@ def is_same_failure(before: Failure | None, now: Failure | None, lasted_s: float
 
 
 def pause(seconds: float, is_over: Callable[[], bool]) -> None:
-    """Waits.
+    """Sleeps until a deadline or a condition.
 
     Args:
-        seconds: For how long.
+        seconds: The maximum wait.
         is_over: Whether to stop waiting.
     """
     deadline = time.monotonic() + seconds
     while not is_over() and (left := deadline - time.monotonic()) > 0:
-        time.sleep(min(left, _LOOK_S))
+        time.sleep(min(left, _POLL_S))
 
 
 def first_of(failures: Sequence[Failure]) -> Failure | None:
-    """Returns the first cause, None if nobody failed by itself."""
+    """Returns the first cause; None if no process failed on its own."""
     return failures[0] if failures else None
 
 
 def _mark(failure: Failure) -> tuple[object, ...]:
-    """What makes a failure; which of the ranks was the quickest to fail is chance."""
+    """Returns the identity of a failure; its rank is left out, as any rank may fail first."""
     texts = (_ADDRESS.sub("", text) for text in (failure.message, failure.traceback))
     return failure.error_type, failure.exit_code, *texts

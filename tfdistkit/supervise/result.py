@@ -1,4 +1,4 @@
-"""How a job came out, and what went wrong on the way."""
+"""The result of a job, and the failures that it survived."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from tfdistkit.supervise.restarting import Backoff
 
 @dataclass(frozen=True)
 class JobResult:
-    """How a job came out.
+    """The result of a job.
 
     Args:
-        outcome: In one word.
-        exit_code: What the launcher ends with.
-        failures: The workers that failed by themselves, first cause first.
-        suspended: Those that were found suspended (SIGSTOP) when the job failed.
-        stopped: Those that the launcher had to stop.
-        elapsed_s: How long the job took until its outcome was clear.
-        attempt: How often the whole job had been started again.
-        incidents: Failures that it went on after, a sentence each.
-        folders: The folders of its processes in the last attempt, in their order.
-        worked_alone: Whether it ended well, but no process asked for a strategy.
-        left: Those that had ended well while the others went on, and after how many steps as far as that is known:
-            where all others only say that somebody is gone, they are why.
-        incomplete: The logs that do not hold all output, and why.
-        unshown_bytes: How much of the output only the logs hold: nobody read it while the job was being stopped.
+        outcome: Whether it succeeded, failed, was interrupted or timed out.
+        exit_code: The exit code of the launcher.
+        failures: The processes that failed on their own, first cause first.
+        suspended: The processes that were suspended (SIGSTOP) when the job failed.
+        stopped: The processes that the launcher stopped.
+        elapsed_s: The time from the start until the outcome was decided, in seconds.
+        attempt: The number of restarts of the whole job.
+        incidents: The failures that the job survived, one sentence each.
+        folders: The folders of its processes in the last attempt, in order.
+        worked_alone: Whether it succeeded, but no process asked for a strategy.
+        left: The processes that exited successfully before their peers, with their number of steps if known: the
+            cause when all failures only report a lost peer.
+        incomplete: The incomplete logs, with the reason.
+        unshown_bytes: The number of bytes that are only in the logs: the reader stalled while the job was stopped.
     """
 
     outcome: Outcome
@@ -50,15 +50,15 @@ class JobResult:
 
 @dataclass
 class History:
-    """What happened to a job so far, over all attempts.
+    """The history of a job over all attempts.
 
     Args:
-        max_restarts: How often processes may be started again.
-        restarts: How often they were: the whole job, or a worker of it.
-        attempt: How often it was the whole job.
-        incidents: Failures that the job went on after, a sentence each.
-        started: When it began, by `time.monotonic`.
-        backoff: How long the next restart waits.
+        max_restarts: The number of restarts allowed.
+        restarts: The number of restarts so far, of the whole job or of single workers.
+        attempt: The number of restarts of the whole job.
+        incidents: The failures that the job survived, one sentence each.
+        started: The start of the job, by `time.monotonic`.
+        backoff: The delay before the next restart.
     """
 
     max_restarts: int
@@ -77,7 +77,7 @@ class History:
         return time.monotonic() - self.started
 
     def count_restart(self) -> str:
-        """Counts one restart; returns which one it is: `restart 1 of 3`."""
+        """Counts one restart; returns its description: `restart 1 of 3`."""
         self.restarts += 1
         self.backoff.count()
         return f"restart {self.restarts} of {self.max_restarts}"

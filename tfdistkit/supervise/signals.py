@@ -1,4 +1,4 @@
-"""The signals that end a job: Ctrl-C, `kill`, a closed terminal, a scheduler that wants the machine back."""
+"""The signals that end a job: Ctrl-C, `kill`, a closed terminal, a preempting scheduler."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import Iterable, Sequence
 from types import FrameType, TracebackType
 from typing import Any
 
-# Those of schedulers: the workers may make a last backup. SIGUSR1 is SLURM's `--signal=USR1@120`.
+# The signals of schedulers, after which workers may make a last backup. SIGUSR1 is SLURM's `--signal=USR1@120`.
 BACKUP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 _ENDING = (signal.SIGINT, signal.SIGHUP, *BACKUP_SIGNALS)
 
 
 class SignalInbox:
-    """Collects the signals that ask this process to end, while it is entered; in other threads than the main one none.
+    """Collects the signals that ask this process to end, while it is entered; only in the main thread.
 
-    A signal that was ignored when this process started stays ignored, as `nohup` and background jobs of a
-    shell want it. But whoever started this process cannot block them, nor keep it from seeing its workers end
-    (`SIGCHLD` ignored): they would be inherited by the workers, too.
+    A signal that was ignored when this process started stays ignored, as `nohup` and background jobs of a shell
+    require. Inherited blocked signals are unblocked, and an ignored `SIGCHLD` is reset: the workers would inherit
+    both, and the launcher would not see its workers end.
 
     Args:
-        numbers: Which signals.
+        numbers: The signals.
     """
 
     def __init__(self, numbers: Sequence[int] = _ENDING) -> None:

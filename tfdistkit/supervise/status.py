@@ -1,4 +1,4 @@
-"""What the supervisor sees of a job at one moment: plain data."""
+"""The status of a job at one moment: plain data."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ from dataclasses import dataclass
 
 from tfdistkit.report.crashes import CrashRecord
 
-# A worker with an unhandled exception may take this long to shut its interpreter down. TensorFlow can hang there,
-# waiting for its peers, and these can wait for the worker: then nobody would ever end.
+# Time for a worker with an unhandled exception to shut its interpreter down. TensorFlow can wait for its peers there
+# while they wait for the worker: a deadlock.
 SHUTDOWN_S = 3.0
 
 
 @dataclass(frozen=True)
 class WorkerStatus:
-    """One process.
+    """The status of one process.
 
     Args:
-        rank: Its number among those of its role.
+        rank: Its index within its role.
         exit_code: None while it runs; -N when signal N killed it.
-        ended_at: When it was seen to have ended, by `time.monotonic`; None while it runs.
-        ended_time: The same in seconds since the epoch, which other hosts know too; a clock that is set changes it.
-        alive_at: When it was last seen alive, by `time.monotonic`.
+        ended_at: When the launcher observed its end, by `time.monotonic`; None while it runs.
+        ended_time: The same in seconds since the epoch, comparable between hosts, but not monotonic.
+        alive_at: When the launcher last observed it alive, by `time.monotonic`.
         alive_time: The same in seconds since the epoch.
-        crash: What it wrote about its own exception. It can be there while the process still runs: the
-            interpreter may be shutting down.
-        crashed_at: When that was seen first, by `time.monotonic`.
-        suspended_at: Since when it has been suspended (SIGSTOP); None while it works.
-        role: `chief`, `worker` or `ps`; None in a job whose processes are all alike.
-        is_given_up: Whether it failed, and the others go on without it.
+        crash: The crash record that it wrote. It can exist while the process still runs: the interpreter may be
+            shutting down.
+        crashed_at: When the launcher first observed the crash record, by `time.monotonic`.
+        suspended_at: Since when it has been suspended (SIGSTOP); None while it runs.
+        role: `chief`, `worker` or `ps`; None in a job without roles.
+        is_given_up: Whether it failed, and the job continues without it.
     """
 
     rank: int
@@ -48,7 +48,7 @@ class WorkerStatus:
 
     @property
     def has_failed(self) -> bool:
-        """Whether it has ended, and not well."""
+        """Whether it has ended with an error."""
         return self.has_ended and (self.exit_code != 0 or self.crash is not None)
 
     @property
@@ -58,17 +58,17 @@ class WorkerStatus:
 
 @dataclass(frozen=True)
 class GroupStatus:
-    """The whole job.
+    """The status of a job.
 
     Args:
-        workers: Its processes in their order.
-        now: The time, by `time.monotonic`.
-        elapsed_s: Since the start of the job.
-        timeout_s: How long the job may take; None for as long as it takes.
-        signals: The signals that the launcher was sent to end the job, in order.
-        patience_s: How long a suspended worker is waited for; None where the others notice it by themselves.
-        restarts_left: How often something may still be started again.
-        restart_wait_s: For how long a worker that is to be started again alone has to wait, in seconds.
+        workers: Its processes in order.
+        now: The current time, by `time.monotonic`.
+        elapsed_s: The time since the start of the job, in seconds.
+        timeout_s: The time limit of the job, in seconds; None for no limit.
+        signals: The signals to end the job that the launcher received, in order.
+        patience_s: How long a worker may stay suspended, in seconds; None where its peers detect it.
+        restarts_left: The number of restarts left.
+        restart_wait_s: The delay before a single worker is restarted, in seconds.
     """
 
     workers: tuple[WorkerStatus, ...]
@@ -82,7 +82,7 @@ class GroupStatus:
 
     @property
     def coordinator(self) -> WorkerStatus | None:
-        """The chief, where processes have roles; None where they are all alike."""
+        """The chief; None in a job without roles."""
         return next((worker for worker in self.workers if worker.role == "chief"), None)
 
     @property
@@ -91,20 +91,20 @@ class GroupStatus:
 
     @property
     def may_restart(self) -> bool:
-        """Whether a failure can be answered by a new start: never when the user or the clock ends the job."""
+        """Whether a failure may be answered by a restart: not after a signal or the timeout."""
         return self.restarts_left > 0 and not self.signals and not self.is_out_of_time
 
     def is_broken(self, worker: WorkerStatus) -> bool:
-        """Whether a worker failed, or hangs in its shutdown after an exception."""
+        """Returns whether a worker failed, or hangs in its shutdown after an exception."""
         hangs = worker.crashed_at is not None and self.now - worker.crashed_at > SHUTDOWN_S
-        # A single worker makes nobody wait: it may take its time, as under plain Python.
+        # A single worker has no waiting peers: it may take its time, as under plain Python.
         return worker.has_failed or (hangs and len(self.workers) > 1)
 
     def is_due(self, worker: WorkerStatus) -> bool:
-        """Whether a broken worker has waited long enough to be started again."""
+        """Returns whether the restart delay of a broken worker has passed."""
         since = worker.ended_at if worker.ended_at is not None else worker.crashed_at
         return since is None or self.now - since >= self.restart_wait_s
 
     def is_suspended(self, worker: WorkerStatus, patience_s: float) -> bool:
-        """Whether a worker has been suspended for longer than that."""
+        """Returns whether a worker has been suspended for longer than `patience_s`."""
         return worker.suspended_at is not None and self.now - worker.suspended_at > patience_s

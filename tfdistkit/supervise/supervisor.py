@@ -1,4 +1,4 @@
-"""A job from its start to its end: one attempt, or several where it may be started again after a failure."""
+"""Run a job from start to end: one attempt, or several if restarts are allowed."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ def run_job(
     signals: Sequence[int] = (),
     backend: Backend | None = None,
 ) -> JobResult:
-    """Runs a job to its end. Whatever happens here, no process of it is left.
+    """Runs a job to its end, and leaves none of its processes running, even after an exception.
 
     Args:
-        job: What the user wants.
-        processes: What to start for it.
-        console: Where the workers' output is shown.
-        signals: The signals that this process was sent; it grows while the job runs.
-        backend: Where the processes run, if it is open already (see `launcher.preparing`); it is closed in any case.
+        job: The job.
+        processes: The processes to start.
+        console: Shows the workers' output.
+        signals: The signals that this process received; it grows while the job runs.
+        backend: The backend if it is already open (see `launcher.preparing`); this function always closes it.
 
     Returns:
-        How the job came out.
+        The result of the job.
 
     Raises:
         OptionError: if the run folder cannot be written.
-        TfdistkitError: if this machine lacks what the backend needs; nothing was started then.
+        TfdistkitError: if this machine lacks a prerequisite of the backend; nothing was started then.
     """
     with contextlib.ExitStack() as stack:
         if backend is not None:
@@ -66,13 +66,13 @@ def run_job(
             try:
                 result, goes_on = attempt.to_the_end(processes)
             finally:
-                # Also on the way of an exception, such as the KeyboardInterrupt of a notebook.
+                # Also after an exception, such as the KeyboardInterrupt of a notebook.
                 attempt.leave_nothing()
             if not goes_on:
                 break
             cause = first_of(result.failures)
             if is_same_failure(before, cause, time.monotonic() - started):
-                console.note(_told_hopeless(result, history))
+                console.note(_repeated_failure_message(result, history))
                 break
             before = cause
             wait_s = history.backoff.wait_s
@@ -92,24 +92,24 @@ def run_job(
         return result
 
 
-def _told_hopeless(result: JobResult, history: History) -> str:
-    """What is said of a job that is given up before its restarts are used up."""
+def _repeated_failure_message(result: JobResult, history: History) -> str:
+    """Explains why a job is given up before its restarts are used up."""
     left = "1 restart is" if history.restarts_left == 1 else f"{history.restarts_left} restarts are"
     return (
         f"tfdistkit: attempt {result.attempt} failed like attempt {result.attempt - 1}: with the same exception, in "
-        f"the same place, before a step was trained. It is not started again ({left} left): mend the script first."
+        f"the same place, before a step was trained. It is not restarted ({left} left): fix the script first."
     )
 
 
 def _announce(result: JobResult, console: Console, events: EventLog, history: History, wait_s: float) -> None:
-    """Tells of a failed attempt, and of the next one."""
+    """Reports a failed attempt, and announces the next one."""
     count = history.count_restart()
     history.attempt += 1
     cause = f"{result.failures[0].name} {result.failures[0].headline}" if result.failures else ""
     cause = cause or f"{listed(result.suspended)} had been suspended (SIGSTOP)"
-    told = describe_run(result.failures, suspended=result.suspended, stopped=result.stopped, left=result.left)
+    report = describe_run(result.failures, suspended=result.suspended, stopped=result.stopped, left=result.left)
     console.note(
-        f"tfdistkit: attempt {result.attempt} failed after {result.elapsed_s:.1f} s: the first failure was\n{told}\n"
+        f"tfdistkit: attempt {result.attempt} failed after {result.elapsed_s:.1f} s: the first failure was\n{report}\n"
         f"tfdistkit: everything starts again as attempt {history.attempt} ({count}) in {wait_s:g} s."
     )
     history.incidents.append(f"{cause} after {result.elapsed_s:.1f} s: everything started again ({count}).")
@@ -119,11 +119,11 @@ def _announce(result: JobResult, console: Console, events: EventLog, history: Hi
 def _prepare(
     job: JobSpec, result: JobResult, console: Console, history: History, wait_s: float, signals: Sequence[int]
 ) -> tuple[JobResult, tuple[tuple[ProcessSpec, ...], Backend] | None]:
-    """Waits, and makes the next attempt ready, with ports of its own.
+    """Waits for the backoff, and prepares the next attempt with new ports.
 
     Returns:
-        How the job comes out if nothing starts again, and what to start; None if the user or the clock ended the job
-        meanwhile, or if this machine does not let us any more.
+        The result if there is no next attempt, and the processes and backend of the next attempt; None if a signal or
+        the timeout ended the job meanwhile, or if the preparation failed.
     """
     timeout_s = math.inf if job.timeout_s is None else job.timeout_s
     pause(wait_s, lambda: bool(signals) or history.elapsed_s >= timeout_s)
@@ -141,7 +141,7 @@ def _prepare(
             backend = prepared.backend or load_backend(job.backend, job.job_id, job.size, job.mpi_args)
             stack.pop_all()
     except (TfdistkitError, OSError) as problem:
-        console.note(f"tfdistkit: it cannot be started again: {problem}")
+        console.note(f"tfdistkit: the job cannot be restarted: {problem}")
         return result, None
     if prepared.told:
         console.note(prepared.told)

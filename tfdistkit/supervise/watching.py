@@ -1,4 +1,4 @@
-"""A look at one worker, and what is known of it when it failed."""
+"""Observe one worker, and describe its failure."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from tfdistkit.report.crashes import read_crash
 from tfdistkit.report.failures import Failure, signal_name
 from tfdistkit.supervise.status import WorkerStatus
 
-# A launcher that was itself held up for longer (Ctrl-Z) has not seen what was suspended meanwhile, and for how long.
+# A launcher that was itself suspended for longer (Ctrl-Z) does not know how long its workers were suspended.
 _LONGEST_BLINK_S = 5.0
 
 
 def look_at(worker: WorkerHandle, before: WorkerStatus) -> WorkerStatus:
-    """Looks at a worker.
+    """Updates the status of a worker.
 
     Args:
         worker: The worker.
-        before: What was seen of it before.
+        before: Its status at the last observation.
 
     Returns:
-        What is seen now.
+        Its status now.
     """
     now, moment = time.monotonic(), time.time()
-    # In this order: a worker writes its record before it ends.
+    # In this order: a worker writes its crash record before it ends.
     exit_code = worker.exit_code()
     crash = before.crash or read_crash(worker.spec.folder)
     crashed_at = before.crashed_at if crash is None or before.crashed_at is not None else now
@@ -41,34 +41,34 @@ def look_at(worker: WorkerHandle, before: WorkerStatus) -> WorkerStatus:
     )
 
 
-def failure_of(worker: WorkerHandle, seen: WorkerStatus, remark: str = "") -> Failure:
-    """Puts together what is known of a worker that failed.
+def failure_of(worker: WorkerHandle, status: WorkerStatus, remark: str = "") -> Failure:
+    """Describes the failure of a worker.
 
     Args:
         worker: The worker.
-        seen: What was seen of it.
-        remark: What the launcher knows besides.
+        status: Its last status.
+        remark: A remark of the launcher.
 
     Returns:
         Its failure.
     """
-    spec, crash = worker.spec, seen.crash
-    killed_by = -seen.exit_code if seen.exit_code is not None and seen.exit_code < 0 else None
+    spec, crash = worker.spec, status.crash
+    killed_by = -status.exit_code if status.exit_code is not None and status.exit_code < 0 else None
     failure = Failure(
         rank=spec.name.index,
         host=worker.host,
         pid=worker.pid,
-        exit_code=128 + killed_by if killed_by else (seen.exit_code or 0),
-        # Peers notice a killed worker within a millisecond and write the exact time of their own exception; the
-        # launcher notices it somewhat later.
-        time=seen.alive_time if killed_by else (seen.ended_time or seen.alive_time),
+        exit_code=128 + killed_by if killed_by else (status.exit_code or 0),
+        # Peers detect a killed worker within a millisecond and record the exact time of their own exception; the
+        # launcher detects it later, so it takes the last time at which the worker was alive.
+        time=status.alive_time if killed_by else (status.ended_time or status.alive_time),
         signal=signal_name(killed_by) if killed_by else None,
         log_path=spec.stderr_path,
         role=spec.name.role,
         remark=remark,
     )
     if crash is None:
-        # What became of the process itself, nobody knows.
+        # The fate of a process on a lost host is unknown.
         loss = worker.loss
         return failure if loss is None else replace(failure, loss=loss.text, time=loss.time)
     return replace(

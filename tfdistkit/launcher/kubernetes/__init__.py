@@ -1,1 +1,1 @@
-"""Manifests for Kubernetes."""
+"""Kubernetes manifests."""

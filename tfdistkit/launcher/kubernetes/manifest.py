@@ -1,8 +1,8 @@
-"""Manifests for Kubernetes: a job's processes as pods that find each other. Plain data; nothing is asked of a cluster.
+"""Kubernetes manifests: a job's processes as pods, each with a TF_CONFIG. Plain data; no access to a cluster.
 
-Every pod gets a TF_CONFIG. In an indexed Job and in a JobSet it is written here: the pods' names are known beforehand
-(https://kubernetes.io/docs/concepts/workloads/controllers/job/, "Completion mode"), and a pod's own number, an
-annotation, is put in by Kubernetes when it makes the variables. In a TFJob the training operator writes it.
+For an indexed Job and a JobSet this module writes TF_CONFIG: the pods' names are known beforehand
+(https://kubernetes.io/docs/concepts/workloads/controllers/job/, "Completion mode"), and Kubernetes inserts a pod's own
+index, an annotation, when it sets the variables. For a TFJob the training operator writes it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tfdistkit import env
-from tfdistkit.errors import OptionError, explain, nearest
+from tfdistkit.errors import OptionError, explain
 from tfdistkit.launcher.kubernetes.pod_parts import (
     SecretKey,
     TolerationSpec,
@@ -26,44 +26,45 @@ from tfdistkit.launcher.kubernetes.pod_parts import (
     secret_variables,
 )
 from tfdistkit.launcher.kubernetes.quantities import check_cores, check_memory
+from tfdistkit.validation import require_choice, require_integer
 
 KINDS = ("job", "jobset", "tfjob")
 
 _INDEX = "TFDISTKIT_INDEX"
 _INDEX_ANNOTATION = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 _LABEL = "app.kubernetes.io/name"
-# The operator looks for a container and a port of these names.
+# The operator requires a container and a port with these names.
 _TFJOB_CONTAINER = "tensorflow"
 _TFJOB_PORT = "tfjob-port"
 
-# RFC 1123: a label of a DNS name. Pods add a role and numbers to it, and 63 characters are allowed.
+# RFC 1123: a DNS label of at most 63 characters. Pod names append a role and numbers.
 _NAME = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 _LONGEST_NAME = 45
 
 
 @dataclass(frozen=True)
 class PodsSpec:
-    """A job for Kubernetes as the user asked for it.
+    """A Kubernetes job as the user requested it.
 
     Args:
         kind: One of `KINDS`.
-        name: What it is called in the cluster.
-        image: The container's image, with Python, TensorFlow, tfdistkit and the script.
-        command: What each container runs.
-        workers: How many workers.
-        ps: How many parameter servers; with any, there is a coordinator besides.
-        namespace: Where it is made; None for where `kubectl` puts it.
+        name: The job's name in the cluster.
+        image: The container image, with Python, TensorFlow, tfdistkit and the script.
+        command: The command of each container.
+        workers: The number of workers.
+        ps: The number of parameter servers; if positive, the job also has a coordinator.
+        namespace: The namespace; None for that of `kubectl`.
         port: The port of each process, in its own pod.
-        gpus: How many NVIDIA GPUs each worker gets.
-        cpus: How much processor time each container gets, as Kubernetes writes it.
-        memory: How much memory each container gets, as Kubernetes writes it.
-        max_restarts: How often everything is started again after a failure.
+        gpus: NVIDIA GPUs per worker.
+        cpus: Processor time per container, as a Kubernetes quantity.
+        memory: Memory per container, as a Kubernetes quantity.
+        max_restarts: The number of restarts of the whole job after failures.
         env: Variables for the containers.
         secret_env: Variables whose values are in Secrets of the cluster.
-        volumes: The volumes that all of them find.
-        node_selector: The labels that a node must have.
-        tolerations: The taints of nodes that the pods put up with.
-        service_account: Who the pods are in the cluster; None for the namespace's default.
+        volumes: The volumes of every container.
+        node_selector: The required labels of nodes.
+        tolerations: The tolerated taints of nodes.
+        service_account: The service account of the pods; None for the namespace's default.
     """
 
     kind: str
@@ -86,32 +87,26 @@ class PodsSpec:
     secret_env: Mapping[str, SecretKey] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            what = f"`kind` is unknown.{nearest(self.kind, list(KINDS))}"
-            raise OptionError(explain(what, received=repr(self.kind), expected=f"one of: {', '.join(KINDS)}"))
+        require_choice("kind", self.kind, KINDS)
         for what, name in (("name", self.name), ("namespace", self.namespace or "default")):
             if not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
-                expected = f"up to {_LONGEST_NAME} of a to z, 0 to 9 and -, with a letter first and no - last"
-                raise OptionError(
-                    explain(f"`{what}` is no name in Kubernetes.", received=repr(name), expected=expected)
+                message = (
+                    f"`{what}` must be at most {_LONGEST_NAME} characters of a to z, 0 to 9 and -, with a letter first "
+                    "and no - last."
                 )
-        for what, count, least, most in (
-            ("workers", self.workers, 1, None),
-            ("ps", self.ps, 0, None),
-            ("port", self.port, 1, 65535),
-            ("gpus", self.gpus, 0, None),
-            ("max_restarts", self.max_restarts, 0, None),
-        ):
-            if count < least or (most is not None and count > most):
-                expected = f"{least} to {most}" if most else f"{least} or more"
-                raise OptionError(explain(f"`{what}` is out of range.", received=str(count), expected=expected))
+                raise OptionError(explain(message, received=repr(name)))
+        require_integer("workers", self.workers)
+        require_integer("ps", self.ps, at_least=0)
+        require_integer("port", self.port, at_most=65535)
+        require_integer("gpus", self.gpus, at_least=0)
+        require_integer("max_restarts", self.max_restarts, at_least=0)
         self._check_pods()
         if self.ps and self.kind == "job":
             raise OptionError(
                 explain(
-                    "The pods of a Job are all alike, so there are no parameter servers among them.",
+                    "`ps` must be 0 with the kind 'job', whose pods are all workers.",
                     received=f"ps={self.ps}, kind='job'",
-                    expected="`ps` with the kinds jobset or tfjob",
+                    do="Use the kind jobset or tfjob.",
                 )
             )
 
@@ -124,25 +119,25 @@ class PodsSpec:
             check_name("service_account", self.service_account)
         check_volumes(self.volumes)
         for name in self.env.keys() & self.secret_env.keys():
-            told = "A variable has a value, and one in a Secret too."
-            raise OptionError(explain(told, received=name, expected="one of `env` and `env_from_secret`"))
+            message = "`env` and `env_from_secret` must not set the same variable."
+            raise OptionError(explain(message, received=name, do="Leave out one of the two."))
 
     @property
     def roles(self) -> dict[str, int]:
-        """How many processes there are of each role."""
+        """The number of processes per role."""
         if not self.ps:
             return {"worker": self.workers}
         return {"chief": 1, "worker": self.workers, "ps": self.ps}
 
 
 def manifests(job: PodsSpec) -> list[dict[str, Any]]:
-    """Returns what `kubectl apply` makes of a job.
+    """Returns the objects of a job for `kubectl apply`.
 
     Args:
-        job: What the user wants.
+        job: The job.
 
     Returns:
-        One or two objects of Kubernetes.
+        One or two Kubernetes objects.
     """
     if job.kind == "tfjob":
         return [_tfjob(job)]
@@ -150,10 +145,10 @@ def manifests(job: PodsSpec) -> list[dict[str, Any]]:
 
 
 def _service(job: PodsSpec) -> dict[str, Any]:
-    """Without an address of its own, it gives each pod a name."""
+    """Returns a headless service, which gives each pod a DNS name."""
     spec = {
         "clusterIP": "None",
-        # The processes look each other up before any of them is ready.
+        # The processes resolve each other's names before any of them is ready.
         "publishNotReadyAddresses": True,
         "selector": {_LABEL: job.name},
         "ports": [{"name": "tensorflow", "port": job.port}],
@@ -165,7 +160,7 @@ def _job(job: PodsSpec) -> dict[str, Any]:
     hosts = {"worker": [f"{job.name}-{index}.{job.name}" for index in range(job.workers)]}
     pod = _pod(job, "worker", _tf_config(job, hosts, "worker"))
     pod["spec"]["subdomain"] = job.name
-    # A worker that fails takes the others with it, and all of them are counted.
+    # When one worker fails, all fail, and each failure counts.
     spec = _job_spec(pod, job.workers, job.max_restarts * job.workers)
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": _metadata(job), "spec": spec}
 
@@ -202,7 +197,7 @@ def _tfjob(job: PodsSpec) -> dict[str, Any]:
             "ports": [{"name": _TFJOB_PORT, "containerPort": job.port}],
         }
         policy = "OnFailure" if job.max_restarts else "Never"
-        # The operator decides on restarts, not the pod.
+        # The operator restarts pods; a pod must not set a policy of its own.
         del pod["spec"]["restartPolicy"]
         replicas[names[role]] = {"replicas": count, "restartPolicy": policy, "template": pod}
     spec = {
@@ -253,7 +248,7 @@ def _pod(job: PodsSpec, role: str, variables: list[dict[str, Any]]) -> dict[str,
 
 def _tf_config(job: PodsSpec, hosts: Mapping[str, list[str]], role: str) -> list[dict[str, Any]]:
     cluster = {name: [f"{host}:{job.port}" for host in listed] for name, listed in hosts.items()}
-    # Kubernetes puts the number in, which is no JSON before.
+    # Kubernetes replaces $(...) with the index; before that, the text is not valid JSON.
     text = json.dumps({"cluster": cluster, "task": {"type": role, "index": 0}})
     text = text.replace('"index": 0', f'"index": $({_INDEX})')
     return [
@@ -263,5 +258,5 @@ def _tf_config(job: PodsSpec, hosts: Mapping[str, list[str]], role: str) -> list
 
 
 def _literal(text: str) -> str:
-    """Kubernetes replaces `$(NAME)` in commands and variables; twice the dollar stands for itself."""
+    """Escapes `$`: Kubernetes replaces `$(NAME)` in commands and variables, and `$$` with `$`."""
     return text.replace("$", "$$")

@@ -1,6 +1,6 @@
-"""What a pod of Kubernetes has besides its processes: volumes, the nodes it may run on, who it is in the cluster.
+"""The parts of a pod besides its processes: volumes, node selection, tolerations, secrets, service account.
 
-Each is read from one word of the command line, and checked as Kubernetes would check it, but before anything is sent.
+Each is parsed from one word of the command line, and validated by the rules of Kubernetes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from tfdistkit.errors import OptionError, explain, nearest
 from tfdistkit.launcher.kubernetes.quantities import check_memory
 
-# RFC 1123: a name of the DNS, as most things in a cluster have one.
+# RFC 1123: a DNS name, as required for most objects of a cluster.
 _LABEL_CHARACTERS = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _DNS_NAME = re.compile(rf"{_LABEL_CHARACTERS}(\.{_LABEL_CHARACTERS})*")
 _LONGEST_DNS_NAME = 253
@@ -23,11 +23,11 @@ _LONGEST_LABEL = 63
 
 _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 
-# What the processes of a container can be told, and what a Secret can call a value.
+# The name of an environment variable, and the key of a value in a Secret.
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET_KEY = re.compile(r"[-._A-Za-z0-9]{1,253}")
 
-# Kind -> what stands between it and the path in a pod.
+# Kind -> the word between the kind and the path in the pod.
 VOLUME_KINDS = {
     "pvc": "CLAIM",
     "configmap": "NAME",
@@ -36,19 +36,19 @@ VOLUME_KINDS = {
     "emptydir": "",
     "memory": "SIZE",
 }
-# A claim and a node's folder may be shared for reading only; the others are read-only, or a pod's own.
+# Only these kinds take `:ro`; the others are always read-only, or private to the pod.
 _READ_ONLY_ALLOWED = ("pvc", "hostpath")
 
 
 @dataclass(frozen=True)
 class VolumeSpec:
-    """A volume and where a pod finds it.
+    """A volume and its path in the pod.
 
     Args:
         kind: One of `VOLUME_KINDS`.
-        source: What it is made of: a name, a path on the node, a size; empty for `emptydir`.
-        path: Where it is in the pod.
-        is_read_only: Whether it may only be read.
+        source: Its source: a name, a path on the node, a size; empty for `emptydir`.
+        path: Its mount path in the pod.
+        is_read_only: Whether it is mounted read-only.
     """
 
     kind: str
@@ -59,7 +59,7 @@ class VolumeSpec:
 
 @dataclass(frozen=True)
 class TolerationSpec:
-    """A taint of nodes that a pod puts up with: with any value if `value` is None, any effect if `effect` is None."""
+    """A tolerated taint of nodes: with any value if `value` is None, any effect if `effect` is None."""
 
     key: str
     value: str | None = None
@@ -68,11 +68,11 @@ class TolerationSpec:
 
 @dataclass(frozen=True)
 class SecretKey:
-    """A value that the cluster keeps.
+    """A value in a Secret of the cluster.
 
     Args:
         secret: The name of the Secret.
-        key: Which of its values.
+        key: The key of the value.
     """
 
     secret: str
@@ -80,24 +80,24 @@ class SecretKey:
 
 
 def parse_volume(text: str) -> VolumeSpec:
-    """Reads a volume.
+    """Parses a volume.
 
     Args:
-        text: `KIND:SOURCE:/PATH`, with `:ro` behind it for a claim or a node's folder that is only read.
+        text: `KIND:SOURCE:/PATH`, with `:ro` appended for a read-only claim or folder of the node.
 
     Raises:
-        OptionError: if it is none.
+        OptionError: if the text has another form.
     """
     kind, *rest = text.split(":")
     if kind not in VOLUME_KINDS:
-        what = f"`volume` is of no known kind.{nearest(kind, list(VOLUME_KINDS))}"
-        raise OptionError(explain(what, received=repr(text), expected=f"one of: {_forms()}"))
+        what = f"`volume` must be one of: {_forms()}.{nearest(kind, list(VOLUME_KINDS))}"
+        raise OptionError(explain(what, received=repr(text)))
     is_read_only = rest[-1:] == ["ro"]
     rest = rest[:-1] if is_read_only else rest
     if len(rest) != (2 if VOLUME_KINDS[kind] else 1):
-        raise OptionError(explain("`volume` has another form.", received=repr(text), expected=_form(kind)))
+        raise OptionError(explain(f"`volume` must have the form {_form(kind)}.", received=repr(text)))
     if is_read_only and kind not in _READ_ONLY_ALLOWED:
-        what = f"A volume of the kind {kind!r} is not shared, or read-only anyway: there is no `:ro`."
+        what = f"`volume` must not end in `:ro` for the kind {kind!r}, which is not shared, or always read-only."
         raise OptionError(explain(what, received=repr(text), expected=_form(kind)))
     *source, path = rest
     if not _is_path(path) or path == "/":
@@ -110,35 +110,35 @@ def parse_volume(text: str) -> VolumeSpec:
 
 
 def parse_node_selector(text: str) -> tuple[str, str]:
-    """Reads a label that a node must have.
+    """Parses a required label of nodes.
 
     Args:
         text: `KEY=VALUE`.
 
     Raises:
-        OptionError: if it is none.
+        OptionError: if the text has another form.
     """
     key, equals, value = text.partition("=")
     if not equals or not _is_key(key) or not _is_label(value):
         raise OptionError(
             explain(
-                "`node_selector` is no label of a node.",
+                "`node_selector` must be a label of nodes: KEY=VALUE, such as disktype=ssd or "
+                "cloud.google.com/gke-accelerator=nvidia-l4.",
                 received=repr(text),
-                expected="KEY=VALUE, such as disktype=ssd or cloud.google.com/gke-accelerator=nvidia-l4",
-                do="`kubectl get nodes --show-labels` shows those that there are.",
+                do="List the labels: kubectl get nodes --show-labels",
             )
         )
     return key, value
 
 
 def parse_toleration(text: str) -> TolerationSpec:
-    """Reads a taint that the pods put up with.
+    """Parses a tolerated taint.
 
     Args:
         text: `KEY[=VALUE][:EFFECT]`.
 
     Raises:
-        OptionError: if it is none.
+        OptionError: if the text has another form.
     """
     rest, colon, effect = text.partition(":")
     key, equals, value = rest.partition("=")
@@ -146,36 +146,35 @@ def parse_toleration(text: str) -> TolerationSpec:
         hint = nearest(effect, list(_EFFECTS)) if colon else ""
         raise OptionError(
             explain(
-                f"`toleration` is no taint of a node.{hint}",
+                f"`toleration` must be a taint of nodes: KEY or KEY=VALUE, with an optional :EFFECT, which is one of "
+                f"{', '.join(_EFFECTS)}.{hint}",
                 received=repr(text),
-                expected=f"KEY, KEY=VALUE or one of them with :EFFECT, which is one of {', '.join(_EFFECTS)}",
             )
         )
     return TolerationSpec(key, value if equals else None, effect if colon else None)
 
 
 def parse_secret_variable(text: str) -> tuple[str, SecretKey]:
-    """Reads a variable whose value is in a Secret.
+    """Parses a variable whose value is in a Secret.
 
     Args:
         text: `NAME=SECRET:KEY`.
 
     Returns:
-        The variable, and where its value is.
+        The name of the variable, and the key of its value.
 
     Raises:
-        OptionError: if it is none.
+        OptionError: if the text has another form.
     """
     name, _, source = text.partition("=")
     secret, colon, key = source.partition(":")
     if not _VARIABLE.fullmatch(name) or not colon or not _SECRET_KEY.fullmatch(key):
         raise OptionError(
             explain(
-                "`env_from_secret` is no variable with a Secret's value.",
-                # A value that was typed here by mistake is not repeated.
+                "`env_from_secret` must be NAME=SECRET:KEY, such as WANDB_API_KEY=wandb:key.",
+                # The value is not shown: it may be a secret, typed by mistake.
                 received=f"{name!r}=..." if source else repr(name),
-                expected="NAME=SECRET:KEY, such as WANDB_API_KEY=wandb:key",
-                do="`kubectl create secret generic wandb --from-literal=key=...` makes one.",
+                do="Create a Secret: kubectl create secret generic wandb --from-literal=key=...",
             )
         )
     check_name("env_from_secret", secret)
@@ -183,10 +182,10 @@ def parse_secret_variable(text: str) -> tuple[str, SecretKey]:
 
 
 def secret_variables(found: Mapping[str, SecretKey]) -> list[dict[str, Any]]:
-    """Returns variables of a container whose values are in Secrets.
+    """Returns the variables of a container whose values are in Secrets.
 
     Args:
-        found: Variable -> where its value is.
+        found: Variable -> the key of its value.
     """
     return [
         {"name": name, "valueFrom": {"secretKeyRef": {"name": one.secret, "key": one.key}}}
@@ -195,34 +194,34 @@ def secret_variables(found: Mapping[str, SecretKey]) -> list[dict[str, Any]]:
 
 
 def check_name(what: str, name: str) -> None:
-    """Checks the name of something in the cluster.
+    """Checks the name of a Kubernetes object.
 
     Args:
-        what: The option.
-        name: The name.
+        what: The name of the option.
+        name: The name of the object.
 
     Raises:
-        OptionError: if nothing can be called so.
+        OptionError: if the name is invalid.
     """
     if not _DNS_NAME.fullmatch(name) or len(name) > _LONGEST_DNS_NAME:
-        expected = "a to z, 0 to 9, - and ., with a letter or a digit first and last"
-        raise OptionError(explain(f"`{what}` is no name in Kubernetes.", received=repr(name), expected=expected))
+        message = f"`{what}` must be a name of a to z, 0 to 9, - and ., with a letter or a digit first and last."
+        raise OptionError(explain(message, received=repr(name)))
 
 
 def check_volumes(volumes: Sequence[VolumeSpec]) -> None:
-    """Checks that volumes do not stand in each other's way.
+    """Checks that the paths of volumes differ.
 
     Args:
-        volumes: Those of one pod.
+        volumes: The volumes of one pod.
 
     Raises:
-        OptionError: if two of them have one path.
+        OptionError: if two of them have the same path.
     """
     paths = [volume.path.rstrip("/") for volume in volumes]
     for path in paths:
         if paths.count(path) > 1:
-            told = f"Two of `volume` have the same path in the pod: {path}."
-            raise OptionError(explain(told, received=f"{paths.count(path)} of them", expected="a path for each"))
+            message = "Each `volume` must have its own path in the pod."
+            raise OptionError(explain(message, received=f"{path} for {paths.count(path)} of them"))
 
 
 def pod_fields(
@@ -231,13 +230,13 @@ def pod_fields(
     tolerations: Sequence[TolerationSpec],
     service_account: str | None,
 ) -> dict[str, Any]:
-    """Returns what stands in a pod's specification for these.
+    """Returns the fields of a pod's specification.
 
     Args:
         volumes: Its volumes.
-        node_selector: The labels of its node.
-        tolerations: The taints of its node.
-        service_account: Who it is in the cluster; None for the namespace's default.
+        node_selector: The required labels of its node.
+        tolerations: The tolerated taints of its node.
+        service_account: Its service account; None for the namespace's default.
     """
     fields: dict[str, Any] = {
         "volumes": [{"name": f"volume-{number}", **_source(one)} for number, one in enumerate(volumes)],
@@ -249,10 +248,10 @@ def pod_fields(
 
 
 def mounts(volumes: Sequence[VolumeSpec]) -> list[dict[str, Any]]:
-    """Returns where a container finds the volumes of `pod_fields`.
+    """Returns the mounts of a container for the volumes of `pod_fields`.
 
     Args:
-        volumes: The same.
+        volumes: The volumes passed to `pod_fields`.
     """
     return [
         {

@@ -1,1 +1,1 @@
-"""Processes on this machine."""
+"""Workers on this machine."""

@@ -1,4 +1,4 @@
-"""Workers on this machine: each in a session of its own, guarded against the death of the launcher."""
+"""Workers on this machine: each in its own session, killed by a watchdog if the launcher dies."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tfdistkit.launcher.backend import Loss
 from tfdistkit.launcher.local import watchdog
 from tfdistkit.launcher.spec import ProcessSpec
 
-# How often to look where the system cannot tell when a process ends (no pidfd: Linux before 5.3, macOS).
-_LOOK_S = 0.02
-# Somebody else in this process collected the worker (a handler for SIGCHLD): how it ended cannot be known.
+# Poll interval on systems without pidfd (Linux before 5.3, macOS).
+_POLL_S = 0.02
+# For a worker that other code of this process reaped (a SIGCHLD handler), so that its exit code is lost.
 _UNKNOWN_EXIT_CODE = 255
 
 
 class LocalProcess:
-    """A worker on this machine and the processes that it starts (its process group)."""
+    """A worker on this machine, with the processes that it starts (its process group)."""
 
     loss: Loss | None = None
 
@@ -39,8 +39,7 @@ class LocalProcess:
         self._exit_code: int | None = None
 
     def exit_code(self) -> int | None:
-        # Looked at, not collected: as long as the zombie is there, nobody else can get its number, and a signal to
-        # its group reaches nobody else.
+        # WNOWAIT keeps the zombie: its process id cannot be reused, so a signal reaches only its own group.
         if self._exit_code is None:
             try:
                 ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -62,7 +61,7 @@ class LocalProcess:
         return watchdog.process_state(self.pid) in ("T", "t")
 
     def collect(self) -> None:
-        """Takes the ended process off the kernel's list; from now on its number can be a stranger's."""
+        """Reaps the ended process; from now on its process id can be reused."""
         self.exit_code()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._child.wait(timeout=1)
@@ -71,13 +70,13 @@ class LocalProcess:
 class Launcher:
     """Starts workers as children of this process (see `backend.Backend`).
 
-    Each gets a session of its own: a signal from the terminal reaches the launcher only, which passes it on, and
-    a worker can be ended together with everything that it started.
+    Each worker gets its own session: a signal from the terminal reaches only the launcher, which forwards it, and a
+    worker is stopped together with all processes that it started.
     """
 
-    # TensorFlow's and Gloo's workers notice a silent peer.
+    # TensorFlow and Gloo detect a silent peer.
     patience_s: float | None = None
-    # A killed process can take longer to end than another one to complain of it.
+    # A peer can report a killed process before the process has ended.
     blindness_s = 1.0
 
     def __init__(self, job_id: str, world_size: int = 1):
@@ -108,14 +107,14 @@ class Launcher:
         return worker
 
     def own_variables(self, spec: ProcessSpec) -> Mapping[str, str | None]:
-        """What a worker is told that was not known when the job was planned; None removes a variable."""
+        """Returns variables of a worker that are only known at its start; None removes a variable."""
         return {}
 
     def wait(self, timeout_s: float) -> None:
         running = [worker for worker in self._workers if worker.exit_code() is None]
         watched = {fd for fd, worker in self._pidfds.items() if worker in running}
         if len(watched) < len(running) or not running:
-            time.sleep(min(timeout_s, _LOOK_S))
+            time.sleep(min(timeout_s, _POLL_S))
             return
         poller = select.poll()
         for fd in watched:
@@ -136,7 +135,7 @@ class Launcher:
         self._end_watchdog()
 
     def _start_watchdog(self) -> subprocess.Popen[bytes]:
-        # Without the mark of a job around this one: who ends that job must leave its watchdogs to do their work.
+        # Without the mark of an enclosing job: ending that job must not kill this watchdog.
         return subprocess.Popen(
             [sys.executable, "-I", "-S", watchdog.__file__, str(os.getpid()), self._mark],
             env=env.child_env({env.JOB_ID: None}),
@@ -149,7 +148,7 @@ class Launcher:
 
     def _tell_watchdog(self, line: str) -> None:
         assert self._watchdog.stdin is not None
-        with contextlib.suppress(OSError):  # somebody killed it; what the launcher itself can do is done all the same
+        with contextlib.suppress(OSError):  # the watchdog was killed; the launcher works without it
             self._watchdog.stdin.write(line.encode())
 
     def _end_watchdog(self) -> None:

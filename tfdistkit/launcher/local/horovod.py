@@ -1,4 +1,4 @@
-"""Horovod's Gloo ranks on this machine: local workers that meet in a store of the launcher."""
+"""Horovod's Gloo ranks on this machine: local workers with a rendezvous store in the launcher."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Launcher(local.Launcher):
     def own_variables(self, spec: ProcessSpec) -> Mapping[str, str | None]:
         host, port = self._store.address
         return {
-            env.TF_CONFIG: None,  # one that is set in the shell describes another cluster
+            env.TF_CONFIG: None,  # a TF_CONFIG of the shell describes another cluster
             **horovod.store_variables(host, port, self._store.secret),
         }
 

@@ -1,8 +1,8 @@
-"""A network of its own for a job on one machine: a network namespace with nothing in it but loopback.
+"""`--isolate`: run a job on one machine in a network namespace that has only a loopback interface.
 
-TensorFlow's servers listen on all interfaces, and ask for no credentials. In a namespace of its own there is no
-interface by which anybody else could come. This process enters it before it starts anything: the launcher, what it
-serves to the workers, and all workers are in there together. The kernel removes the namespace with the last of them.
+TensorFlow's servers listen on all interfaces without authentication. In its own namespace, a job is unreachable from
+outside. This process enters the namespace before it starts anything, so the launcher and all workers share it. The
+kernel removes the namespace with the last process.
 """
 
 from __future__ import annotations
@@ -24,35 +24,34 @@ _NEW_USER = 0x10000000
 _NEW_NETWORK = 0x40000000
 _GET_FLAGS, _SET_FLAGS, _SET_ADDRESS, _SET_MASK = 0x8913, 0x8914, 0x8916, 0x891C
 _UP = 0x1
-# `struct ifreq`: the name, what is asked for or set, and space that is not used here.
+# `struct ifreq`: the name, the value, and padding.
 _REQUEST = struct.Struct("16sh22x")
 _ADDRESS_REQUEST = struct.Struct("16sHxx4s16x")
 _LOOPBACK = b"lo"
 
 _FIREWALL = "Or leave out --isolate, and let a firewall close this machine's ports to others."
-# Settings that forbid it, with the value that does, and one that does not; they exist only on systems that know them.
+# Kernel settings that can forbid it: name, the forbidding value, an allowing value. Not every system has all of them.
 _SWITCHES = (
     ("kernel.unprivileged_userns_clone", "0", "1"),
     ("kernel.apparmor_restrict_unprivileged_userns", "1", "0"),
     ("user.max_user_namespaces", "0", "10000"),
     ("user.max_net_namespaces", "0", "10000"),
 )
-# What the kernel means by it.
-_TOLD = {
+_REASONS = {
     errno.EPERM: "Operation not permitted",
-    errno.ENOSPC: "there are as many namespaces as the system allows",
-    errno.EINVAL: "this kernel has none, or this process has more than one thread",
+    errno.ENOSPC: "the system's limit of namespaces is reached",
+    errno.EINVAL: "the kernel does not support it, or this process has more than one thread",
 }
 
 
 def isolate() -> None:
-    """Moves this process, and all that it starts from now on, into a network namespace of its own.
+    """Moves this process, and all processes that it starts later, into a new network namespace.
 
-    This process must have one thread only. Root stays root. Another user keeps the own id, in a user namespace that has
-    no other: files belong to the user as before, and programs that become root (`sudo`) no longer can.
+    This process must have a single thread. Root stays root. Other users keep their id, in a user namespace that maps no
+    other id: file ownership is unchanged, but `sudo` no longer works.
 
     Raises:
-        UnsupportedError: if this system does not do that for this user.
+        UnsupportedError: if the system refuses the namespace to this user.
     """
     if not sys.platform.startswith("linux"):
         raise UnsupportedError(
@@ -69,22 +68,22 @@ def isolate() -> None:
     except OSError as error:
         raise UnsupportedError(
             explain(
-                "--isolate cannot be had here: the system refuses a network namespace.",
-                received=f"{_TOLD.get(error.errno or 0, str(error))}, as user {user}",
+                "--isolate does not work here: the system refuses a network namespace.",
+                received=f"{_REASONS.get(error.errno or 0, str(error))}, as user {user}",
                 do=f"{_advice()} {_FIREWALL}",
             )
         ) from error
 
 
 def _unshare(flags: int) -> None:
-    # `os.unshare` came with Python 3.12.
+    # `os.unshare` exists only from Python 3.12 on.
     if ctypes.CDLL(None, use_errno=True).unshare(flags) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
 
 
 def _map_own_ids(user: int, group: int) -> None:
-    """A new user namespace has no ids until they are mapped, each to itself."""
+    """Maps this user and group to themselves: a new user namespace has no ids."""
     with contextlib.suppress(FileNotFoundError):  # before Linux 3.19
         _write("/proc/self/setgroups", "deny")
     _write("/proc/self/uid_map", f"{user} {user} 1")
@@ -92,13 +91,13 @@ def _map_own_ids(user: int, group: int) -> None:
 
 
 def _write(path: str, text: str) -> None:
-    # Not buffered: the kernel takes a map in one piece, and says at once what it thinks of it.
+    # Unbuffered: the kernel requires a map in a single write, and reports errors from it.
     with open(path, "wb", buffering=0) as file:
         file.write(text.encode())
 
 
 def _own_addresses() -> list[str]:
-    """The IPv4 addresses that this machine's own name stands for: Gloo binds to them, whatever interface it is told."""
+    """Returns the IPv4 addresses of this machine's host name: Gloo binds to them, whatever interface is set."""
     try:
         found = socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET, socket.SOCK_STREAM)
     except OSError:
@@ -107,7 +106,7 @@ def _own_addresses() -> list[str]:
 
 
 def _raise_loopback(own_addresses: Sequence[str]) -> None:
-    """With the interface come its addresses, 127.0.0.1 and ::1; those of the outside stand for the same in here."""
+    """Raises the loopback interface with 127.0.0.1 and ::1, and adds the host name's addresses as aliases."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         _, flags = _REQUEST.unpack(fcntl.ioctl(control, _GET_FLAGS, _REQUEST.pack(_LOOPBACK, 0)))
         fcntl.ioctl(control, _SET_FLAGS, _REQUEST.pack(_LOOPBACK, flags | _UP))
@@ -122,4 +121,4 @@ def _advice() -> str:
         with contextlib.suppress(OSError), open(f"/proc/sys/{name.replace('.', '/')}", encoding="ascii") as file:
             if file.read().strip() == forbids:
                 return f"An administrator can allow it: sysctl {name}={allows}."
-    return "In a container it takes the capability SYS_ADMIN (docker run --cap-add SYS_ADMIN)."
+    return "In a container, add the capability SYS_ADMIN (docker run --cap-add SYS_ADMIN)."

@@ -1,4 +1,4 @@
-"""How many processes this machine can take: a typing error must not start thousands."""
+"""Limit the number of processes on this machine: a typing error must not start thousands."""
 
 from __future__ import annotations
 
@@ -6,29 +6,28 @@ import resource
 
 from tfdistkit.errors import OptionError, explain
 
-# Tests start a dozen workers on a core, and nobody hundreds.
+# Far above real use: even tests start only a dozen workers per core.
 _MOST_PER_CORE = 256
-# For each process two pipes and what tells of its end; and what the launcher itself has open.
+# Descriptors per process (two pipes and a pidfd), and of the launcher itself.
 _DESCRIPTORS, _OWN_DESCRIPTORS = 3, 64
 
 
 def require_room(size: int, cores: int) -> None:
-    """Checks that this machine can take so many processes, and lets this one open enough descriptors for them.
+    """Checks that this machine can run the processes, and raises the descriptor limit of this process for them.
 
     Args:
-        size: How many processes.
-        cores: How many processor cores they share.
+        size: The number of processes.
+        cores: The number of processor cores that they share.
 
     Raises:
-        OptionError: if there are far too many of them, or too few descriptors.
+        OptionError: if there are too many processes, or too few descriptors.
     """
     if size > _MOST_PER_CORE * cores:
         raise OptionError(
             explain(
-                "So many processes cannot work on this machine.",
+                f"The number of processes must be at most {_MOST_PER_CORE * cores} on this machine.",
                 received=f"{size} processes on {cores} {'core' if cores == 1 else 'cores'}",
-                expected=f"at most {_MOST_PER_CORE * cores}",
-                do="Say fewer (-np), or name hosts for them (-H).",
+                do="Start fewer (-np), or name hosts for them (-H).",
             )
         )
     wanted = _DESCRIPTORS * size + _OWN_DESCRIPTORS
@@ -38,11 +37,10 @@ def require_room(size: int, cores: int) -> None:
     if hard != resource.RLIM_INFINITY and hard < wanted:
         raise OptionError(
             explain(
-                "The launcher may not open enough files for so many processes (`ulimit -n`).",
-                received=f"{size} processes, and a limit of {hard} files",
-                expected=f"a limit of {wanted} or more",
-                do="Raise it where the system sets it (/etc/security/limits.conf, or LimitNOFILE of a service), or "
-                "start fewer processes.",
+                f"The limit of open files (`ulimit -n`) must be at least {wanted} for {size} processes.",
+                received=f"a hard limit of {hard} files",
+                do="Raise it in the system's configuration (/etc/security/limits.conf, or LimitNOFILE of a service), "
+                "or start fewer processes.",
             )
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

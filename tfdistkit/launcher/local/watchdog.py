@@ -1,12 +1,11 @@
-"""Ends a job's processes when its launcher is gone, however that went (kill -9, out of memory).
+"""The watchdog: kills a job's processes when its launcher has died, also after kill -9 or out of memory.
 
-The launcher starts this file as a process in a session of its own and holds the other end of its stdin. The
-launcher writes `+<group>` when a worker was started and `-<group>` when its process group is gone; the kernel closes
-the pipe when the launcher ends, and then whatever is left is killed. What is left: the process groups of the workers,
-and every process that carries the job's mark among its variables, which finds those that moved into a session of
-their own.
+The launcher starts this file as a process in its own session, and holds the other end of its stdin. It writes
+`+<group>` when a worker has started and `-<group>` when its process group is gone. The kernel closes the pipe when the
+launcher ends; then the watchdog kills the remaining process groups, and every process with the job's mark in its
+environment, which covers processes that moved into a session of their own.
 
-It runs without site-packages, so that it is there within milliseconds: only the standard library is imported.
+It runs without site-packages, to start within milliseconds: imports only the standard library.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ import sys
 import time
 from collections.abc import Iterable
 
-# The pipe can be held open by a process that the launcher forked itself, so its death is looked for too.
-_LOOK_S = 1.0
-# Killed processes are gone in milliseconds, or they hang in the kernel and nobody can help.
+# Poll interval for the launcher's death: a process that it forked can hold the pipe open.
+_POLL_S = 1.0
+# A killed process ends in milliseconds, unless it hangs in the kernel.
 _KILL_DEADLINE_S = 5.0
 
 
 def group_members(group: int) -> list[int]:
-    """Returns the living processes of a process group: zombies, which are nobody any more, do not count."""
+    """Returns the living processes of a process group, without zombies."""
     if os.path.isdir("/proc/self"):
         return [pid for pid in _all_pids() if _state_and_group(pid)[1] == group]
     try:
@@ -38,17 +37,17 @@ def group_members(group: int) -> list[int]:
 
 
 def marked_processes(mark: str) -> list[int]:
-    """Returns the living processes that have `mark` (`NAME=value`) among their variables, this one excepted."""
+    """Returns the living processes with `mark` (`NAME=value`) in their environment, except this one."""
     wanted = mark.encode()
     return [pid for pid in _all_pids() if pid != os.getpid() and wanted in _variables(pid)]
 
 
 def kill_all(groups: Iterable[int], mark: str) -> None:
-    """Kills process groups and all marked processes, and returns when they are gone."""
+    """Kills process groups and all marked processes, and waits until they are gone."""
     groups = list(groups)
     deadline = time.monotonic() + _KILL_DEADLINE_S
     while time.monotonic() < deadline:
-        # Again and again: one of them may have been about to start another.
+        # Repeated: a process may have forked before it was killed.
         pids = {pid for group in groups for pid in group_members(group)} | set(marked_processes(mark))
         if not pids:
             return
@@ -77,7 +76,10 @@ def _all_pids() -> list[int]:
 
 
 def _state_and_group(pid: int) -> tuple[str, int]:
-    """A zombie belongs to no group here. See proc_pid_stat(5): the name in parentheses can hold anything."""
+    """Returns the state and the process group; 0 as the group of a zombie.
+
+    See proc_pid_stat(5): the name in parentheses can contain any character.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
@@ -96,16 +98,16 @@ def _variables(pid: int) -> list[bytes]:
 
 
 def guard(launcher: int, mark: str) -> None:
-    """Waits until a launcher is gone, and kills what is left of its job.
+    """Waits until the launcher is gone, and kills the remaining processes of its job.
 
     Args:
-        launcher: Its process, the parent of this one; it holds the other end of this one's stdin.
-        mark: `NAME=value`, which all processes of the job have among their variables.
+        launcher: The launcher's process id, the parent of this process; it holds the other end of its stdin.
+        mark: `NAME=value`, which is set in the environment of all processes of the job.
     """
     groups: set[int] = set()
     unread = b""
     while os.getppid() == launcher:
-        if not select.select([0], [], [], _LOOK_S)[0]:
+        if not select.select([0], [], [], _POLL_S)[0]:
             continue
         data = os.read(0, 4096)
         if not data:

@@ -1,1 +1,1 @@
-"""Workers that mpirun places."""
+"""Workers in the MPI world of `mpirun`."""

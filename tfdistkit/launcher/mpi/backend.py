@@ -1,8 +1,9 @@
-"""MPI ranks on this machine: `mpirun` makes the world, the launcher starts the workers in it.
+"""MPI ranks on this machine: `mpirun` creates the world, the launcher starts the workers in it.
 
-mpirun itself would mix the output of all ranks, kill the others before they could say what happened, and know nothing
-of crash records. So it starts placeholders (`mpi_slot`), one per rank; each hands over the variables by which MPI finds
-its runtime, and the worker is started with these as a child of the launcher: watched, logged and ended as a local one.
+mpirun itself would mix the output of all ranks, kill the peers of a failed rank before they can report, and ignore
+crash records. So it starts placeholders (`rank_placeholder`), one per rank; each passes on the variables by which MPI
+finds its runtime, and the launcher starts the worker with these as its child: watched, logged and stopped as a local
+one.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ from tfdistkit.launcher.local import backend as local
 from tfdistkit.launcher.mpi import rank_placeholder
 from tfdistkit.launcher.spec import ProcessSpec
 
-# mpirun needs a tenth of a second; a busy machine, somewhat more.
+# mpirun takes 0.1 s; more on a busy machine.
 _START_S = 30.0
-_LOOK_S = 0.05
-# How long mpirun may take to end when its ranks have.
+_POLL_S = 0.05
+# Time for mpirun to exit after its ranks.
 _END_S = 5.0
 
-# Horovod's own patience with a silent peer, and the variable that changes it.
+# Horovod's timeout for a silent peer in Gloo, and the variable that sets it.
 _PATIENCE_S = 30.0
 _TIMEOUT = "HOROVOD_GLOO_TIMEOUT_SECONDS"
 
 _GLOO = horovod.NAMES
-# What a shell may hold of them.
+# Variables of the shell that may describe another cluster.
 _OTHER_CLUSTERS = (env.TF_CONFIG, _GLOO.rank, _GLOO.size, _GLOO.local_rank, _GLOO.local_size)
 
 _HOW_TO_INSTALL = "Install Open MPI: apt-get install openmpi-bin libopenmpi-dev"
@@ -51,8 +52,8 @@ class Launcher(local.Launcher):
 
     Args:
         job_id: The job's mark.
-        size: How many ranks: all processes of the job.
-        mpi_args: More options for mpirun.
+        size: The number of ranks: all processes of the job.
+        mpi_args: Extra options for mpirun.
     """
 
     def __init__(self, job_id: str, size: int, mpi_args: Sequence[str] = ()):
@@ -74,48 +75,47 @@ class Launcher(local.Launcher):
     def close(self) -> None:
         if self._world is not None:
             self._world.close()
-        # Kills the placeholders too, should they still be there: they carry the job's mark.
+        # Also kills remaining placeholders: they have the job's mark.
         super().close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def without_other_clusters(spec: ProcessSpec) -> dict[str, None]:
-    """Returns the variables that a process must not inherit: in the shell they would describe another cluster.
+    """Returns the variables to remove from a process: those of the shell describe another cluster.
 
     Args:
-        spec: The process, and what it is told itself.
+        spec: The process; variables that it sets itself are kept.
     """
     return {name: None for name in _OTHER_CLUSTERS if name not in spec.env}
 
 
 def patience_of(spec: ProcessSpec) -> float:
-    """Returns how long a suspended rank is waited for: MPI itself waits for ever; as long as Gloo does is enough.
+    """Returns the timeout for a suspended rank: MPI itself waits for ever, so it takes Gloo's timeout.
 
     Args:
-        spec: The rank, whose variables may tell how long Gloo would wait.
+        spec: The rank, whose variables may set Gloo's timeout.
     """
     return float(spec.env.get(_TIMEOUT) or env.text(_TIMEOUT) or _PATIENCE_S)
 
 
 def mpirun_command(size: int, slot_command: list[str], *, is_root: bool, more: Sequence[str] = ()) -> list[str]:
-    """Returns the command that makes an MPI world.
+    """Returns the command that creates an MPI world.
 
     Args:
-        size: How many ranks.
-        slot_command: What each rank runs.
-        is_root: Whether the user is root, to whom Open MPI says no unless told otherwise.
-        more: More options; of two that contradict each other, mpirun takes the last.
+        size: The number of ranks.
+        slot_command: The command of each rank.
+        is_root: Whether the user is root, which Open MPI rejects without `--allow-run-as-root`.
+        more: Extra options; the last of conflicting options wins.
 
     Raises:
-        MissingDependencyError: if there is no mpirun.
+        MissingDependencyError: if mpirun is not installed.
     """
     mpirun = shutil.which("mpirun")
     if mpirun is None:
         raise MissingDependencyError(
             explain("`mpirun` was not found.", expected="Open MPI on the PATH", do=_HOW_TO_INSTALL)
         )
-    # Not bound to cores: TensorFlow's threads spread over all that the launcher may use. More ranks than cores are
-    # the user's decision.
+    # Not bound to cores: TensorFlow's threads may use all cores of the launcher. Oversubscription is the user's choice.
     options = ["--bind-to", "none", "--map-by", "slot", "--oversubscribe", *(["--allow-run-as-root"] * is_root)]
     return [mpirun, *options, *more, "-np", str(size), *slot_command]
 
@@ -132,7 +132,7 @@ class _World:
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(path))
         self._listener.listen(size)
-        self._listener.settimeout(_LOOK_S)
+        self._listener.settimeout(_POLL_S)
         self._complaints = folder / "mpirun.log"
         command = mpirun_command(
             size,
@@ -154,7 +154,7 @@ class _World:
         """Waits until mpirun has started a placeholder for each rank.
 
         Raises:
-            UnsupportedError: if it does not, with what it said.
+            UnsupportedError: if it does not; the message holds its output.
         """
         deadline = time.monotonic() + timeout_s
         while len(self._ranks) < self._size:
@@ -168,11 +168,11 @@ class _World:
                     self._take(stream)
 
     def variables(self, rank: int) -> dict[str, str]:
-        """Returns what mpirun changed for one rank: the rank itself, and how to reach MPI's runtime."""
+        """Returns the variables that mpirun set for one rank: the rank itself, and the address of MPI's runtime."""
         return {name: value for name, value in self._ranks[rank].items() if self._base.get(name) != value}
 
     def close(self) -> None:
-        """Lets go of the placeholders, and ends mpirun."""
+        """Releases the placeholders, and ends mpirun."""
         self._listener.close()
         for held in self._held:
             held.close()
@@ -186,15 +186,15 @@ class _World:
     def _take(self, stream: IO[bytes]) -> None:
         line = stream.readline()
         if not line.endswith(b"\n"):
-            return  # it was killed before it could speak; mpirun will say why
+            return  # the placeholder was killed early; mpirun reports the reason
         variables: dict[str, str] = json.loads(line)
         rank = variables.get(OPEN_MPI.rank, "")
         if not rank.isdecimal():
+            command = str(self._mpirun.args)
             raise UnsupportedError(
                 explain(
-                    "This `mpirun` is not Open MPI's.",
-                    received=str(self._mpirun.args),
-                    expected=f"one that sets {OPEN_MPI.rank}",
+                    "`mpirun` must be Open MPI's.",
+                    received=f"{command}, which does not set {OPEN_MPI.rank}",
                     do=f"{_HOW_TO_INSTALL}. Under another MPI, start the script with its own mpirun.",
                 )
             )
@@ -206,7 +206,7 @@ class _World:
         return explain(
             f"mpirun did not start {self._size} ranks.",
             received=f"exit code {code}" if code is not None else f"{len(self._ranks)} ranks after {_START_S:g} s",
-            do=f"It said:\n{said}" if said else None,
+            do=f"Its output:\n{said}" if said else None,
         )
 
 

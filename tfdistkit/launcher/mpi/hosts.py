@@ -1,7 +1,7 @@
-"""MPI ranks on several hosts: `mpirun` makes the world, by ssh as we do, and the launcher starts the workers in it.
+"""MPI ranks on several hosts: `mpirun` creates the world over ssh, and the launcher starts the workers in it.
 
-As on one machine (`mpi`): mpirun starts placeholders, and the variables that it gave each are those of a worker, which
-the launcher's agent on that host starts. So workers are watched, logged and ended as with every other backend.
+As on one machine (`mpi.backend`), mpirun starts placeholders. The launcher's agent on each host starts the workers with
+their variables, so workers are watched, logged and stopped as with every other backend.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ from tfdistkit.launcher.spec import JobSpec, ProcessSpec
 from tfdistkit.launcher.ssh import backend as ssh
 from tfdistkit.launcher.ssh.workers import RemoteWorker
 
-_SLOT = Path(__file__).with_name("mpi_far_slot.py")
+_SLOT = Path(__file__).with_name("remote_rank_placeholder.py")
 _SLOT_WORD = b"tfdistkit-slot"
-_LOOK_S = 0.1
+_POLL_S = 0.1
 _END_S = 5.0
 
 
 class Launcher(ssh.Launcher):
     """Starts MPI ranks on other hosts (see `ssh.Launcher`)."""
 
-    def __init__(self, job: JobSpec, hurry: Callable[[], bool] = lambda: False):
+    def __init__(self, job: JobSpec, should_stop: Callable[[], bool] = lambda: False):
         self._world: _World | None = None
-        super().__init__(job, hurry)
+        super().__init__(job, should_stop)
         assert job.hosts is not None
         self._ranks = mpi_ranks(job)
         try:
             interfaces = {place.interface for place in self.places}
             self._world = _World(job, job.hosts, interfaces.pop() if len(interfaces) == 1 else None)
-            self._world.gather(job.hosts.start_timeout_s, hurry)
+            self._world.gather(job.hosts.start_timeout_s, should_stop)
         except BaseException:
             self.close()
             raise
 
     def start(self, spec: ProcessSpec) -> RemoteWorker:  # type: ignore[override]
         assert self._world is not None
-        # MPI waits for a silent peer for ever; as long as Horovod's Gloo does must be enough.
+        # MPI waits for a silent peer for ever, so this takes the timeout of Horovod's Gloo.
         self.patience_s = patience_of(spec)
         rank = self._ranks[spec.number]
         self._more_variables = {**without_other_clusters(spec), **self._world.variables(rank)}
@@ -70,10 +70,10 @@ class Launcher(ssh.Launcher):
 
 
 def rank_hosts(job: JobSpec, hosts: HostsSpec) -> str:
-    """Returns the hosts as `mpirun -H` takes them, with as many slots as there are ranks; names without a user.
+    """Returns the value of `mpirun -H`: host names without a user, with one slot per rank.
 
     Args:
-        job: What the user wants.
+        job: The job.
         hosts: Its hosts.
     """
     used = hosts_of_tasks(job)
@@ -81,10 +81,10 @@ def rank_hosts(job: JobSpec, hosts: HostsSpec) -> str:
 
 
 def mpi_ranks(job: JobSpec) -> list[int]:
-    """Returns the rank of each process in MPI's world: mpirun counts host by host, and servers are not on the last.
+    """Returns the rank of each process in MPI's world: mpirun numbers host by host, but servers are on all hosts.
 
     Args:
-        job: What the user wants, with hosts.
+        job: The job, with hosts.
     """
     used = hosts_of_tasks(job)
     order = list(dict.fromkeys(used))
@@ -93,17 +93,17 @@ def mpi_ranks(job: JobSpec) -> list[int]:
 
 
 def agent_script(hosts: HostsSpec) -> str:
-    """Returns a script that mpirun calls in the place of ssh, as `script HOST COMMAND`: it goes our way.
+    """Returns a script for mpirun to call instead of ssh, as `script HOST COMMAND`, with the launcher's ssh options.
 
     Args:
-        hosts: The hosts, and how they are reached.
+        hosts: The hosts and the ssh options.
     """
     lines = ["#!/bin/sh", "host=$1", "shift", "case $host in"]
     for one in hosts.slots:
-        # All but the command, which mpirun brings, quoted for the shell there.
+        # Without the last word, the command: mpirun passes one that is already quoted for the remote shell.
         reach = ssh.ssh_command(hosts, one.host, [])[:-1]
         lines.append(f'{shlex.quote(_name(one.host))}) exec {shlex.join(reach)} "$@" ;;')
-    return "\n".join([*lines, "esac", 'echo "mpirun asked for $host, which is none of the hosts" >&2', "exit 1", ""])
+    return "\n".join([*lines, "esac", 'echo "mpirun asked for $host, which is not one of the hosts" >&2', "exit 1", ""])
 
 
 def _name(host: str) -> str:
@@ -122,7 +122,7 @@ class _World:
         agent.write_text(agent_script(hosts))
         agent.chmod(0o700)
         options = ["-H", rank_hosts(job, hosts), "--mca", "plm_rsh_agent", str(agent)]
-        # The hosts do not have to reach each other by ssh.
+        # Without the tree, the hosts need no ssh access to each other.
         options += ["--mca", "plm_rsh_no_tree_spawn", "1"]
         options += interface_options(interface)
         command = mpirun_command(
@@ -135,7 +135,7 @@ class _World:
         with self._complaints.open("wb") as log:
             self._mpirun = subprocess.Popen(
                 command,
-                # Marked, so that whoever ends this launcher's job ends mpirun too, and with it the placeholders.
+                # The job's mark: the watchdog kills mpirun too, and with it the placeholders.
                 env=env.child_env({env.JOB_ID: job.job_id}),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -143,26 +143,26 @@ class _World:
                 start_new_session=True,
             )
 
-    def gather(self, timeout_s: float, hurry: Callable[[], bool]) -> None:
+    def gather(self, timeout_s: float, should_stop: Callable[[], bool]) -> None:
         """Waits until mpirun has started a placeholder for each rank.
 
         Raises:
-            UnsupportedError: if it does not, with what it said.
+            UnsupportedError: if it does not; the message holds its output.
         """
         assert self._mpirun.stdout is not None
         descriptor = self._mpirun.stdout.fileno()
         deadline = time.monotonic() + timeout_s
         while len(self._ranks) < self._size:
-            ready, _, _ = select.select([descriptor], [], [], _LOOK_S)
+            ready, _, _ = select.select([descriptor], [], [], _POLL_S)
             data = os.read(descriptor, 65_536) if ready else b""
             *lines, self._unread = (self._unread + data).split(b"\n")
             for line in lines:
                 self._take(line)
-            if (ready and not data) or time.monotonic() > deadline or hurry():
+            if (ready and not data) or time.monotonic() > deadline or should_stop():
                 raise UnsupportedError(self._failure(timeout_s))
 
     def variables(self, rank: int) -> dict[str, str]:
-        """Returns what mpirun gave one rank: the rank itself, and how to reach MPI's runtime."""
+        """Returns the variables that mpirun set for one rank: the rank itself, and the address of MPI's runtime."""
         return self._ranks[rank]
 
     def close(self) -> None:
@@ -178,31 +178,31 @@ class _World:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _take(self, line: bytes) -> None:
-        word, _, told = line.partition(b" ")
+        word, _, encoded = line.partition(b" ")
         if word != _SLOT_WORD:
-            return  # a message of the host's own
+            return  # other output of the host
         with contextlib.suppress(ValueError, zlib.error, binascii.Error):
-            variables = json.loads(zlib.decompress(base64.b64decode(told, validate=True)))
+            variables = json.loads(zlib.decompress(base64.b64decode(encoded, validate=True)))
             self._ranks[int(variables[OPEN_MPI.rank])] = variables
 
     def _failure(self, timeout_s: float) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._mpirun.wait(_LOOK_S)
+            self._mpirun.wait(_POLL_S)
         code = self._mpirun.poll()
         said = self._complaints.read_text(errors="replace").strip()
         return explain(
             f"mpirun did not start {self._size} ranks.",
             received=f"exit code {code}" if code is not None else f"{len(self._ranks)} ranks after {timeout_s:g} s",
-            expected="Open MPI, on all hosts",
-            do=f"It said:\n{said}" if said else None,
+            expected="Open MPI on all hosts",
+            do=f"Its output:\n{said}" if said else None,
         )
 
 
 def interface_options(interface: str | None) -> Sequence[str]:
-    """Returns what tells Open MPI to use one network interface, and its own daemons if it is here too.
+    """Returns the options for Open MPI to use one network interface, also for its daemons if this machine has it.
 
     Args:
-        interface: Its name on all hosts; None leaves it to Open MPI.
+        interface: The interface's name on all hosts; None for Open MPI's choice.
     """
     if interface is None:
         return []

@@ -1,9 +1,9 @@
-"""Holds one place in MPI's world: `mpirun` starts this file once per rank.
+"""Hold one rank in MPI's world: `mpirun` starts this file once per rank.
 
-It hands the variables that mpirun gave it to the launcher, which starts the worker with them as a child of its own, as
-any other worker; and it stays until the launcher lets go, because mpirun counts a rank as ended when this ends.
+It sends the variables that mpirun set to the launcher, which starts the worker with them as its own child. It exits
+only when the launcher releases it, because mpirun counts a rank as ended when its placeholder ends.
 
-It runs without site-packages, so that it is there within milliseconds: only the standard library is imported.
+It runs without site-packages, to start within milliseconds: imports only the standard library.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 
 
 def hold(path: str) -> None:
-    """Tells the launcher this process's variables, and returns when the launcher closes the connection."""
+    """Sends this process's variables to the launcher, and returns when the launcher closes the connection."""
     with socket.socket(socket.AF_UNIX) as launcher:
         launcher.connect(path)
         launcher.sendall(json.dumps(dict(os.environ)).encode() + b"\n")
@@ -24,6 +24,6 @@ def hold(path: str) -> None:
 
 
 if __name__ == "__main__":
-    # Ctrl-C is the launcher's to pass on.
+    # The launcher handles Ctrl-C.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     hold(sys.argv[1])

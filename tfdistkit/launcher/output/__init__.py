@@ -1,1 +1,1 @@
-"""What workers print: kept whole, and shown."""
+"""The workers' output: complete logs, and the console."""

@@ -1,7 +1,7 @@
-"""Sinks that nobody waits for: a thread writes, so a reader that does not read holds up nobody else.
+"""Non-blocking sinks: a thread writes, so that a stalled reader does not block the launcher.
 
-A terminal after Ctrl-S, a pager that was stopped and a pipe that nobody empties take bytes up to some thousands, and
-then let whoever writes wait for ever: with a signal, a deadline or a dead worker to see to.
+A terminal after Ctrl-S, a suspended pager or a full pipe blocks its writer, which then could not handle signals,
+deadlines and dead workers.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import TextIO
 
 from tfdistkit.launcher.output.sinks import DescriptorSink, Sink, stream_sink
 
-# What may wait for a reader before workers wait, too.
+# The maximum size of the queue; beyond it, the workers block.
 _MOST_BYTES = 1 << 20
-_LOOK_S = 0.1
-# A slow reader can be told from one that does not read by parts of this size; a pipe takes one at once or not at all.
+_POLL_S = 0.1
+# The size of one write: progress per part tells a slow reader from a stalled one, and writes to a pipe are atomic.
 _PART_BYTES = 4096
 
 
 class Writer(threading.Thread):
-    """Writes what is queued, in its order. A daemon: the process can end while it waits for a reader."""
+    """Writes queued bytes in order. A daemon thread: the process can exit while it blocks on a reader."""
 
     def __init__(self) -> None:
         super().__init__(name="tfdistkit-console", daemon=True)
@@ -33,7 +33,7 @@ class Writer(threading.Thread):
         self._changed = threading.Condition()
 
     def put(self, sink: Sink, data: bytes) -> None:
-        """Queues bytes; never waits."""
+        """Queues bytes; never blocks."""
         with self._changed:
             self._queue.append((sink, data))
             self._bytes += len(data)
@@ -42,24 +42,24 @@ class Writer(threading.Thread):
             self._changed.notify_all()
 
     def has_room(self, timeout_s: float) -> bool:
-        """Whether what waits is little, or becomes little in time."""
+        """Waits until the queue is below its limit; returns whether it is."""
         with self._changed:
             return self._changed.wait_for(lambda: self._bytes < _MOST_BYTES, timeout_s)
 
-    def finish(self, idle_s: float, hurry: Callable[[], bool]) -> bool:
-        """Waits until all is written, for as long as somebody reads.
+    def finish(self, idle_s: float, should_stop: Callable[[], bool]) -> bool:
+        """Waits until all bytes are written, while the reader makes progress.
 
         Args:
-            idle_s: Nobody does if so many seconds pass without a byte.
-            hurry: Whether to stop waiting.
+            idle_s: The timeout without progress, in seconds.
+            should_stop: Whether to stop waiting.
 
         Returns:
-            Whether all is written.
+            Whether all bytes are written.
         """
         with self._changed:
             written, since = self._written, time.monotonic()
-            while self._bytes and not hurry():
-                self._changed.wait(_LOOK_S)
+            while self._bytes and not should_stop():
+                self._changed.wait(_POLL_S)
                 if self._written > written:
                     written, since = self._written, time.monotonic()
                 elif time.monotonic() - since > idle_s:
@@ -81,11 +81,11 @@ class Writer(threading.Thread):
 
 
 class WaitingSink(Sink):
-    """Passes bytes on to another sink by a thread.
+    """Forwards bytes to another sink in a thread.
 
     Args:
-        sink: Where they go.
-        writer: The thread. Sinks that are one place, such as a terminal, share one: there the order counts.
+        sink: The other sink.
+        writer: The thread. Sinks with one destination, such as a terminal, share a thread to keep the order.
     """
 
     def __init__(self, sink: Sink, writer: Writer):
@@ -103,12 +103,12 @@ class WaitingSink(Sink):
     def has_room(self, timeout_s: float) -> bool:
         return self._writer.has_room(timeout_s)
 
-    def finish(self, idle_s: float, hurry: Callable[[], bool]) -> bool:
-        return self._writer.finish(idle_s, hurry)
+    def finish(self, idle_s: float, should_stop: Callable[[], bool]) -> bool:
+        return self._writer.finish(idle_s, should_stop)
 
 
 def standard_sinks() -> tuple[WaitingSink, WaitingSink]:
-    """Returns the stdout and the stderr of this process."""
+    """Returns sinks for the stdout and stderr of this process."""
     stdout, stderr = Writer(), Writer()
     if os.path.samestat(os.fstat(1), os.fstat(2)):
         stderr = stdout
@@ -116,11 +116,11 @@ def standard_sinks() -> tuple[WaitingSink, WaitingSink]:
 
 
 def text_sinks(stdout: TextIO | None, stderr: TextIO | None) -> tuple[WaitingSink, WaitingSink]:
-    """Returns sinks for two text streams, such as those of a notebook, which shows both in one place.
+    """Returns sinks for two text streams, such as those of a notebook, which shows both in one cell.
 
     Args:
-        stdout: The one.
-        stderr: The other.
+        stdout: The stream for stdout.
+        stderr: The stream for stderr.
     """
     sinks, writer = (stream_sink(stdout), stream_sink(stderr)), Writer()
     descriptors = [sink.descriptor for sink in sinks if isinstance(sink, DescriptorSink)]

@@ -1,11 +1,11 @@
-"""What the user sees of the workers: whole lines with `[name] ` before them, progress bars that stay in place.
+"""Show the workers' output: whole lines prefixed with `[name] `, and progress bars.
 
-A progress bar is a line that ends in a carriage return instead of a newline, again and again. On a terminal one such
-line stays the last line and other workers' lines appear above it. Where the output is no terminal, only its last
-state is shown, and every few seconds the state so far.
+A progress bar is a line that is repeatedly overwritten with a carriage return. On a terminal, one such line stays at
+the bottom and other lines appear above it. Elsewhere, only its final state is shown, and every few seconds its current
+state.
 
-A single worker needs no prefix: its bytes pass through as they are. What TensorFlow logs at each start is left out
-(see `report.startup_lines`), and so is a traceback that another worker has brought already.
+A single worker gets no prefix: its bytes pass through unchanged. TensorFlow's startup messages are hidden (see
+`report.startup_lines`), and so are tracebacks that another worker has already printed.
 """
 
 from __future__ import annotations
@@ -19,49 +19,49 @@ from tfdistkit.launcher.output.sinks import Sink
 from tfdistkit.report.startup_lines import StartupLines
 
 _ERASE_LINE = b"\r\x1b[K"
-# How often a progress bar shows on what is no terminal.
+# Refresh interval of a progress bar where the output is not a terminal.
 _SHOW_UNFINISHED_S = 5.0
-# A line that is longer is shown in parts.
+# Longer lines are split.
 _LONGEST_LINE_BYTES = 65_536
 # Cyan, yellow, green, magenta, blue, and the same brighter; red is for errors.
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
-# How long the beginning of a line is held back that can become a hidden one: the rest comes at once, or never.
+# How long a partial line is withheld that may turn out to be a hidden one: TensorFlow writes its lines at once.
 _HELD_S = 0.1
-# Where start-up lines are looked for.
+# The filter of each channel.
 _HIDDEN: Mapping[str, Callable[[], StartupLines]] = {"stderr": StartupLines}
 
 
 class LineBuffer:
-    """Cuts one stream into lines as a terminal would show them."""
+    """Splits one stream into lines as a terminal would show them."""
 
     def __init__(self) -> None:
         self._unfinished = b""
 
     def push(self, data: bytes) -> list[bytes]:
-        """Takes the next bytes; returns the lines that they finish, without newlines."""
+        """Adds the next bytes; returns the lines that they complete, without newlines."""
         *lines, rest = (self._unfinished + data).split(b"\n")
         finished = [_visible(line) for line in lines]
         if len(rest) > _LONGEST_LINE_BYTES:
             finished.append(_visible(rest))
             rest = b""
-        # What a carriage return has overwritten is never needed again.
+        # Text before a carriage return is overwritten.
         kept = _last_segment(rest)
         self._unfinished = kept + b"\r" if rest.endswith(b"\r") else kept
         return finished
 
     @property
     def unfinished(self) -> bytes:
-        """The line so far."""
+        """The current partial line."""
         return _visible(self._unfinished)
 
 
 def _visible(line: bytes) -> bytes:
-    # Keras goes back to the start of its bar with as many backspaces as it is long, and a carriage return.
+    # Keras returns to the start of its bar with one backspace per character, and a carriage return.
     return _last_segment(line).rstrip(b"\b")
 
 
 def _last_segment(line: bytes) -> bytes:
-    """The part after the last carriage return that something follows."""
+    """Returns the last non-empty part between carriage returns."""
     for segment in reversed(line.split(b"\r")):
         if segment.strip(b"\b"):
             return segment
@@ -69,13 +69,13 @@ def _last_segment(line: bytes) -> bytes:
 
 
 class Console:
-    """Shows the output of all workers. Any thread may call any method.
+    """Shows the output of all workers. Thread-safe.
 
     Args:
-        stdout: Where the workers' stdout goes: a sink that does not wait for who reads.
-        stderr: Where their stderr goes, and notes.
-        labels: What stands before the lines of each worker; they are known by their place in this list from then on.
-        hidden: What is left out of which of a worker's two streams; nothing shows all.
+        stdout: The sink for the workers' stdout; it must not block.
+        stderr: The sink for their stderr, and for notes.
+        labels: The prefix of each worker; all methods identify a worker by its index in this list.
+        hidden: The filter of each channel; an empty mapping hides nothing.
     """
 
     def __init__(
@@ -93,58 +93,58 @@ class Console:
         self._hidden = hidden
         self._filters: dict[tuple[int, str], StartupLines] = {}
         self._tracebacks = SameTracebacks()
-        # The progress bar at the bottom of the terminal: whose it is.
+        # The worker and channel of the progress bar at the bottom of the terminal.
         self._bar: tuple[int, str] | None = None
-        # When an unfinished line was shown last where there is no terminal, and what was shown.
+        # Without a terminal: the time and the text of the last display of a partial line.
         self._shown: dict[tuple[int, str], tuple[float, bytes]] = {}
 
     @property
     def problem(self) -> str:
-        """Why something could not be shown, such as a full disk; empty while all is well."""
+        """The first write error, such as a full disk; empty without an error."""
         return next((f"{channel}: {sink.problem}" for channel, sink in self._sinks.items() if sink.problem), "")
 
     def has_room(self, timeout_s: float) -> bool:
-        """Whether who reads has taken what was shown, now or before the time is over."""
+        """Waits until the sinks accept more output; returns whether they do."""
         return all(sink.has_room(timeout_s) for sink in self._sinks.values())
 
-    def finish(self, idle_s: float = 2.0, hurry: Callable[[], bool] = lambda: False) -> bool:
-        """Waits until all is shown, for as long as somebody reads.
+    def finish(self, idle_s: float = 2.0, should_stop: Callable[[], bool] = lambda: False) -> bool:
+        """Waits until all output is written, while the reader makes progress.
 
         Args:
-            idle_s: Nobody does if so many seconds pass without a byte.
-            hurry: Whether to stop waiting.
+            idle_s: The timeout without progress, in seconds.
+            should_stop: Whether to stop waiting.
 
         Returns:
-            Whether all is shown.
+            Whether all output is written.
         """
-        return all([sink.finish(idle_s, hurry) for sink in self._sinks.values()])
+        return all([sink.finish(idle_s, should_stop) for sink in self._sinks.values()])
 
     def show(self, worker: int, channel: str, data: bytes) -> None:
-        """Takes what a worker wrote.
+        """Shows output of a worker.
 
         Args:
-            worker: Its place in `labels`.
+            worker: Its index in `labels`.
             channel: `stdout` or `stderr`.
-            data: Any bytes.
+            data: The bytes that it wrote.
         """
         with self._lock:
             key = (worker, channel)
-            known = self._filter(key)
+            startup = self._filter(key)
             if self._is_raw:
-                self._sinks[channel].write(known.pass_on(data) if known else data)
+                self._sinks[channel].write(startup.pass_on(data) if startup else data)
                 return
             buffer = self._buffers.setdefault(key, LineBuffer())
             lines = buffer.push(data)
-            if known:
-                lines = [line for line in lines if not known.hides(line)]
+            if startup:
+                lines = [line for line in lines if not startup.hides(line)]
             if channel == "stderr":
                 lines = self._tracebacks.shorten(worker, lines, self._labels)
             self._print_lines(key, lines)
-            if self._sinks[channel].is_terminal and not (known and known.may_hide(buffer.unfinished)):
+            if self._sinks[channel].is_terminal and not (startup and startup.may_hide(buffer.unfinished)):
                 self._draw_bar(key)
 
     def refresh(self) -> None:
-        """Shows the state of progress bars on what is no terminal; to be called now and then."""
+        """Shows progress bars where the output is not a terminal; must be called periodically."""
         if self._is_raw:
             self._let_go(_HELD_S)
             return
@@ -160,7 +160,7 @@ class Console:
                     self._shown[key] = (now, text)
 
     def end(self, worker: int, channel: str) -> None:
-        """Shows what a worker left unfinished on its last line."""
+        """Shows the last, partial line of a worker."""
         key = (worker, channel)
         if self._is_raw:
             self._let_go(0.0)
@@ -172,15 +172,15 @@ class Console:
             self._shown.pop(key, None)
 
     def begin_attempt(self) -> None:
-        """Tells that all workers start, for the first time or again."""
+        """Starts a new attempt, whose tracebacks are shown again."""
         with self._lock:
             self._tracebacks.forget()
 
     def note(self, text: str) -> None:
-        """Shows a message of the launcher itself.
+        """Shows a message of the launcher.
 
         Args:
-            text: One or more lines, without a newline at the end.
+            text: One or more lines, without a trailing newline.
         """
         with self._lock:
             self._write_above_bar("stderr", text.encode(errors="replace") + b"\n")
@@ -191,21 +191,21 @@ class Console:
         return self._filters.get(key)
 
     def _let_go(self, after_s: float) -> None:
-        """Shows what was held back to see what becomes of it: a question to the user has no newline."""
+        """Shows withheld partial lines: a prompt for the user has no newline."""
         with self._lock:
-            for (_, channel), known in self._filters.items():
-                self._sinks[channel].write(known.let_go(after_s))
+            for (_, channel), startup in self._filters.items():
+                self._sinks[channel].write(startup.let_go(after_s))
 
     def _print_lines(self, key: tuple[int, str], lines: list[bytes]) -> None:
         shown_at, shown = self._shown.pop(key, (0.0, b""))
         if lines and lines[0] == shown and shown:
-            lines = lines[1:]  # its last state was shown just as it is now
+            lines = lines[1:]  # the refresh has already shown this final state
         elif not lines:
             if shown_at:
                 self._shown[key] = (shown_at, shown)
             return
         if self._bar == key:
-            # The bar itself is finished: it becomes a line like all others.
+            # The bar is complete: it is printed as an ordinary line.
             self._sinks[key[1]].write(_ERASE_LINE)
             self._bar = None
         self._write_above_bar(key[1], b"".join(self._prefixed(key, line) + b"\n" for line in lines))
@@ -220,15 +220,15 @@ class Console:
         self._sinks[self._bar[1]].write(bar)
 
     def _draw_bar(self, key: tuple[int, str]) -> None:
-        """The unfinished line of the first worker is the one that shows."""
+        """Draws the partial line of a worker as the bar, unless a worker with a lower index has the bar."""
         text = self._buffers[key].unfinished
         if text and (self._bar is None or key <= self._bar):
             self._sinks[key[1]].write(_ERASE_LINE + self._prefixed(key, text))
             self._bar = key
 
     def _prefixed(self, key: tuple[int, str], line: bytes) -> bytes:
-        place = key[0]
-        label = self._labels[place] if place < len(self._labels) else str(place).encode()
+        worker = key[0]
+        label = self._labels[worker] if worker < len(self._labels) else str(worker).encode()
         if self._sinks[key[1]].has_colours:
-            return b"\x1b[%dm[%s]\x1b[0m %s" % (_COLOURS[place % len(_COLOURS)], label, line)
+            return b"\x1b[%dm[%s]\x1b[0m %s" % (_COLOURS[worker % len(_COLOURS)], label, line)
         return b"[%s] %s" % (label, line)

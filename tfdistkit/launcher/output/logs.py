@@ -1,4 +1,4 @@
-"""The workers' output: kept whole, byte for byte, in one file per worker and stream, and shown as it comes."""
+"""Copy the workers' output unchanged to one log file per worker and stream, and to the console."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from tfdistkit.launcher.output.console import Console
 from tfdistkit.report.private_files import open_file
 
 _READ_BYTES = 65_536
-_LOOK_S = 0.2
+_POLL_S = 0.2
 
 
 class LogPump(threading.Thread):
-    """Carries the output of some workers to their log files and to the console.
+    """Copies the output of workers to their log files and to the console.
 
-    A thread of its own: while nobody reads the console (a terminal after Ctrl-S, `| less`), workers wait when they
-    print, as they would without a launcher, and the supervisor still sees workers end, signals and deadlines.
+    A separate thread: while the console is blocked (a terminal after Ctrl-S, `| less`), printing workers block, as they
+    would without a launcher, and the supervisor still handles ended workers, signals and deadlines.
     """
 
     def __init__(self, console: Console):
         super().__init__(name="tfdistkit-logs", daemon=True)
         self._console = console
         self._selector = selectors.DefaultSelector()
-        self._hurry = threading.Event()
+        self._should_stop = threading.Event()
         self._is_let_go = threading.Event()
-        self._is_ending = threading.Event()  # The workers have ended: what is left is little, and all of it is shown.
+        self._is_ending = threading.Event()  # The workers have ended: the remaining output is shown completely.
         self._streams: list[_Stream] = []
         self.unshown_bytes = 0
 
     @property
     def incomplete(self) -> list[str]:
-        """The logs that do not hold all output, and why."""
+        """The incomplete logs, with the reason."""
         return [stream.problem for stream in self._streams if stream.problem]
 
-    def add(self, place: int, worker: WorkerHandle) -> None:
-        """Takes over a worker's output; to be called before `start`.
+    def add(self, worker_index: int, worker: WorkerHandle) -> None:
+        """Adds a worker's output; must be called before `start`.
 
         Args:
-            place: By which the console knows the worker.
+            worker_index: The worker's index in the console.
             worker: The worker.
         """
         spec = worker.spec
@@ -52,18 +52,18 @@ class LogPump(threading.Thread):
             (worker.stderr, "stderr", spec.stderr_path),
         ):
             os.set_blocking(pipe.fileno(), False)
-            self._streams.append(_Stream(place, channel, pipe, path, self._console))
+            self._streams.append(_Stream(worker_index, channel, pipe, path, self._console))
             self._selector.register(pipe, selectors.EVENT_READ, self._streams[-1])
 
     def run(self) -> None:
         while self._selector.get_map():
-            if not self._is_ending.is_set() and not self._is_let_go.is_set() and not self._console.has_room(_LOOK_S):
+            if not self._is_ending.is_set() and not self._is_let_go.is_set() and not self._console.has_room(_POLL_S):
                 continue
-            # In a hurry: take what is there, and leave when there is nothing more.
-            ready = self._selector.select(0 if self._hurry.is_set() else _LOOK_S)
+            # When stopping: read the available output, and exit when there is no more.
+            ready = self._selector.select(0 if self._should_stop.is_set() else _POLL_S)
             for key, _ in ready:
                 self._carry(key)
-            if not ready and self._hurry.is_set():
+            if not ready and self._should_stop.is_set():
                 break
             self._console.refresh()
         for key in list(self._selector.get_map().values()):
@@ -81,49 +81,49 @@ class LogPump(threading.Thread):
             stream.close()
 
     def let_go(self) -> None:
-        """Waits for the console no more: the job is being stopped. What nobody reads in time is in the logs alone."""
+        """Stops waiting for the console, as the job is being stopped; output that it rejects is only in the logs."""
         self._is_let_go.set()
 
     def finish(self, deadline_s: float) -> None:
         """Waits for the end of all output, after the workers have ended.
 
         Args:
-            deadline_s: For how long; a process that escaped may hold a pipe open.
+            deadline_s: The timeout, in seconds; an escaped child process may hold a pipe open.
         """
         self._is_ending.set()
         self.join(deadline_s)
-        self._hurry.set()
-        self.join(_LOOK_S + 1)
+        self._should_stop.set()
+        self.join(_POLL_S + 1)
 
 
 class _Stream:
-    """One stream of one worker."""
+    """One output stream of one worker."""
 
-    def __init__(self, place: int, channel: str, pipe: IO[bytes], path: Path, console: Console):
-        self._place, self._channel, self._pipe, self._console = place, channel, pipe, console
+    def __init__(self, worker_index: int, channel: str, pipe: IO[bytes], path: Path, console: Console):
+        self._worker_index, self._channel, self._pipe, self._console = worker_index, channel, pipe, console
         self._file: int | None = None
         self._path = path
         self.problem = ""
         try:
             self._file = open_file(path)
         except OSError as error:  # such as a full disk
-            self._give_up(f"{path} is not kept: {error}")
+            self._give_up(f"{path} could not be created: {error}")
 
     def carry(self, is_shown: bool) -> tuple[bool, int]:
-        """Carries what is there now.
+        """Copies the available bytes.
 
         Args:
-            is_shown: Whether to the console, too.
+            is_shown: Whether to copy them to the console, too.
 
         Returns:
-            Whether the stream goes on, and how many bytes were there.
+            Whether the stream is still open, and the number of bytes.
         """
         try:
             data = os.read(self._pipe.fileno(), _READ_BYTES)
         except BlockingIOError:
             return True, 0
         except OSError as error:
-            self._console.note(f"tfdistkit: nothing more of {self._path.name} can be read: {error}")
+            self._console.note(f"tfdistkit: the rest of {self._path.name} could not be read: {error}")
             return False, 0
         self._keep(data)
         if is_shown:
@@ -132,13 +132,13 @@ class _Stream:
 
     def _show(self, data: bytes) -> None:
         try:
-            self._console.show(self._place, self._channel, data)
-        except Exception as error:  # no output, whatever it is, may end that of the others
+            self._console.show(self._worker_index, self._channel, data)
+        except Exception as error:  # an error with one stream must not stop the others
             self._console.note(f"tfdistkit: a line of {self._path} could not be shown: {error!r}")
 
     def close(self) -> None:
         with contextlib.suppress(Exception):
-            self._console.end(self._place, self._channel)
+            self._console.end(self._worker_index, self._channel)
         self._pipe.close()
         if self._file is not None:
             os.close(self._file)
@@ -148,7 +148,7 @@ class _Stream:
         while left and self._file is not None:
             try:
                 left = left[os.write(self._file, left) :]
-            except OSError as error:  # such as a full disk: the workers must not block because of it
+            except OSError as error:  # such as a full disk, which must not block the workers
                 os.close(self._file)
                 self._file = None
                 self._give_up(f"{self._path} is not complete: {error}")

@@ -1,30 +1,29 @@
-"""One failure that all ranks share is shown once: `[1] the same traceback as [0]`.
+"""Show a traceback that several ranks share only once: `[1] the same traceback as [0]`.
 
-Only what is the same line by line is left out, and only where it comes in one piece, as a worker writes it; all else
-is shown. The logs keep everything.
+Only identical lines are replaced, and only if they arrive in one piece, as a worker writes them. The logs are complete.
 """
 
 from __future__ import annotations
 
 _HEADER = b"Traceback (most recent call last):"
-# A job's ranks fail in different places only so often before nobody compares them any more.
+# Bounds the number of tracebacks to compare with.
 _MOST_KNOWN = 16
 
 
 class SameTracebacks:
-    """Remembers the tracebacks that were shown, and leaves out those that others bring again."""
+    """Remembers the tracebacks that were shown, and shortens those that other workers repeat."""
 
     def __init__(self) -> None:
-        # Of each: whose it is, its lines and what followed at once, and how many of them must be the same.
+        # For each: its worker, its lines and those that followed at once, and how many of them must be equal.
         self._known: list[tuple[int, list[bytes], int]] = []
 
     def shorten(self, worker: int, lines: list[bytes], labels: list[bytes]) -> list[bytes]:
-        """Returns what to show of lines that came together.
+        """Returns the lines to show of lines that arrived together.
 
         Args:
-            worker: Whose lines they are, by its place.
+            worker: The index of their worker.
             lines: The lines.
-            labels: What the workers are called.
+            labels: The prefixes of the workers.
         """
         if _HEADER not in lines:
             return lines
@@ -40,7 +39,7 @@ class SameTracebacks:
         return lines
 
     def forget(self) -> None:
-        """Begins anew: a new attempt has failures of its own."""
+        """Forgets all tracebacks, for a new attempt."""
         self._known.clear()
 
 
@@ -54,10 +53,9 @@ def _same(one: list[bytes], other: list[bytes]) -> int:
 
 
 def _core(block: list[bytes]) -> int:
-    """How many lines there are up to the exception's own line, the last where one was raised from another; 0 if the
-    end is missing."""
+    """Returns the number of lines up to the line of the exception, the last of chained ones; 0 if it is missing."""
     last = len(block) - 1 - block[::-1].index(_HEADER)
-    for place, line in enumerate(block[last + 1 :], last + 1):
+    for number, line in enumerate(block[last + 1 :], last + 1):
         if not line.startswith(b" "):
-            return place + 1 if line else 0
+            return number + 1 if line else 0
     return 0

@@ -1,4 +1,4 @@
-"""Where the workers' output is shown: a file descriptor of this process, or a notebook's text stream."""
+"""Sinks for the workers' output: a file descriptor of this process, or a notebook's text stream."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from typing import TextIO
 
 from tfdistkit import env
 
-# Nobody reads any more, as after `| head`, or the terminal was closed: the user knows.
+# The reader is gone, as after `| head`, or the terminal was closed. Not an error to report.
 _READER_LEFT = (errno.EPIPE, errno.ECONNRESET)
 
 
 class Sink:
-    """Takes bytes. It never raises: a reader that went away must not take the job down."""
+    """Accepts bytes. Never raises: a reader that is gone must not end the job."""
 
-    # Whether a line there can be overwritten.
+    # Whether lines can be overwritten.
     is_terminal = False
-    # Whether labels are shown in colours there.
+    # Whether labels are coloured.
     has_colours = False
-    # Why something could not be written, such as a full disk; empty while all is well.
+    # The first write error, such as a full disk; empty without an error.
     problem = ""
 
     def write(self, data: bytes) -> None:
-        """Takes all of `data`."""
+        """Writes all of `data`."""
         raise NotImplementedError
 
     def has_room(self, timeout_s: float) -> bool:
-        """Whether it can take more, now or before the time is over."""
+        """Waits until the sink accepts more output; returns whether it does."""
         return True
 
-    def finish(self, idle_s: float, hurry: Callable[[], bool]) -> bool:
-        """Waits until all is written; gives up after so many seconds without a byte, or in a hurry.
+    def finish(self, idle_s: float, should_stop: Callable[[], bool]) -> bool:
+        """Waits until all output is written; gives up after `idle_s` seconds without progress.
 
         Returns:
-            Whether all is written.
+            Whether all output is written.
         """
         return True
 
 
 class DescriptorSink(Sink):
-    """Writes to a file descriptor, past Python's buffers: those cannot be given up when the reader blocks."""
+    """Writes to a file descriptor without Python's buffers, which cannot be abandoned when the reader blocks."""
 
     def __init__(self, descriptor: int):
         self.descriptor = descriptor
@@ -63,7 +63,7 @@ class DescriptorSink(Sink):
             try:
                 left = left[os.write(self.descriptor, left) :]
             except BlockingIOError:
-                # Somebody made it non-blocking, and it is full.
+                # Another process made it non-blocking, and it is full.
                 select.select([], [self.descriptor], [], 1.0)
             except OSError as error:
                 self._is_open = False  # the logs are kept
@@ -76,7 +76,7 @@ class TextSink(Sink):
 
     def __init__(self, stream: TextIO):
         self._stream = stream
-        # A character can be cut in two between two reads.
+        # A read may end within a multi-byte character.
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def write(self, data: bytes) -> None:
@@ -84,14 +84,14 @@ class TextSink(Sink):
             self._stream.write(self._decoder.decode(data))
             self._stream.flush()
         except ValueError:
-            pass  # closed: what the workers wrote is in their logs
+            pass  # the stream is closed; the logs are complete
         except OSError as error:
             if error.errno not in _READER_LEFT:
                 self.problem = str(error)
 
 
 class NowhereSink(Sink):
-    """Takes everything, and shows nothing."""
+    """Discards all bytes."""
 
     def write(self, data: bytes) -> None:
         pass
@@ -101,23 +101,23 @@ def stream_sink(stream: TextIO | None) -> Sink:
     """Returns a sink for a text stream.
 
     Args:
-        stream: Such as `sys.stdout`. This process's own is written to past its buffers: while a thread waits there for
-            a reader, it holds a lock that the interpreter needs to end. None, as where the descriptor is closed, takes
-            everything and shows nothing.
+        stream: Such as `sys.stdout`. This process's own streams are written without their buffers: a thread that
+            blocks in them holds a lock that the interpreter needs to exit. None, for a closed descriptor, discards
+            all bytes.
     """
     if stream is None:
         return NowhereSink()
     if any(stream is own for own in (sys.__stdout__, sys.__stderr__)):
-        with contextlib.suppress(OSError, ValueError):  # it is closed, or has no descriptor
+        with contextlib.suppress(OSError, ValueError):  # closed, or without a descriptor
             stream.flush()
             return DescriptorSink(stream.fileno())
     return TextSink(stream)
 
 
 def open_descriptors() -> None:
-    """Opens 0 to 2 where the caller closed them (`>&-`): what is opened next, such as a log, would be taken for one."""
+    """Opens descriptors 0 to 2 if the caller closed them (`>&-`), so that no log file gets one of these numbers."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest that is free
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number

@@ -1,1 +1,1 @@
-"""Jobs of SLURM."""
+"""SLURM jobs."""

@@ -1,7 +1,6 @@
-"""The batch script of a job: what SLURM is asked for, and what each of its tasks runs. Plain text, made of plain data.
+"""Generate the batch script of a SLURM job: its `#SBATCH` options, and the command of each task.
 
-Everything of the user's is quoted: in the `#SBATCH` lines for sbatch, which reads them by rules of its own, and below
-for the shell.
+All user input is quoted: in the `#SBATCH` lines by sbatch's own rules, elsewhere for the shell.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ from tfdistkit.report.crashes import FILE_NAME as CRASH_FILE
 from tfdistkit.report.names import ProcessName
 from tfdistkit.report.progress import BACKUP_FILE
 
-# A script that ends with this has made a backup and wants to be started again (EX_TEMPFAIL of sysexits.h).
+# The exit code of a script that made a backup and asks to be restarted (EX_TEMPFAIL of sysexits.h).
 AGAIN_EXIT_CODE = 75
-# It is told so by this signal, if the user wants it. One that ends by the signal, as with `BackupAndResume`, has made
-# its backup too if it says so (`report.progress`); else the signal came too early, or the script knows none.
+# The signal that asks for a backup. A script that dies of it, as with `BackupAndResume`, made its backup if it wrote
+# the file of `report.progress`; else the signal came too early, or the script makes no backups.
 _SIGNAL = "USR1"
 _KILLED_BY_IT = 128 + signal.SIGUSR1
-# A rank that ended with it leaves this in the run folder; the batch script takes it away.
+# A rank that asks to be restarted creates this file in the run folder; the batch script removes it.
 _AGAIN = "again"
 
-# What a task leaves in its folder: its process, and how and when that ended; the batch script leaves its own exit code.
+# Files in a task's folder: its process id; its exit code, time and host. The batch script writes its own exit code.
 PID_FILE = "pid"
 ENDED_FILE = "ended"
 # The script itself, in the run folder.
@@ -36,9 +35,9 @@ BATCH_FILE = "batch.sh"
 
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./~-]+")
 
-# What each task runs: the program, with its place in the run folder. When it ends, the exit code is kept, because
-# srun only tells that of the job; not when SLURM ends the whole step. The shell itself ends last: a program that does
-# not end when asked is found by SLURM as its child. It has nothing to say itself.
+# Each task runs the program in its own folder, and records its exit code, because srun only reports that of the job;
+# not when SLURM ends the whole step. The shell exits last, so that SLURM finds a stuck program as its child. The shell
+# itself prints nothing.
 _TASK = f"""\
 task='
 export {env.RANK}=$SLURM_PROCID {env.TASK_DIR}="$TASKS/rank.$SLURM_PROCID"
@@ -56,7 +55,7 @@ fi
 exit $code'
 """
 
-# What an earlier job left in the folder is nobody's business, and what an earlier run of this one left is over.
+# Removes the records of an earlier job in the folder, and of an earlier run of this job.
 _RUN = f"""\
 rm -f "${env.RUN_DIR}/{_AGAIN}" "${env.RUN_DIR}/{ENDED_FILE}"
 for left in "${env.RUN_DIR}"/rank.* "${env.RUN_DIR}"/attempt.*/rank.*; do
@@ -90,24 +89,24 @@ exit $code
 
 @dataclass(frozen=True)
 class BatchSpec:
-    """A job for SLURM as the user asked for it.
+    """A SLURM job as the user requested it.
 
     Args:
-        tasks: How many processes: workers, and with parameter servers these and a coordinator.
-        command: What each of them runs.
-        run_dir: Where its log and the records of its processes go; all nodes must see it.
-        folder: Where the job runs.
-        name: What SLURM's lists call it.
-        nodes: How many nodes; None leaves it to SLURM.
-        tasks_per_node: How many processes on each; None leaves it to SLURM.
-        ps: How many of the tasks are parameter servers.
-        time: The time limit as SLURM takes it; None for the partition's own.
-        partition: Its name; None for the default one.
-        backup_before_s: How long before the time limit the script is told to make a backup (SIGUSR1), after which
-            the job is queued again; None for not at all.
-        max_restarts: How often everything is started again after a failure, in the same allocation.
-        sbatch_args: More options of sbatch, one word each.
-        env: Variables for the processes, over those of this process.
+        tasks: The number of processes: workers, and with parameter servers these and a coordinator.
+        command: The command of each process.
+        run_dir: The folder for its log and records; it must be on a file system that all nodes share.
+        folder: The working directory.
+        name: The job's name in SLURM.
+        nodes: The number of nodes; None for SLURM's choice.
+        tasks_per_node: The number of processes per node; None for SLURM's choice.
+        ps: The number of parameter servers among the tasks.
+        time: The time limit in SLURM's notation; None for the partition's default.
+        partition: The partition; None for the default partition.
+        backup_before_s: The time before the time limit, in seconds, at which the script is asked for a backup
+            (SIGUSR1), after which the job is requeued; None for never.
+        max_restarts: The number of restarts after failures, in the same allocation.
+        sbatch_args: Extra options of sbatch, one word each.
+        env: Variables for the processes; they override those of this process.
     """
 
     tasks: int
@@ -127,11 +126,11 @@ class BatchSpec:
 
     @property
     def log_path(self) -> Path:
-        """What all processes print."""
+        """The file with the output of all processes."""
         return self.run_dir / "log"
 
     def process_name(self, task: int) -> ProcessName:
-        """Returns what a task is called, see `cluster.slurm`: the first one coordinates, the last ones serve."""
+        """Returns the name of a task: with servers, the first is the chief and the last are the servers."""
         if not self.ps:
             return ProcessName(task)
         if task == 0:
@@ -144,13 +143,13 @@ def batch_script(job: BatchSpec) -> str:
     """Writes the batch script of a job.
 
     Args:
-        job: What the user wants.
+        job: The job.
 
     Returns:
-        The script, which depends on nothing but what is installed on the nodes.
+        The script; it only needs the software on the nodes.
 
     Raises:
-        OptionError: if something in it cannot be told to sbatch.
+        OptionError: if sbatch cannot read one of the options.
     """
     directives = "\n".join(f"#SBATCH {_directive(word)}" for word in _sbatch_words(job))
     options = "--label" if job.tasks > 1 else ""
@@ -160,7 +159,7 @@ def batch_script(job: BatchSpec) -> str:
 
 
 def _sbatch_words(job: BatchSpec) -> list[str]:
-    told: dict[str, object] = {
+    options: dict[str, object] = {
         "job-name": job.name,
         "chdir": job.folder,
         "output": _file_name(job.log_path),
@@ -172,27 +171,21 @@ def _sbatch_words(job: BatchSpec) -> list[str]:
         "time": job.time,
         "signal": None if job.backup_before_s is None else f"{_SIGNAL}@{job.backup_before_s}",
     }
-    words = [f"--{name}={value}" for name, value in told.items() if value is not None]
-    # What begins from nothing again after the failure of a node, many days later, is a surprise.
+    words = [f"--{name}={value}" for name, value in options.items() if value is not None]
+    # Without backups, a requeue after a node failure would repeat the whole job, possibly days later.
     return [*words, "--no-requeue" if job.backup_before_s is None else "--requeue", *job.sbatch_args]
 
 
 def _file_name(path: Path) -> str:
-    """A file as SLURM reads names of them: `%j` and the like stand for something, unless a backslash is in the name."""
+    """Escapes a file name for SLURM, which replaces `%j` and the like unless the name contains a backslash."""
     text = str(path)
     return text.replace("\\", "\\\\") if "\\" in text else text.replace("%", "%%")
 
 
 def _directive(word: str) -> str:
-    """One word as sbatch reads it: quotes keep blanks, and a backslash takes the next character as it is."""
+    """Quotes one word for sbatch: quotes preserve blanks, a backslash escapes the next character."""
     if not word.isprintable():
-        raise OptionError(
-            explain(
-                "An option for sbatch cannot be written into a script.",
-                received=repr(word),
-                expected="one line of text",
-            )
-        )
+        raise OptionError(explain("An option for sbatch must be one line of printable text.", received=repr(word)))
     if _PLAIN.fullmatch(word):
         return word
     return '"' + re.sub(r'(["\\])', r"\\\1", word) + '"'
@@ -202,12 +195,12 @@ def _exports(job: BatchSpec) -> str:
     variables = {
         env.UNBUFFERED: "1",
         **job.env,
-        # Others that the shell holds describe another cluster.
+        # Overrides the shell's, which describes another cluster.
         env.CLUSTER: "slurm",
         env.RUN_DIR: str(job.run_dir),
         **({env.PS: str(job.ps)} if job.ps else {}),
     }
     lines = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
-    # Since SLURM 22.05, srun does not take it over from sbatch.
+    # Since SLURM 22.05, srun does not inherit it from sbatch.
     lines.append('[ -z "$SLURM_CPUS_PER_TASK" ] || export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"')
     return "\n".join(lines) + "\n"

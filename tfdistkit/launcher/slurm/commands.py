@@ -1,4 +1,4 @@
-"""SLURM's own commands: submit a job, look at it, signal it."""
+"""SLURM's commands: submit a job, query its state, cancel or signal it."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from pathlib import Path
 
 from tfdistkit.errors import MissingDependencyError, UnsupportedError, explain
 
-# The controller of a large cluster may take its time; without an answer these commands give up by themselves.
+# Timeout for the controller of a large cluster; the commands' own timeouts are shorter.
 _ANSWER_S = 120.0
 
-# https://slurm.schedmd.com/squeue.html, "Job state codes": those that a job does not leave by itself.
+# https://slurm.schedmd.com/squeue.html, "Job state codes": the final states.
 _ENDED = frozenset(
     ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT")
 )
-# Ours: the controller keeps a job for some minutes after its end (MinJobAge).
+# Not a state of SLURM: the controller forgets a job some minutes after its end (MinJobAge).
 FORGOTTEN = "FORGOTTEN"
 
 
 @dataclass(frozen=True)
 class JobState:
-    """A job as SLURM's controller sees it.
+    """The state of a job in SLURM's controller.
 
     Args:
-        name: Such as `PENDING`, `RUNNING`, `COMPLETED`.
-        reason: Why it waits, or why it ended; empty if there is none.
-        nodes: Where it runs, as SLURM writes it; empty while it waits.
-        exit_code: What its batch script ended with.
+        name: The state, such as `PENDING`, `RUNNING`, `COMPLETED`.
+        reason: The reason for the state; empty if there is none.
+        nodes: Its nodes, in SLURM's notation; empty while it waits.
+        exit_code: The exit code of its batch script.
         signal: The signal that ended it, or 0.
     """
 
@@ -42,12 +42,12 @@ class JobState:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it is over for good."""
+        """Whether the state is final."""
         return self.name in _ENDED or self.name == FORGOTTEN
 
     @property
     def is_good(self) -> bool:
-        """Whether it ended well."""
+        """Whether the job succeeded."""
         return self.name == "COMPLETED"
 
     def __str__(self) -> str:
@@ -64,34 +64,33 @@ def submit(script: Path, variables: Mapping[str, str]) -> str:
         variables: The environment that the job inherits.
 
     Returns:
-        The job's number.
+        The job's id.
 
     Raises:
-        MissingDependencyError: if there is no sbatch here.
-        UnsupportedError: if SLURM does not take the job, with what it says.
+        MissingDependencyError: if sbatch is not installed.
+        UnsupportedError: if SLURM rejects the job; the message holds sbatch's.
     """
     ended = _run("sbatch", "--parsable", str(script), variables=variables)
     found = re.match(r"[0-9]+", ended.stdout)
     if ended.returncode or found is None:
         raise UnsupportedError(
             explain(
-                "SLURM did not take the job.",
-                received=f"exit code {ended.returncode} of sbatch",
-                do=f"It said:\n{(ended.stderr or ended.stdout).strip()}\n"
-                "`--dry-run` shows the script that it was given; `sinfo` shows partitions and their limits.",
+                "SLURM rejected the job.",
+                received=f"exit code {ended.returncode} of sbatch: {(ended.stderr or ended.stdout).strip()}",
+                do="Check the script with `--dry-run`, and partitions and their limits with `sinfo`.",
             )
         )
     return found[0]
 
 
 def look_at_job(job: str) -> JobState | None:
-    """Asks the controller for a job.
+    """Queries the state of a job.
 
     Args:
-        job: Its number.
+        job: The job's id.
 
     Returns:
-        What it knows; None when it does not answer.
+        The state; None if the controller does not answer.
     """
     ended = _run("scontrol", "show", "job", "--oneliner", job)
     if "Invalid job id" in ended.stderr:
@@ -100,17 +99,17 @@ def look_at_job(job: str) -> JobState | None:
 
 
 def parse_job(text: str) -> JobState | None:
-    """Reads what `scontrol show job --oneliner` prints.
+    """Parses the output of `scontrol show job --oneliner`.
 
     Args:
-        text: One line of `Name=value` words; some values hold blanks, those that count here do not.
+        text: One line of `Name=value` words; some values contain blanks, but none of those used here.
 
     Returns:
-        The job's state; None if there is none in it.
+        The job's state; None if the text has none.
     """
     fields: dict[str, str] = {}
     for name, value in re.findall(r"(?:^|\s)([A-Za-z:/_]+)=(\S*)", text):
-        # The first of a name: what comes late, such as Comment, is the user's.
+        # The first of each name: later fields, such as Comment, contain the user's text.
         fields.setdefault(name, value)
     if "JobState" not in fields:
         return None
@@ -129,11 +128,11 @@ def cancel(job: str, signal: str | None = None) -> str:
     """Ends a job, or sends its processes a signal.
 
     Args:
-        job: Its number.
-        signal: A name such as `KILL`; None asks all processes to end, and kills them after SLURM's own time of grace.
+        job: The job's id.
+        signal: A name such as `KILL`; None sends SIGTERM, and SIGKILL after SLURM's grace period.
 
     Returns:
-        What SLURM complains; empty if nothing.
+        SLURM's error message; empty without an error.
     """
     options = [] if signal is None else [f"--signal={signal}", "--full"]
     ended = _run("scancel", *options, job)
@@ -146,7 +145,7 @@ def _run(*words: str, variables: Mapping[str, str] | None = None) -> subprocess.
             explain(
                 f"`{words[0]}` was not found.",
                 expected="SLURM's commands on the PATH",
-                do="Submit the job where SLURM is installed (a login node), or take another `--backend`.",
+                do="Submit the job where SLURM is installed (a login node), or use another `--backend`.",
             )
         )
     try:
@@ -159,7 +158,7 @@ def _run(*words: str, variables: Mapping[str, str] | None = None) -> subprocess.
             errors="replace",
             timeout=_ANSWER_S,
             check=False,
-            # Ctrl-C is for the launcher, which then cancels the job; it needs to know its number.
+            # Ctrl-C must reach only the launcher, which needs the job's id to cancel it.
             start_new_session=True,
         )
     except subprocess.TimeoutExpired:

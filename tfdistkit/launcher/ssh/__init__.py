@@ -1,1 +1,1 @@
-"""Workers on several hosts, over ssh."""
+"""Workers on several hosts over ssh."""

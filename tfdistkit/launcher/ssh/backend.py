@@ -1,7 +1,7 @@
-"""Workers on several hosts, which are reached by ssh: one connection and one agent (`remote_agent`) for each host.
+"""Workers on several hosts over ssh: one connection and one agent (`ssh.agent.main`) per host.
 
-Nothing of the job is in a command line: the agent, the variables and the workers' commands go over the connection.
-A host that is this machine itself has an agent too, without ssh.
+The agent, the variables and the workers' commands are sent over the connection; no command line contains them. This
+machine, if it is one of the hosts, runs an agent without ssh.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from tfdistkit.launcher.registry import row_of
 from tfdistkit.launcher.spec import JobSpec, ProcessSpec
 from tfdistkit.launcher.ssh.agent import bootstrap
 from tfdistkit.launcher.ssh.connection import Connection, Question
-from tfdistkit.launcher.ssh.connection_pool import Fleet
+from tfdistkit.launcher.ssh.connection_pool import ConnectionPool
 from tfdistkit.launcher.ssh.preflight import check_hosts
-from tfdistkit.launcher.ssh.suspend import PauseOnStop
+from tfdistkit.launcher.ssh.suspend import SuspendNotifier
 from tfdistkit.launcher.ssh.workers import RemoteWorker
 from tfdistkit.report.crashes import FILE_NAME as CRASH_FILE
 
-# What an agent consists of.
+# The modules of an agent, sent as source.
 _AGENT = "tfdistkit.launcher.ssh.agent.main"
 _PARTS = (
     _AGENT,
@@ -51,22 +51,22 @@ _PARTS = (
     "tfdistkit.launcher.ssh.agent.links",
 )
 
-# What the remote shell sees besides the name of a Python; the rest comes over the connection. There is nothing in it
-# that a shell reads between single quotes: no `!` and no backslash.
+# The code on the remote command line; it reads the rest from the connection. It must contain no `!` and no backslash,
+# which some shells interpret even between single quotes.
 _FIRST_STEP = (
     'import sys;sys.exit("tfdistkit needs Python 3.10 or newer, and this is %d.%d" % sys.version_info[:2])'
     "if sys.version_info<(3,10)else "
     'exec(__import__("zlib").decompress(__import__("base64").b64decode(open(0,"rb",0,closefd=False).readline())))'
 )
 
-# Nobody is there to answer a question, and nothing but the connection itself is wanted of the user's configuration.
+# ssh must not prompt, and must ignore commands, terminals and forwardings of the user's configuration.
 _SSH_OPTIONS = ("BatchMode=yes", "RemoteCommand=none", "RequestTTY=no", "ClearAllForwardings=yes")
 
-# How long a host may take to start one process.
+# Timeout for starting one process on a host, in seconds.
 _START_S = 30.0
-# How long the agents may take to end what is left.
+# Timeout for the agents to end the remaining processes, in seconds.
 _GOODBYE_S = 8.0
-# How long one host may take to connect to another.
+# Timeout of a connection between two hosts, in seconds.
 _CONNECT_S = 5.0
 
 
@@ -74,42 +74,42 @@ class Launcher(local.Launcher):
     """Starts workers on other hosts (see `backend.Backend`).
 
     Args:
-        job: What the user wants, with hosts.
-        hurry: Whether somebody has asked to end, while the hosts are connected and checked.
+        job: The job, with hosts.
+        should_stop: Whether to abort while the hosts are connected and checked.
 
     Raises:
-        UnsupportedError: if a host cannot take part; the message has a line for each.
-        MissingDependencyError: if there is no ssh.
+        UnsupportedError: if a host fails the preflight check; the message has one line per host.
+        MissingDependencyError: if ssh is not installed.
     """
 
-    def __init__(self, job: JobSpec, hurry: Callable[[], bool] = lambda: False):
+    def __init__(self, job: JobSpec, should_stop: Callable[[], bool] = lambda: False):
         assert job.hosts is not None
         super().__init__(job.job_id, job.world_size)
         self._hosts = job.hosts
         self._more_variables: dict[str, str | None] = {}
-        self._fleet = Fleet()
-        self._pause = PauseOnStop(self._fleet)
+        self._pool = ConnectionPool()
+        self._pause = SuspendNotifier(self._pool)
         try:
             for number in sorted(set(hosts_of_tasks(job))):
-                self._fleet.add(self._connect(number, job.hosts.slots[number].host))
-            checked = check_hosts(self._fleet, job, hurry)
-            # Where each process of the job runs, in their order; and what was seen, as a table.
+                self._pool.add(self._connect(number, job.hosts.slots[number].host))
+            checked = check_hosts(self._pool, job, should_stop)
+            # The placement of each process, in order, and the preflight report.
             self.places, self.table = checked.places, checked.table
             if row_of(job.backend).needs_horovod:
                 self._more_variables = self._open_store(job.world_size)
-            self._fleet.watch()
+            self._pool.watch()
         except BaseException:
             self.close()
             raise
 
-    # How long it can take to see that a worker is gone: longer when a host is silent just now.
     @property
     def blindness_s(self) -> float:  # type: ignore[override]
-        return max(local.Launcher.blindness_s, self._fleet.doubt_s())
+        # Longer while a host is silent: it may turn out to be lost.
+        return max(local.Launcher.blindness_s, self._pool.doubt_s())
 
     def start(self, spec: ProcessSpec) -> RemoteWorker:  # type: ignore[override]
         connection = self._connection(spec.host)
-        worker, started = self._fleet.start_worker(
+        worker, started = self._pool.start_worker(
             connection,
             spec,
             timeout_s=_START_S,
@@ -128,42 +128,42 @@ class Launcher(local.Launcher):
         return worker
 
     def wait(self, timeout_s: float) -> None:
-        self._fleet.wait_for_change(timeout_s)
+        self._pool.wait_for_change(timeout_s)
 
     def close(self) -> None:
         if self._is_closed:
             return
         self._pause.close()
-        self._fleet.close(_GOODBYE_S)
-        for one in self._fleet.connections:
+        self._pool.close(_GOODBYE_S)
+        for one in self._pool.connections:
             self._tell_watchdog(f"-{one.child.pid}\n")
         super().close()
 
     def measure(self, server: Place, client: Place, timeout_s: float) -> dict[str, float]:
-        """Returns how fast one host talks to another: `bytes_per_s` and `round_trip_s`.
+        """Measures the network from one host to another: `bytes_per_s` and `round_trip_s`.
 
         Args:
-            server: The host that is talked to.
-            client: The host that talks.
-            timeout_s: How long that may take, in seconds.
+            server: The host that receives.
+            client: The host that sends.
+            timeout_s: The timeout, in seconds.
 
         Raises:
-            UnsupportedError: if they do not come to each other, or not in time.
+            UnsupportedError: if they cannot connect, or the timeout expires.
         """
         serving, talking = self._connection(server.host), self._connection(client.host)
-        port = self._answer(self._fleet.ask(serving, "open_link", address=server.address), timeout_s)
-        self._fleet.ask(serving, "serve_link")
+        port = self._answer(self._pool.ask(serving, "open_link", address=server.address), timeout_s)
+        self._pool.ask(serving, "serve_link")
         link: dict[str, float] = self._answer(
-            self._fleet.ask(talking, "measure_link", address=server.address, port=port), timeout_s
+            self._pool.ask(talking, "measure_link", address=server.address, port=port), timeout_s
         )
         return link
 
     def _connection(self, host: str) -> Connection:
-        return next(one for one in self._fleet.connections if one.host == host)
+        return next(one for one in self._pool.connections if one.host == host)
 
     def _answer(self, question: Question, timeout_s: float) -> Any:
-        if not self._fleet.wait_for(lambda: question.is_done, timeout_s):
-            raise UnsupportedError(f"There was no answer within {timeout_s:g} s.")
+        if not self._pool.wait_for(lambda: question.is_done, timeout_s):
+            raise UnsupportedError(f"The host did not answer within {timeout_s:g} s.")
         if question.error is not None:
             raise UnsupportedError(question.error)
         return question.answer
@@ -172,42 +172,45 @@ class Launcher(local.Launcher):
         python = [self._hosts.python, "-I", "-S", "-X", "utf8", "-c", _FIRST_STEP]
         is_here = is_this_machine(host)
         command = python if is_here else ssh_command(self._hosts, host, python)
-        # A mark of its own on each host: an agent ends what carries it, and sees no other host's.
+        # One mark per host: an agent kills all processes with its mark, and must not match those of other hosts.
         mark = f"{env.JOB_ID}={self._job_id}.{number}"
         try:
             connection = Connection(host, command, agent_line(mark), env.child_env({env.JOB_ID: None}))
         except FileNotFoundError as error:
             raise UnsupportedError(
-                explain("`--python` is not there.", received=str(error.filename), expected="a Python on every host")
+                explain(
+                    "`--python` must be the path of a Python on every host.",
+                    received=f"{error.filename}, which does not exist on this machine",
+                )
             ) from None
         if not is_here:
-            # Without the launcher, the agent ends by itself; ssh, which has nobody to talk to any more, does not.
+            # Without the launcher the agent exits on its own, but ssh does not.
             self._tell_watchdog(f"+{connection.child.pid}\n")
         return connection
 
     def _open_store(self, world_size: int) -> dict[str, str | None]:
-        """The store in which Gloo's ranks meet, with rank 0: what they can reach if they can reach it."""
+        """Opens the rendezvous store of Gloo's ranks on rank 0's host; returns the variables that name it."""
         first = self.places[0]
         connection = self._connection(first.host)
         secret = secrets.token_hex(16)
-        told = {"world_size": world_size, "address": first.address, "secret": secret}
-        opened = self._fleet.ask(connection, "serve_store", **told)
-        self._fleet.wait_for(lambda: opened.is_done, _START_S)
+        options = {"world_size": world_size, "address": first.address, "secret": secret}
+        opened = self._pool.ask(connection, "serve_store", **options)
+        self._pool.wait_for(lambda: opened.is_done, _START_S)
         if opened.answer is None:
-            what = f"The ranks have nowhere to meet on {first.host}."
+            what = f"The rendezvous store of Horovod's ranks could not be opened on {first.host}."
             raise UnsupportedError(explain(what, received=opened.error or f"no answer within {_START_S:g} s"))
-        self._see_that_all_reach(first, opened.answer)
+        self._check_connections(first, opened.answer)
         return {
-            env.TF_CONFIG: None,  # one that is set in the shell there describes another cluster
+            env.TF_CONFIG: None,  # a TF_CONFIG of the remote shell describes another cluster
             **horovod.store_variables(first.address, opened.answer, secret),
         }
 
-    def _see_that_all_reach(self, place: Place, port: int) -> None:
-        """Gloo's ranks use ports that nobody knows before; if one is blocked, the others are, too."""
+    def _check_connections(self, place: Place, port: int) -> None:
+        """Checks that every host can connect to the store: Gloo uses ephemeral ports, blocked alike by a firewall."""
         address = [[place.address, port]]
         asked = {
-            one.host: self._fleet.ask(one, "connect", addresses=address, timeout_s=_CONNECT_S)
-            for one in self._fleet.connections
+            one.host: self._pool.ask(one, "connect", addresses=address, timeout_s=_CONNECT_S)
+            for one in self._pool.connections
             if one.host != place.host
         }
         for host, question in asked.items():
@@ -215,28 +218,29 @@ class Launcher(local.Launcher):
             if why is not None:
                 raise UnsupportedError(
                     explain(
-                        f"{host} cannot connect to {place.host}, where Horovod's ranks meet.",
+                        f"{host} cannot connect to the rendezvous store of Horovod's ranks on {place.host}.",
                         received=f"{join_address(place.address, port)}: {why}",
-                        do="Open all ports between the hosts: Gloo takes any of them. --backend local takes one each.",
+                        do="Open all ports between the hosts, as Gloo uses any of them, or use --backend local, which "
+                        "uses one port per worker.",
                     )
                 )
 
 
 def ssh_command(hosts: HostsSpec, host: str, words: list[str]) -> list[str]:
-    """Returns the command that runs a command on a host.
+    """Returns the ssh command that runs a command on a host.
 
     Args:
-        hosts: How hosts are reached.
-        host: One of them, with a user's name before it if need be.
-        words: The command there. It is quoted: the shell there reads nothing into it.
+        hosts: The ssh options.
+        host: The host, with the user's name before it if needed.
+        words: The remote command; it is quoted for the remote shell.
 
     Raises:
-        MissingDependencyError: if there is no ssh.
+        MissingDependencyError: if ssh is not installed.
     """
     ssh = shutil.which("ssh")
     if ssh is None:
-        how = "Install it: apt-get install openssh-client"
-        raise MissingDependencyError(explain("`ssh` was not found.", expected="OpenSSH on the PATH", do=how))
+        do = "Install it: apt-get install openssh-client"
+        raise MissingDependencyError(explain("`ssh` was not found.", expected="OpenSSH on the PATH", do=do))
     options = [f"-o{option}" for option in _SSH_OPTIONS]
     if hosts.ssh_port is not None:
         options.append(f"-p{hosts.ssh_port}")
@@ -246,10 +250,10 @@ def ssh_command(hosts: HostsSpec, host: str, words: list[str]) -> list[str]:
 
 
 def agent_line(mark: str) -> bytes:
-    """Returns the line that makes a Python, started with `_FIRST_STEP`, the agent of a host.
+    """Returns the line that turns a Python, started with `_FIRST_STEP`, into the agent of a host.
 
     Args:
-        mark: `NAME=value`, which all processes of the job on this host get among their variables.
+        mark: `NAME=value`, which is set in the environment of all processes of the job on this host.
     """
     sources = {name: _source_of(name) for name in _PARTS}
     program = f"{inspect.getsource(bootstrap)}\nrun_sent({sources!r}, {_AGENT!r}, {mark!r})\n"
@@ -257,7 +261,7 @@ def agent_line(mark: str) -> bytes:
 
 
 def _source_of(name: str) -> str:
-    """Not imported for it: some parts are for the host alone."""
+    """Reads the source of a module without importing it: some modules only work on the host."""
     spec = importlib.util.find_spec(name)
     assert spec is not None and spec.loader is not None
     source: str = spec.loader.get_source(name)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""One host of a job: the connection to its agent, what was asked and told over it, and how it was lost."""
+"""The connection to the agent of one host: its questions, its workers, and its loss."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Any
 
 from tfdistkit.launcher.backend import Loss
 from tfdistkit.launcher.spec import ProcessSpec
-from tfdistkit.launcher.ssh.agent.protocol import GREETING, Decoder, Message, NotOurs, Outbox, encode, read_now
+from tfdistkit.launcher.ssh.agent.protocol import GREETING, Decoder, Message, Outbox, ProtocolError, encode, read_now
 from tfdistkit.launcher.ssh.workers import RemoteWorker
 
-# An agent says something every second. It ends its workers when it hears nothing for twice as long as this.
+# Timeout for a silent agent, which answers a ping per second. The agent's own timeout is twice as long.
 SILENCE_S = 10.0
 _PING_S = 1.0
-# ssh ends a moment after its last byte, and says why.
-_LAST_WORDS_S = 1.0
-# How much of what ssh, or a login shell, says is kept.
+# Time for ssh to exit and to print the reason after the connection has ended.
+_END_REASON_S = 1.0
+# How much output of ssh or of a login shell is kept.
 _MOST_SAID_BYTES = 4096
 
 
 @dataclass
 class Question:
-    """What an agent was asked, and its answer once `is_done`; `error` tells why there is none, `kind` its class."""
+    """A request to an agent, with its answer once `is_done`; or `error`, and the class of the error as `kind`."""
 
     is_done: bool = False
     answer: Any = None
@@ -35,12 +35,12 @@ class Question:
 
 
 class Connection:
-    """The way to the agent of one host. Its owner calls all of it under one lock.
+    """The connection to the agent of one host. Not thread-safe: its owner holds a lock around each call.
 
     Args:
-        host: What the user calls the host.
-        command: What leads to a Python there that reads `first_line`, and is the agent then.
-        first_line: The agent.
+        host: The user's name for the host.
+        command: The command that starts a Python on the host, which reads `first_line` and becomes the agent.
+        first_line: The source of the agent.
         variables: The environment of the command.
     """
 
@@ -58,7 +58,7 @@ class Connection:
         assert self.child.stdin is not None and self.child.stdout is not None and self.child.stderr is not None
         self.outbox = Outbox(self.child.stdin.fileno())
         self.outbox.put(first_line)
-        # What is still to be read: the agent's messages, and what ssh itself says.
+        # Descriptors to read from: the agent's messages, and the stderr of ssh.
         self.sources = {self.child.stdout.fileno(): self._listen, self.child.stderr.fileno(): self._note}
         for descriptor in self.sources:
             os.set_blocking(descriptor, False)
@@ -76,21 +76,21 @@ class Connection:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more will come."""
+        """Whether the connection is lost or closed."""
         return self.loss is not None or self.has_left
 
     @property
     def silent_s(self) -> float:
-        """For how many seconds nothing has been heard of it."""
+        """Seconds since the last message of the agent."""
         return time.monotonic() - self._heard_at
 
     def send(self, message: Message) -> None:
-        """Sends a message, as soon as the other side takes it."""
+        """Queues a message for the agent."""
         if not self.is_over:
             self.outbox.put(encode(message))
 
     def ask(self, what: str, **asked: Any) -> Question:
-        """Asks the agent for something; see `remote_agent.Agent`."""
+        """Sends a request to the agent; see `ssh.agent.main.Agent`."""
         question = Question()
         if self.loss is not None:
             question.is_done, question.error = True, self.loss.text
@@ -99,15 +99,15 @@ class Connection:
         self.send({"do": "ask", "number": number, "what": what, "with": asked})
         return question
 
-    def start(self, spec: ProcessSpec, tell: Callable[[Message], None], **asked: Any) -> tuple[RemoteWorker, Question]:
-        """Starts a worker; its process is the answer.
+    def start(self, spec: ProcessSpec, send: Callable[[Message], None], **asked: Any) -> tuple[RemoteWorker, Question]:
+        """Requests the start of a worker; the answer is its process id.
 
         Args:
             spec: The worker.
-            tell: How the worker's handle, which knows no lock, sends messages.
-            **asked: What its agent wants to know.
+            send: Sends messages for the worker's handle, taking the lock.
+            **asked: The arguments of the agent's `start`.
         """
-        worker = RemoteWorker(spec, len(self.workers), tell)
+        worker = RemoteWorker(spec, len(self.workers), send)
         self.workers[worker.number] = worker
         name = f"{worker.number}.{spec.name.folder}"
         question = self.ask("start", worker=worker.number, name=name, **asked)
@@ -116,33 +116,33 @@ class Connection:
         return worker, question
 
     def read(self, descriptor: int) -> None:
-        """Reads what one of the `sources` has now."""
+        """Reads the available bytes of one of the `sources`."""
         data = read_now(descriptor)
         if data is None:
             return
         take = self.sources[descriptor] if data else self.sources.pop(descriptor)
         take(data)
 
-    def look(self, now: float, forgive: bool) -> None:
-        """Lets out what the workers printed, says that the launcher is there, and sees whether the host is.
+    def poll(self, now: float, was_suspended: bool) -> None:
+        """Forwards the workers' output, pings the agent, and detects a lost host.
 
         Args:
-            now: By `time.monotonic`.
-            forgive: Whether this process was held up itself, and could not hear anybody.
+            now: The time, by `time.monotonic`.
+            was_suspended: Whether this process was itself suspended, so that the silence means nothing.
         """
         for worker in self.workers.values():
             for stream in worker.streams.values():
-                told = stream.flush()
-                if told is not None:
-                    self.send(told)
+                message = stream.flush()
+                if message is not None:
+                    self.send(message)
         if self.is_over:
             return
-        if self._ended_at is not None and (self.child.poll() is not None or now - self._ended_at > _LAST_WORDS_S):
-            self._lose(self._last_words())
+        if self._ended_at is not None and (self.child.poll() is not None or now - self._ended_at > _END_REASON_S):
+            self._lose(self._end_reason())
             return
         if not self.is_up:
             return
-        if forgive:
+        if was_suspended:
             self._heard_at = now
         if self.is_watched and now - self._heard_at > SILENCE_S:
             self._lose(f"{self.host} has not answered for {SILENCE_S:g} s: it is off, stopped or cut off.")
@@ -153,17 +153,17 @@ class Connection:
 
     @property
     def is_drained(self) -> bool:
-        """Whether all that the workers printed has come out."""
+        """Whether all output of the workers was forwarded."""
         return all(stream.is_closed for worker in self.workers.values() for stream in worker.streams.values())
 
     def close_streams(self) -> None:
-        """Closes what has not come out; nobody reads it."""
+        """Closes all streams, dropping output that was not forwarded."""
         for worker in self.workers.values():
             for stream in worker.streams.values():
                 stream.close()
 
     def give_up(self, why: str) -> None:
-        """Counts the host as lost, unless it is."""
+        """Marks the host as lost, unless the connection is over already."""
         if not self.is_over:
             self._lose(why)
 
@@ -173,7 +173,7 @@ class Connection:
             self._ended_at = self._heard_at
             return
         if self.is_over:
-            return  # it was given up, and everybody was told so
+            return  # the loss was already reported
         if not self.is_up:
             noise, found, data = (self._greeting + data).partition(GREETING)
             self._greeting = noise[-_MOST_SAID_BYTES:]
@@ -183,8 +183,8 @@ class Connection:
         try:
             for message, payload in self._decoder.push(data):
                 self._take(message, payload)
-        except NotOurs as strange:
-            self._lose(f"What came from {self.host} is none of the agent's messages: {strange}.")
+        except ProtocolError as error:
+            self._lose(f"{self.host} sent a message that is not the agent's: {error}.")
 
     def _note(self, data: bytes) -> None:
         self.said = (self.said + data)[-_MOST_SAID_BYTES:]
@@ -198,22 +198,22 @@ class Connection:
             question.is_done = True
         elif what == "goodbye":
             self.has_left = True
-            self._let_go(None)
+            self._release(None)
         elif what != "pong":
             self.workers[message["worker"]].take(message, payload, self.clock_s)
 
-    def _last_words(self) -> str:
+    def _end_reason(self) -> str:
         code = self.child.poll()
         said = [line.strip() for line in (self.said + self._greeting).decode(errors="replace").splitlines()]
-        told = "; ".join(line for line in said[-5:] if line)
-        what = "The connection ended" if self.is_up else "There was no connection"
-        return f"{what}: {told or 'nothing was said'} (exit code {code})."
+        reason = "; ".join(line for line in said[-5:] if line)
+        what = "The connection ended" if self.is_up else "The connection failed"
+        return f"{what}: {reason or 'no reason was given'} (exit code {code})."
 
     def _lose(self, why: str) -> None:
         self.loss = Loss(why, self._heard_time)
-        self._let_go(self.loss)
+        self._release(self.loss)
 
-    def _let_go(self, loss: Loss | None) -> None:
+    def _release(self, loss: Loss | None) -> None:
         for worker in self.workers.values():
             worker.lose(loss)
         for question in self._questions.values():

@@ -1,4 +1,4 @@
-"""All hosts of a job: one thread carries everything between the launcher and the agents, and sees who falls silent."""
+"""The connections to all hosts of a job: one thread serves them, and detects silent hosts."""
 
 from __future__ import annotations
 
@@ -17,52 +17,52 @@ from tfdistkit.launcher.ssh.agent.protocol import Message
 from tfdistkit.launcher.ssh.connection import SILENCE_S, Connection, Question
 from tfdistkit.launcher.ssh.workers import RemoteWorker
 
-_LOOK_S = 0.2
-# This process was held up itself (Ctrl-Z): what it has not heard meanwhile says nothing.
-_HELD_UP_S = 3.0
-# Silence that is no accident.
-_ODD_SILENCE_S = 2.5
-# How long the last output may take to come out.
+_POLL_S = 0.2
+# A longer gap between two polls means that this process was itself suspended (Ctrl-Z).
+_SUSPENDED_S = 3.0
+# Silence longer than this is suspicious: agents answer a ping per second.
+_SUSPICIOUS_SILENCE_S = 2.5
+# Time to forward the last output.
 _OUTPUT_S = 1.0
-# How long ssh may take to end when its agent has.
+# Time for ssh to exit after its agent.
 _END_S = 1.0
-# What a caller looks up from waiting for.
-_GLANCE_S = 0.1
+# Poll interval of `should_stop` in `wait_for`.
+_WAIT_POLL_S = 0.1
 
 
-class Fleet(threading.Thread):
-    """The connections to all hosts of a job, from now until `close`."""
+class ConnectionPool(threading.Thread):
+    """The connections to all hosts of a job, served by this thread until `close`."""
 
     def __init__(self) -> None:
         super().__init__(name="tfdistkit-hosts", daemon=True)
         self.connections: list[Connection] = []
-        # Guards the connections and all that belongs to them; told of every change.
+        # Guards the connections and their workers; notified of every change.
         self._changed = threading.Condition()
         self._wake_reading, self._wake_writing = os.pipe()
         for descriptor in (self._wake_reading, self._wake_writing):
             os.set_blocking(descriptor, False)
         self._is_closed = False
-        self._looked_at = 0.0
+        self._polled_at = 0.0
         self.start()
 
     def run(self) -> None:
         try:
-            self._looked_at = time.monotonic()
+            self._polled_at = time.monotonic()
             while not self._is_closed:
-                self._turn()
+                self._poll_once()
         except Exception as error:
-            # Nobody would hear of the hosts any more, and everybody would wait for them.
+            # Without this thread, callers would wait for the hosts for ever.
             for one in self.connections:
                 self.give_up(one, f"The launcher failed: {type(error).__name__}: {error}")
             raise
 
-    def _turn(self) -> None:
+    def _poll_once(self) -> None:
         poller, readers = self._poller()
-        ready = poller.poll(_LOOK_S * 1000)
+        ready = poller.poll(_POLL_S * 1000)
         with self._changed:
             now = time.monotonic()
-            held_up = now - self._looked_at > _HELD_UP_S
-            self._looked_at = now
+            was_suspended = now - self._polled_at > _SUSPENDED_S
+            self._polled_at = now
             for descriptor, _ in ready:
                 if descriptor == self._wake_reading:
                     with contextlib.suppress(BlockingIOError):
@@ -71,23 +71,23 @@ class Fleet(threading.Thread):
                     readers[descriptor].read(descriptor)
             for one in self.connections:
                 one.outbox.flush()
-                one.look(now, forgive=held_up)
+                one.poll(now, was_suspended=was_suspended)
             self._changed.notify_all()
 
     def add(self, connection: Connection) -> None:
-        """Takes over a connection."""
+        """Adds a connection."""
         with self._changed:
             self.connections.append(connection)
         self.wake()
 
     def watch(self) -> None:
-        """From now on, a host that is silent for too long counts as lost."""
+        """Enables the timeout for silent hosts."""
         with self._changed:
             for one in self.connections:
                 one.is_watched = True
 
     def pause(self) -> None:
-        """Tells all hosts that this process is about to be suspended; also from a handler of signals."""
+        """Tells all agents that this process is about to be suspended; may be called from a signal handler."""
         with self._changed:
             for one in self.connections:
                 one.is_paused = True
@@ -95,19 +95,19 @@ class Fleet(threading.Thread):
                 one.outbox.flush()
 
     def resume(self) -> None:
-        """Takes `pause` back."""
+        """Reverts `pause`."""
         with self._changed:
             for one in self.connections:
                 one.is_paused = False
         self.wake()
 
     def ask(self, connection: Connection, what: str, **asked: Any) -> Question:
-        """Asks one host for something, and does not wait.
+        """Sends a request to one host, without waiting for the answer.
 
         Args:
             connection: The host.
-            what: One of what `remote_agent.Agent` answers.
-            **asked: What belongs to it.
+            what: The name of a request of `ssh.agent.main.Agent`.
+            **asked: Its arguments.
         """
         with self._changed:
             question = connection.ask(what, **asked)
@@ -117,70 +117,70 @@ class Fleet(threading.Thread):
     def start_worker(
         self, connection: Connection, spec: ProcessSpec, timeout_s: float, **asked: Any
     ) -> tuple[RemoteWorker, Question]:
-        """Starts a worker, and waits until it is there.
+        """Starts a worker, and waits until it runs.
 
         Args:
             connection: The host.
             spec: The worker.
-            timeout_s: How long that may take, in seconds.
-            **asked: What `remote_agent.Agent` wants to know.
+            timeout_s: The timeout, in seconds.
+            **asked: The arguments of the agent's `start`.
         """
 
-        def tell(message: Message) -> None:
+        def send(message: Message) -> None:
             with self._changed:
                 connection.send(message)
             self.wake()
 
         with self._changed:
-            worker, question = connection.start(spec, tell, **asked)
+            worker, question = connection.start(spec, send, **asked)
         self.wake()
         self.wait_for(lambda: question.is_done, timeout_s)
         worker.pid = question.answer or 0
         return worker, question
 
     def wait_for(
-        self, condition: Callable[[], bool], timeout_s: float, hurry: Callable[[], bool] = lambda: False
+        self, condition: Callable[[], bool], timeout_s: float, should_stop: Callable[[], bool] = lambda: False
     ) -> bool:
-        """Waits until something is true.
+        """Waits until a condition is true.
 
         Args:
-            condition: It can only become true by what a host does.
-            timeout_s: For how long, in seconds.
-            hurry: Whether to stop waiting.
+            condition: A condition that changes only with messages of hosts.
+            timeout_s: The timeout, in seconds.
+            should_stop: Whether to stop waiting.
 
         Returns:
-            Whether it is true.
+            Whether the condition is true.
         """
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while not condition():
                 left = deadline - time.monotonic()
-                if left <= 0 or hurry():
+                if left <= 0 or should_stop():
                     return False
-                self._changed.wait(min(left, _GLANCE_S))
+                self._changed.wait(min(left, _WAIT_POLL_S))
             return True
 
     def wait_for_change(self, timeout_s: float) -> None:
-        """Returns when a host did anything, or after `timeout_s`."""
+        """Waits for the next change of any host, at most `timeout_s` seconds."""
         with self._changed:
             self._changed.wait(timeout_s)
 
     def doubt_s(self) -> float:
-        """Returns after how many seconds a host that is silent now will count as lost; 0 if none is silent."""
+        """Returns the seconds until a host that is silent now counts as lost; 0 if none is silent."""
         with self._changed:
             silent_s = max((one.silent_s for one in self.connections if not one.is_over), default=0.0)
-        return SILENCE_S - silent_s + 2 * _LOOK_S if silent_s > _ODD_SILENCE_S else 0.0
+        return SILENCE_S - silent_s + 2 * _POLL_S if silent_s > _SUSPICIOUS_SILENCE_S else 0.0
 
     def give_up(self, connection: Connection, why: str) -> None:
-        """Counts a host as lost."""
+        """Marks a host as lost."""
         with self._changed:
             connection.give_up(why)
 
     def close(self, timeout_s: float) -> None:
-        """Says goodbye: each agent ends what is left on its host; those that do not answer are left to themselves.
+        """Ends all agents, each with the remaining processes on its host; agents that do not answer are abandoned.
 
         Args:
-            timeout_s: How long that may take, in seconds.
+            timeout_s: The timeout, in seconds.
         """
         if self._is_closed:
             return
@@ -191,7 +191,7 @@ class Fleet(threading.Thread):
         self.wait_for(lambda: all(one.is_over or not one.is_up for one in self.connections), timeout_s)
         for one in self.connections:
             self.give_up(one, "The job is over.")
-        # Somebody reads it, unless the console is blocked.
+        # The last output is read, unless the console is blocked.
         self.wait_for(lambda: all(one.is_drained for one in self.connections), _OUTPUT_S)
         self._is_closed = True
         self.wake()
@@ -204,12 +204,12 @@ class Fleet(threading.Thread):
             os.close(descriptor)
 
     def wake(self) -> None:
-        """Lets the thread look at what is new."""
+        """Wakes the thread."""
         with contextlib.suppress(BlockingIOError):
             os.write(self._wake_writing, b"!")
 
     def _poller(self) -> tuple[select.poll, dict[int, Connection]]:
-        """Everything that something can come from, or that waits to be written to."""
+        """Returns a poller of all descriptors to read from or write to, and the connection of each to read from."""
         poller = select.poll()
         poller.register(self._wake_reading, select.POLLIN)
         readers = {}
@@ -234,7 +234,7 @@ def _hang_up(child: subprocess.Popen[bytes]) -> None:
 
 
 def _end(children: Sequence[subprocess.Popen[bytes]]) -> None:
-    """All at the same time: there can be many hosts that do not answer any more."""
+    """Ends all ssh processes in parallel: many hosts may be unreachable."""
     for number in (None, signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + _END_S
         for child in children:

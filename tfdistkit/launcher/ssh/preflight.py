@@ -1,6 +1,6 @@
-"""Before any worker starts: is every host there, is it like the others, can they reach each other? One line for each.
+"""The preflight check: every host answers, has the same versions and script, and can connect to its peers.
 
-All hosts are asked at the same time, in three rounds with one deadline.
+It asks all hosts in parallel, in three rounds with one deadline, before any worker starts.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from tfdistkit.launcher.registry import row_of
 from tfdistkit.launcher.spec import JobSpec
 from tfdistkit.launcher.ssh import problems
 from tfdistkit.launcher.ssh.connection import Question
-from tfdistkit.launcher.ssh.connection_pool import Fleet
-from tfdistkit.launcher.ssh.preflight_report import PACKAGES, HostLook, compare, describe
+from tfdistkit.launcher.ssh.connection_pool import ConnectionPool
+from tfdistkit.launcher.ssh.preflight_report import PACKAGES, HostReport, compare, describe
 
-# The variables of a host that a plan respects.
+# The variables of a host that take precedence over the plan's.
 _RESPECTED = (
     env.INTRA_OP_THREADS,
     env.INTER_OP_THREADS,
@@ -36,81 +36,83 @@ _RESPECTED = (
     horovod.GLOO_INTERFACE,
     NCCL_INTERFACE,
 )
-# A host that was silent to the end takes nothing of what the others need for the next round.
+# The minimum time of a round, so that a silent host does not use up the time of its peers.
 _ROUND_S = 5.0
-# How long one host may take to connect to another.
+# Timeout of a connection between two hosts, in seconds.
 _CONNECT_S = 5.0
 
 
 @dataclass(frozen=True)
 class Checked:
-    """Hosts that can take part.
+    """The result of a successful preflight check.
 
     Args:
-        places: Where each process runs, in the order of `planning.plan_processes`.
-        table: One line for each host.
+        places: The placement of each process, in the order of `planning.plan_processes`.
+        table: The preflight report, one line per host.
     """
 
     places: tuple[Place, ...]
     table: str
 
 
-def check_hosts(fleet: Fleet, job: JobSpec, hurry: Callable[[], bool]) -> Checked:
-    """Checks the hosts of a job.
+def check_hosts(pool: ConnectionPool, job: JobSpec, should_stop: Callable[[], bool]) -> Checked:
+    """Runs the preflight check of a job's hosts.
 
     Args:
-        fleet: Connections to those of its hosts that it uses, in their order.
-        job: What the user wants.
-        hurry: Whether somebody has asked to end.
+        pool: Connections to the hosts that the job uses, in order.
+        job: The job.
+        should_stop: Whether to abort the check.
 
     Raises:
-        HostsNotReady: if one of them cannot take part; the message holds the table, and what to do.
+        HostsNotReady: if a host fails the check; the message holds the report and the fixes.
     """
     assert job.hosts is not None
     numbers = hosts_of_tasks(job)
     names = [job.hosts.slots[number].host for number in numbers]
-    looks = [HostLook(one.host, one) for one in fleet.connections]
-    examination = Examination(fleet, job.hosts, looks, hurry)
-    examination.meet()
-    examination.choose_addresses()
-    examination.look_around(_wanted(job), job.env, [names.count(look.host) for look in looks])
-    compare(looks, _own_checksum(job), needs_horovod=row_of(job.backend).needs_horovod)
-    examination.connect_all()
-    table = describe(looks)
-    if any(look.problems for look in looks):
-        bad = {look.host: tuple(look.problems) for look in looks if look.problems}
-        raise problems.HostsNotReady(table, bad, len(looks))
-    by_host = {look.host: look for look in looks}
+    reports = [HostReport(one.host, one) for one in pool.connections]
+    preflight = Preflight(pool, job.hosts, reports, should_stop)
+    preflight.describe_hosts()
+    preflight.choose_addresses()
+    preflight.inspect_environment(_wanted(job), job.env, [names.count(report.host) for report in reports])
+    compare(reports, _own_checksum(job), needs_horovod=row_of(job.backend).needs_horovod)
+    preflight.connect_all()
+    table = describe(reports)
+    if any(report.problems for report in reports):
+        bad = {report.host: tuple(report.problems) for report in reports if report.problems}
+        raise problems.HostsNotReady(table, bad, len(reports))
+    by_host = {report.host: report for report in reports}
     taken = dict.fromkeys(by_host, 0)
     places = []
     for name in names:
-        look = by_host[name]
+        report = by_host[name]
         places.append(
             Place(
-                look.ports[taken[name]],
-                look.facts["cores"],
-                look.host,
-                look.address or HERE,
-                look.interface,
-                look.facts["variables"],
+                report.ports[taken[name]],
+                report.facts["cores"],
+                report.host,
+                report.address or HERE,
+                report.interface,
+                report.facts["variables"],
             )
         )
         taken[name] += 1
     return Checked(tuple(places), table)
 
 
-class Examination:
-    """The rounds of questions, all hosts at once.
+class Preflight:
+    """The rounds of the preflight check, each on all hosts in parallel.
 
     Args:
-        fleet: The hosts.
-        hosts: How they are used.
-        looks: What is found out, in the order of the hosts.
-        hurry: Whether somebody has asked to end.
+        pool: The connections to the hosts.
+        hosts: The hosts of the job.
+        reports: The reports to fill in, in the order of the hosts.
+        should_stop: Whether to abort the check.
     """
 
-    def __init__(self, fleet: Fleet, hosts: HostsSpec, looks: Sequence[HostLook], hurry: Callable[[], bool]):
-        self._fleet, self._hosts, self._looks, self._hurry = fleet, hosts, looks, hurry
+    def __init__(
+        self, pool: ConnectionPool, hosts: HostsSpec, reports: Sequence[HostReport], should_stop: Callable[[], bool]
+    ):
+        self._pool, self._hosts, self._reports, self._should_stop = pool, hosts, reports, should_stop
         self._started = time.monotonic()
 
     @property
@@ -118,111 +120,115 @@ class Examination:
         return max(_ROUND_S, self._hosts.start_timeout_s - (time.monotonic() - self._started))
 
     @property
-    def _good(self) -> list[HostLook]:
-        return [look for look in self._looks if not look.problems]
+    def _good(self) -> list[HostReport]:
+        return [report for report in self._reports if not report.problems]
 
-    def meet(self) -> None:
-        """Who is there, and what is it?"""
-        for look, answer in self._ask_all("describe", names=list(_RESPECTED)):
-            look.facts = answer
-            if not look.is_here:
-                # When it came, against when it was written: wrong by the time of the way, far less than a second.
-                came = time.time() - (time.monotonic() - (look.answered_at or 0.0))
-                look.connection.clock_s = came - answer["time"]
+    def describe_hosts(self) -> None:
+        """Asks every host for its interfaces, cores, variables and clock."""
+        for report, answer in self._ask_all("describe", names=list(_RESPECTED)):
+            report.facts = answer
+            if not report.is_here:
+                # The clock offset; its error is the network latency, far less than a second.
+                arrived = time.time() - (time.monotonic() - (report.answered_at or 0.0))
+                report.connection.clock_s = arrived - answer["time"]
 
     def choose_addresses(self) -> None:
-        """Where the others reach each host: the interface that is asked for, or the one that ssh came by."""
+        """Chooses the address of each host: that of the requested interface, or of its ssh connection."""
         asked = self._hosts.interface
-        others = [look for look in self._good if not look.is_here]
-        for look in self._good:
-            interfaces: Mapping[str, str] = look.facts["interfaces"]
+        others = [report for report in self._good if not report.is_here]
+        for report in self._good:
+            interfaces: Mapping[str, str] = report.facts["interfaces"]
             if asked is not None:
-                look.address, look.interface = interfaces.get(asked), asked
-                if look.address is None:
-                    look.problems.append(problems.no_interface(asked, interfaces))
-            elif not look.is_here:
-                look.address = look.facts["came_by"]
+                report.address, report.interface = interfaces.get(asked), asked
+                if report.address is None:
+                    report.problems.append(problems.no_interface(asked, interfaces))
+            elif not report.is_here:
+                report.address = report.facts["ssh_address"]
             elif not others:
-                look.address = HERE
+                report.address = HERE
             else:
-                for _, address in self._ask_all("own_address", [look], address=others[0].facts["came_by"]):
-                    look.address = address
-            if look.address is None and not look.problems:
-                look.problems.append(problems.no_address(interfaces))
-            if look.interface is None:
-                look.interface = next((name for name, ip in interfaces.items() if ip == look.address), None)
+                for _, address in self._ask_all("own_address", [report], address=others[0].facts["ssh_address"]):
+                    report.address = address
+            if report.address is None and not report.problems:
+                report.problems.append(problems.no_address(interfaces))
+            if report.interface is None:
+                report.interface = next((name for name, ip in interfaces.items() if ip == report.address), None)
         problems.mark_same_machines(self._good)
 
-    def look_around(self, wanted: Mapping[str, Any], variables: Mapping[str, str], ports: Sequence[int]) -> None:
-        """What would a worker find there? And which ports are free?"""
+    def inspect_environment(
+        self, wanted: Mapping[str, Any], variables: Mapping[str, str], ports: Sequence[int]
+    ) -> None:
+        """Checks versions and the script in the environment of a worker, and reserves free ports."""
         held = {
-            look.host: self._fleet.ask(look.connection, "hold_ports", count=count)
-            for look, count in zip(self._looks, ports, strict=True)
-            if not look.problems
+            report.host: self._pool.ask(report.connection, "hold_ports", count=count)
+            for report, count in zip(self._reports, ports, strict=True)
+            if not report.problems
         }
         seconds = self._left_s
-        for look, answer in self._ask_all(
-            "look_around",
+        for report, answer in self._ask_all(
+            "inspect_environment",
             python=self._hosts.python,
             folder=self._hosts.folder,
             variables=dict(variables),
             wanted=wanted,
             timeout_s=seconds,
         ):
-            look.found = answer
-        for look in self._good:
-            answer = held[look.host].answer
-            look.ports = answer or ()
+            report.found = answer
+        for report in self._good:
+            answer = held[report.host].answer
+            report.ports = answer or ()
             if answer is None:
-                look.problems.append(problems.no_ports(held[look.host]))
+                report.problems.append(problems.no_ports(held[report.host]))
 
     def connect_all(self) -> None:
-        """Can each host connect to the ports of all others?"""
+        """Checks that each host can connect to the ports of all its peers."""
         good = self._good
-        if len(good) < len(self._looks):
-            return  # the rest is told first: it may be the reason
+        if len(good) < len(self._reports):
+            return  # problems found so far are reported first: they may be the cause
         asked = {}
-        for look in good:
-            others = [(one.host, one.address, port) for one in good if one is not look for port in one.ports]
-            asked[look.host] = others
+        for report in good:
+            others = [(one.host, one.address, port) for one in good if one is not report for port in one.ports]
+            asked[report.host] = others
         timeout_s = min(_CONNECT_S, self._left_s)
         questions = [
-            self._fleet.ask(
-                look.connection, "connect", addresses=[one[1:] for one in asked[look.host]], timeout_s=timeout_s
+            self._pool.ask(
+                report.connection, "connect", addresses=[one[1:] for one in asked[report.host]], timeout_s=timeout_s
             )
-            for look in good
+            for report in good
         ]
-        for look, answer in self._answers(good, questions):
-            failed = {one[0]: (one[1], one[2], why) for one, why in zip(asked[look.host], answer, strict=True) if why}
-            look.reaches = not failed
+        for report, answer in self._answers(good, questions):
+            failed = {one[0]: (one[1], one[2], why) for one, why in zip(asked[report.host], answer, strict=True) if why}
+            report.reaches = not failed
             for host, (address, port, why) in failed.items():
                 interfaces = next(one.facts["interfaces"] for one in good if one.host == host)
-                look.problems.append(problems.no_way(host, f"{address}:{port}", why, interfaces))
-        for look in good:
-            self._fleet.ask(look.connection, "release_ports")
+                report.problems.append(problems.no_way(host, f"{address}:{port}", why, interfaces))
+        for report in good:
+            self._pool.ask(report.connection, "release_ports")
 
-    def _ask_all(self, what: str, looks: Sequence[HostLook] | None = None, **asked: Any) -> list[tuple[HostLook, Any]]:
-        chosen = self._good if looks is None else looks
-        return self._answers(chosen, [self._fleet.ask(look.connection, what, **asked) for look in chosen])
+    def _ask_all(
+        self, what: str, reports: Sequence[HostReport] | None = None, **asked: Any
+    ) -> list[tuple[HostReport, Any]]:
+        chosen = self._good if reports is None else reports
+        return self._answers(chosen, [self._pool.ask(report.connection, what, **asked) for report in chosen])
 
-    def _answers(self, looks: Sequence[HostLook], questions: Sequence[Question]) -> list[tuple[HostLook, Any]]:
-        """The answers that come in time; who gives none has a problem."""
-        self._fleet.wait_for(lambda: all(one.is_done for one in questions), self._left_s, self._hurry)
-        if self._hurry():
-            raise UnsupportedError("It was ended while the hosts were checked.")
+    def _answers(self, reports: Sequence[HostReport], questions: Sequence[Question]) -> list[tuple[HostReport, Any]]:
+        """Returns the answers that arrive in time; for the other hosts it records a problem."""
+        self._pool.wait_for(lambda: all(one.is_done for one in questions), self._left_s, self._should_stop)
+        if self._should_stop():
+            raise UnsupportedError("The preflight check of the hosts was interrupted.")
         answers = []
-        for look, question in zip(looks, questions, strict=True):
+        for report, question in zip(reports, questions, strict=True):
             if not question.is_done:
-                self._fleet.give_up(look.connection, "It did not answer in time.")
-                look.problems.append(problems.silent(look.connection, self._hosts.start_timeout_s))
-            elif look.connection.loss is not None:
-                look.problems.append(problems.of_connection(look.connection))
+                self._pool.give_up(report.connection, "It did not answer in time.")
+                report.problems.append(problems.silent(report.connection, self._hosts.start_timeout_s))
+            elif report.connection.loss is not None:
+                report.problems.append(problems.of_connection(report.connection))
             elif question.error is not None:
-                look.problems.append(problems.of_answer(question, self._hosts))
+                report.problems.append(problems.of_answer(question, self._hosts))
             else:
-                look.answered_at = question.answered_at
-                look.seconds = look.seconds or look.answered_at - self._started
-                answers.append((look, question.answer))
+                report.answered_at = question.answered_at
+                report.seconds = report.seconds or report.answered_at - self._started
+                answers.append((report, question.answer))
         return answers
 
 
@@ -236,13 +242,13 @@ def _wanted(job: JobSpec) -> dict[str, Any]:
 
 
 def _script_file(job: JobSpec) -> str:
-    """What is read first of a script: of a folder, its `__main__.py`."""
+    """Returns the file of a script; for a folder, its `__main__.py`."""
     script = job.program[0]
     return os.path.join(script, "__main__.py") if os.path.isdir(script) else script
 
 
 def _own_checksum(job: JobSpec) -> str | None:
-    """None as well where the script is not on this machine: then that on the hosts is compared with nothing."""
+    """Returns the SHA-256 of the script; None for a module, or if this machine does not have the script."""
     try:
         return None if job.program[:1] == ("-m",) else hashlib.sha256(Path(_script_file(job)).read_bytes()).hexdigest()
     except OSError:

@@ -1,4 +1,4 @@
-"""What is known of each host, what is wrong with one of several, and all of it as a table: plain data."""
+"""The preflight report: facts and problems of each host, and the table for the user. Plain data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tfdistkit.launcher.hosts import is_this_machine
 from tfdistkit.launcher.ssh import problems
 from tfdistkit.launcher.ssh.connection import Connection
 
-# What must be the same on all hosts, and the names that it may be installed under.
+# The packages whose versions must be equal on all hosts, with the names of their distributions.
 PACKAGES = {
     "tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tf-nightly"),
     "keras": ("keras", "keras-nightly"),
@@ -20,8 +20,8 @@ PACKAGES = {
 
 
 @dataclass
-class HostLook:
-    """What is known of one host; `problems` has a sentence for each thing that is wrong, with what mends it."""
+class HostReport:
+    """The facts about one host; each of its `problems` comes with a fix."""
 
     host: str
     connection: Connection
@@ -41,55 +41,55 @@ class HostLook:
         return is_this_machine(self.host)
 
 
-def compare(looks: Sequence[HostLook], checksum: str | None, *, needs_horovod: bool) -> None:
-    """Finds what is missing on a host, or different from the others.
+def compare(reports: Sequence[HostReport], checksum: str | None, *, needs_horovod: bool) -> None:
+    """Adds a problem for everything that is missing on a host, or differs from its peers.
 
     Args:
-        looks: What was found on the hosts; their problems grow.
-        checksum: The script's SHA-256 where the launcher is; None for a module.
-        needs_horovod: Whether Horovod must be there.
+        reports: The reports of the hosts.
+        checksum: The script's SHA-256 on the launcher's machine; None for a module.
+        needs_horovod: Whether Horovod is required.
     """
-    good = [look for look in looks if look.found]
-    for look in good:
-        found = look.found
+    good = [report for report in reports if report.found]
+    for report in good:
+        found = report.found
         if found["tfdistkit"] is None:
-            look.problems.append(problems.no_tfdistkit(found, __version__))
+            report.problems.append(problems.no_tfdistkit(found, __version__))
         elif found["tfdistkit"] != __version__:
-            look.problems.append(problems.other_tfdistkit(found, __version__))
+            report.problems.append(problems.other_tfdistkit(found, __version__))
         if needs_horovod and found["horovod"] is None:
-            look.problems.append(problems.no_horovod(found))
+            report.problems.append(problems.no_horovod(found))
         if found["script"] is None:
-            look.problems.append(problems.no_script(found))
+            report.problems.append(problems.no_script(found))
         elif checksum is not None and found["script"] != checksum:
-            look.problems.append(problems.other_script())
+            report.problems.append(problems.other_script())
     for package in ("python", *PACKAGES):
-        versions = {look.host: _series(package, look.found[package]) for look in good}
+        versions = {report.host: _series(package, report.found[package]) for report in good}
         usual = problems.most_common(list(versions.values()))
-        for look in good:
-            if versions[look.host] != usual:
-                look.problems.append(problems.other_version(package, look.found[package], usual))
+        for report in good:
+            if versions[report.host] != usual:
+                report.problems.append(problems.other_version(package, report.found[package], usual))
 
 
-def describe(looks: Sequence[HostLook]) -> str:
-    """Returns a table with one line for each host.
+def describe(reports: Sequence[HostReport]) -> str:
+    """Returns the report as a table, one line per host.
 
     Args:
-        looks: What is known of them.
+        reports: The reports of the hosts.
     """
     rows = [["host", "answers", "python", "tfdistkit", "tensorflow", "keras", "script", "address", "ports", "others"]]
-    for look in looks:
-        found = look.found
+    for report in reports:
+        found = report.found
         script = "-" if not found else "no" if found["script"] is None else "there"
-        address = f"{look.interface or '?'} {look.address}" if look.address else "-"
+        address = f"{report.interface or '?'} {report.address}" if report.address else "-"
         rows.append(
             [
-                look.host,
-                "no" if look.seconds is None else "here" if look.is_here else f"{look.seconds:.1f} s",
+                report.host,
+                "no" if report.seconds is None else "here" if report.is_here else f"{report.seconds:.1f} s",
                 *(str(found.get(package) or "-") for package in ("python", "tfdistkit", "tensorflow", "keras")),
                 script,
                 address,
-                f"{len(look.ports)} free" if look.ports else "-",
-                {True: "reached", False: "not all", None: "-"}[look.reaches],
+                f"{len(report.ports)} free" if report.ports else "-",
+                {True: "reached", False: "not all", None: "-"}[report.reaches],
             ]
         )
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
@@ -97,5 +97,5 @@ def describe(looks: Sequence[HostLook]) -> str:
 
 
 def _series(package: str, version: str | None) -> str | None:
-    """What must be equal: of Python the first two numbers."""
+    """Returns the part of a version that must be equal: major and minor for Python, else all of it."""
     return ".".join(version.split(".")[:2]) if package == "python" and version else version

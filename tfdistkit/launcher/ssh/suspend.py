@@ -1,4 +1,4 @@
-"""Ctrl-Z: the hosts are told before this process stops, so that they do not take it for dead."""
+"""Ctrl-Z: notify the agents before this process stops, so that they do not time out."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ import signal
 import threading
 from types import FrameType
 
-from tfdistkit.launcher.ssh.connection_pool import Fleet
+from tfdistkit.launcher.ssh.connection_pool import ConnectionPool
 
 
-class PauseOnStop:
-    """Answers SIGTSTP until `close`; does nothing where this process has an answer of its own, or in a thread.
+class SuspendNotifier:
+    """Handles SIGTSTP until `close`; does nothing if the process has its own handler, or outside of the main thread.
 
     Args:
-        fleet: Who is told.
+        pool: The connections to notify.
     """
 
-    def __init__(self, fleet: Fleet):
-        self._fleet = fleet
+    def __init__(self, pool: ConnectionPool):
+        self._pool = pool
         is_main = threading.current_thread() is threading.main_thread()
         self._is_set = is_main and signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL
         if self._is_set:
             signal.signal(signal.SIGTSTP, self._stop)
 
     def close(self) -> None:
-        """Gives the signal back."""
+        """Restores the default handler."""
         if self._is_set:
             self._is_set = False
             signal.signal(signal.SIGTSTP, signal.SIG_DFL)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        self._fleet.pause()
+        self._pool.pause()
         os.kill(os.getpid(), signal.SIGSTOP)
-        # Here it goes on after `fg`.
-        self._fleet.resume()
+        # Execution resumes here after `fg`.
+        self._pool.resume()

@@ -1,4 +1,4 @@
-"""Workers on other hosts as the supervisor sees them: handles, with pipes that their output comes out of."""
+"""Handles of workers on other hosts, with pipes that relay their output."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tfdistkit.launcher.ssh.agent.protocol import WINDOW_BYTES, Message, Outbox
 from tfdistkit.report.alone import FILE_NAME as ALONE_FILE
 from tfdistkit.report.crashes import CrashRecord, write_crash
 
-# As ssh says it when the connection is lost.
+# The exit code of ssh after a lost connection.
 LOST_EXIT_CODE = 255
 
 
-class Faucet:
-    """One stream of a worker: what its agent sent comes out of a pipe, as if the worker were here.
+class RelayedStream:
+    """One output stream of a remote worker, relayed through a pipe as if the worker were local.
 
     Args:
-        worker: Whose it is.
+        worker: The worker's number.
         channel: `stdout` or `stderr`.
     """
 
@@ -36,24 +36,24 @@ class Faucet:
         self._taken = 0
 
     def put(self, data: bytes) -> None:
-        """Takes what the agent sent."""
+        """Queues bytes from the agent."""
         if self.outbox.is_broken:
-            self._taken += len(data)  # nobody looks any more; the worker must not wait because of that
+            self._taken += len(data)  # the reader is gone; credit the bytes, so that the worker does not block
         else:
             self.outbox.put(data)
 
     def end(self) -> None:
-        """Closes it as soon as all has come out."""
+        """Closes the pipe once all queued bytes are written."""
         self._has_ended = True
 
     def close(self) -> None:
-        """Closes it now."""
+        """Closes the pipe now."""
         if not self.is_closed:
             self.is_closed = True
             os.close(self.outbox.descriptor)
 
     def flush(self) -> Message | None:
-        """Lets out what fits; returns what the agent is to be told of it, if anything."""
+        """Writes as many bytes as the pipe accepts; returns the credit message for the agent, if one is due."""
         if self.is_closed:
             return None
         self._taken += self.outbox.flush()
@@ -70,8 +70,8 @@ class RemoteWorker:
     """A worker on another host (see `backend.WorkerHandle`).
 
     Args:
-        spec: What was asked for.
-        number: What its agent knows it by.
+        spec: The specification of the process.
+        number: The agent's number for it.
         send: Sends a message to its agent.
     """
 
@@ -80,7 +80,7 @@ class RemoteWorker:
         self.host = spec.host
         self.number = number
         self.pid = 0
-        self.streams = {channel: Faucet(number, channel) for channel in ("stdout", "stderr")}
+        self.streams = {channel: RelayedStream(number, channel) for channel in ("stdout", "stderr")}
         self.stdout, self.stderr = self.streams["stdout"].reader, self.streams["stderr"].reader
         self.loss: Loss | None = None
         self._send = send
@@ -101,12 +101,12 @@ class RemoteWorker:
         return self._is_suspended
 
     def take(self, message: Message, payload: bytes, clock_s: float) -> None:
-        """Takes what its agent tells.
+        """Handles a message of its agent.
 
         Args:
-            message: What it tells.
-            payload: Bytes that belong to it.
-            clock_s: By how many seconds the clock of this machine is ahead of the host's.
+            message: The message.
+            payload: The payload of the message.
+            clock_s: The clock offset of this machine relative to the host, in seconds.
         """
         what = message["is"]
         if what == "output":
@@ -126,10 +126,10 @@ class RemoteWorker:
             self._is_suspended = message["suspended"]
 
     def lose(self, loss: Loss | None) -> None:
-        """Nothing more will be heard of it.
+        """Marks the worker as gone, together with its connection.
 
         Args:
-            loss: How that came; None when the job is over.
+            loss: The reason; None when the job is over.
         """
         if self._exit_code is None:
             self.loss, self._exit_code = loss, LOST_EXIT_CODE
@@ -138,7 +138,7 @@ class RemoteWorker:
             stream.end()
 
     def _keep_record(self, payload: bytes, clock_s: float) -> None:
-        """In the worker's folder here; what cannot be read or written is missing in the report, no more."""
+        """Stores the crash record in the worker's local folder; the report works without it."""
         with contextlib.suppress(OSError, ValueError, TypeError):
             record = CrashRecord(**json.loads(payload))
             write_crash(self.spec.folder, replace(record, time=record.time + clock_s))

@@ -1,1 +1,1 @@
-"""What runs on a host, sent there over the connection: standard library only."""
+"""The agent on a host, sent over the ssh connection as source: standard library only."""

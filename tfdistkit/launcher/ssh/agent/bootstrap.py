@@ -1,7 +1,4 @@
-"""Lets a Python import modules that were sent to it as text: the first thing that an agent runs.
-
-Runs on the host, before anything else of tfdistkit is there.
-"""
+"""Import modules that were sent as source text: the first code that an agent runs on its host."""
 
 from __future__ import annotations
 
@@ -13,10 +10,10 @@ from types import ModuleType
 
 
 class SentModules:
-    """Finds modules among those that were sent.
+    """Finds and loads modules from sent sources.
 
     Args:
-        sources: Full name -> source; the packages that they are in are empty.
+        sources: Full name -> source; their parent packages are created empty.
     """
 
     def __init__(self, sources: Mapping[str, str]):
@@ -41,12 +38,12 @@ class SentModules:
 
 
 def run_sent(sources: Mapping[str, str], name: str, mark: str) -> None:
-    """Imports one of the modules that were sent, and runs it.
+    """Imports a sent module, and calls its function `run`.
 
     Args:
         sources: Full name -> source.
-        name: The module; its function `run` is called.
-        mark: What it is called with.
+        name: The module.
+        mark: The argument of `run`.
     """
     sys.meta_path.insert(0, SentModules(sources))
     importlib.import_module(name).run(mark)

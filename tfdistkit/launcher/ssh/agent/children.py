@@ -1,6 +1,6 @@
-"""An agent's workers on its host, their streams, and the watchdog that ends them when the agent cannot.
+"""An agent's workers on its host, their streams, and the watchdog that kills them if the agent dies.
 
-Runs on the host, in an agent without site-packages: the standard library only, and modules that are sent with it.
+Runs on the host without site-packages: imports only the standard library and sent modules.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from tfdistkit.launcher.ssh.agent.protocol import encode
 
 
 class Worker:
-    """A worker on this host, and what the launcher was told of it.
+    """A worker on this host, and the part of its status that was sent to the launcher.
 
     Args:
-        number: What the launcher knows it by.
+        number: The launcher's number for it.
         child: Its process.
-        record: The file that it leaves when it crashes.
+        record: The path of its crash record.
     """
 
     def __init__(self, number: int, child: subprocess.Popen[bytes], record: str):
@@ -31,18 +31,18 @@ class Worker:
         self.exit_code: int | None = None
         self.is_gone = self.is_suspended = self.is_recorded = False
 
-    def look(self) -> Iterator[bytes]:
-        """Yields what the launcher does not know yet."""
+    def poll(self) -> Iterator[bytes]:
+        """Yields messages about changes since the last call."""
         if self.is_gone:
             return
         before = self.exit_code
         if before is None:
             self.exit_code = self._exit_code()
-        # In this order: a worker writes its record before it ends.
+        # In this order: a worker writes its crash record before it ends.
         if not self.is_recorded and (record := _contents(self.record)):
             self.is_recorded = True
             yield encode({"is": "crash", "worker": self.number}, record)
-        # The mark of `report.alone`, which cannot be imported here.
+        # The file name of `report.alone`, which cannot be imported here.
         if before is None and self.exit_code == 0 and os.path.exists(f"{os.path.dirname(self.record)}/alone"):
             yield encode({"is": "alone", "worker": self.number})
         if before is None and self.exit_code is not None:
@@ -58,7 +58,7 @@ class Worker:
             yield encode({"is": "suspended", "worker": self.number, "suspended": is_suspended})
 
     def _exit_code(self) -> int | None:
-        # Not collected: as long as the zombie is there, a signal to its group reaches nobody else.
+        # WNOWAIT keeps the zombie: its process id cannot be reused, so a signal reaches only its own group.
         ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended is None:
             return None
@@ -71,29 +71,29 @@ class Worker:
 
 
 class Stream:
-    """One stream of a worker: read as long as the launcher takes what is read.
+    """One output stream of a worker, read while the launcher grants credit.
 
     Args:
-        worker: Whose it is.
+        worker: The worker's number.
         channel: `stdout` or `stderr`.
-        descriptor: Where it is read.
+        descriptor: The file descriptor of the pipe.
     """
 
     def __init__(self, worker: int, channel: str, descriptor: int):
         os.set_blocking(descriptor, False)
         self.worker, self.channel, self.descriptor = worker, channel, descriptor
-        self.on_the_way = 0
+        self.in_flight_bytes = 0
 
 
 def start_watchdog(mark: str, folder: str) -> tuple[int, int]:
     """Forks a watchdog of this process.
 
     Args:
-        mark: `NAME=value`, which all processes of the job on this host have among their variables.
-        folder: Where they have their files; it is removed in the end.
+        mark: `NAME=value`, which is set in the environment of all processes of the job on this host.
+        folder: The folder of their files; it is removed at the end.
 
     Returns:
-        The pipe that the watchdog listens to (see `watchdog`), and its process.
+        The pipe that the watchdog reads (see `watchdog`), and its process id.
     """
     agent = os.getpid()
     reading, writing = os.pipe()
@@ -105,7 +105,7 @@ def start_watchdog(mark: str, folder: str) -> tuple[int, int]:
         os.setsid()
         os.close(writing)
         os.dup2(reading, 0)
-        # Nobody must take the connection for open because the watchdog has it.
+        # The watchdog must not hold the connection open.
         nowhere = os.open(os.devnull, os.O_RDWR)
         for descriptor in (1, 2):
             os.dup2(nowhere, descriptor)

@@ -1,6 +1,6 @@
-"""What an agent finds out about its host: addresses, ports, versions, the script, the way to other hosts.
+"""Facts about a host: addresses, free ports, versions, the script, connections to its peers.
 
-Runs on the host, in an agent without site-packages: the standard library only, and modules that are sent with it.
+Runs on the host without site-packages: imports only the standard library and sent modules.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import Any
 
 from tfdistkit.cluster import ports
 
-# Linux: the ioctl that asks for an interface's IPv4 address, see netdevice(7).
+# Linux: the ioctl for an interface's IPv4 address, see netdevice(7).
 _SIOCGIFADDR = 0x8915
-# Many hosts may come at once.
+# Many hosts may connect at the same time.
 _BACKLOG = 1024
 
-# Runs in the Python of the workers, in their folder and under their variables: what they would find.
-_LOOK_AROUND = """
+# Runs in the workers' Python, with their working directory and environment.
+_INSPECT_ENVIRONMENT = """
 import hashlib, importlib.util, json, os, sys
 from importlib import metadata
 wanted = json.loads(sys.argv[1])
@@ -46,9 +46,9 @@ except ImportError as error:
     found["why"] = str(error)
 if wanted["module"]:
     sys.path.insert(0, os.getcwd())
-    # Every way that there is: a package that was installed for editing is on no path.
-    there = importlib.util.find_spec(wanted["module"].partition(".")[0])
-    found["script"] = "module" if there else None
+    # find_spec also finds editable installs, which are not on sys.path.
+    spec = importlib.util.find_spec(wanted["module"].partition(".")[0])
+    found["script"] = "module" if spec else None
 else:
     try:
         with open(wanted["script"], "rb") as file:
@@ -61,26 +61,26 @@ print("\\n" + json.dumps(found))
 
 
 def describe_host(names: Sequence[str]) -> dict[str, Any]:
-    """Returns what a host is.
+    """Returns the facts about this host.
 
     Args:
-        names: The environment variables that are asked for.
+        names: The environment variables to include.
     """
-    came_by = os.environ.get("SSH_CONNECTION", "").split()
+    ssh_connection = os.environ.get("SSH_CONNECTION", "").split()
     return {
         "host": os.uname().nodename,
         "python": ".".join(map(str, sys.version_info[:3])),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         "interfaces": list_interfaces(),
-        "came_by": came_by[2] if len(came_by) == 4 else None,
+        "ssh_address": ssh_connection[2] if len(ssh_connection) == 4 else None,
         "variables": {name: os.environ[name] for name in names if name in os.environ},
         "time": time.time(),
     }
 
 
 def list_interfaces() -> dict[str, str]:
-    """Returns the network interfaces that have an IPv4 address: name -> address."""
-    import fcntl  # not on every system that this module may be looked at
+    """Returns the network interfaces with an IPv4 address: name -> address."""
+    import fcntl  # not on every system that imports this module
 
     found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -92,10 +92,10 @@ def list_interfaces() -> dict[str, str]:
 
 
 def own_address_towards(address: str) -> str | None:
-    """Returns the address that this host would speak from to another one; None when there is no way.
+    """Returns the source address of this host towards another one; None without a route.
 
     Args:
-        address: Of the other host.
+        address: The address of the other host.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -106,27 +106,27 @@ def own_address_towards(address: str) -> str | None:
         return str(probe.getsockname()[0])
 
 
-def look_around(
+def inspect_environment(
     python: str, folder: str, variables: Mapping[str, str], wanted: Mapping[str, Any], timeout_s: float
 ) -> dict[str, Any]:
-    """Returns what a worker would find: versions of Python and packages, the script.
+    """Inspects the environment of a worker: versions of Python and packages, the script.
 
     Args:
-        python: The Python of the workers.
-        folder: Where they run.
+        python: The workers' Python.
+        folder: Their working directory.
         variables: Their environment.
-        wanted: `packages` (name -> the names that it may be installed under), `script` or `module`.
-        timeout_s: How long it may take, in seconds.
+        wanted: `packages` (name -> the names of its distributions), `script` or `module`.
+        timeout_s: The timeout, in seconds.
 
     Returns:
-        Versions by package, None for those that are not there; `script`: the file's SHA-256, None when it is not there.
+        Versions by package, None for missing ones; `script`: the file's SHA-256, None if it is missing.
 
     Raises:
-        OSError: if the folder or the Python is not there.
-        RuntimeError: if that Python does not work, or not in time.
+        OSError: if the folder or the Python does not exist.
+        RuntimeError: if that Python fails, or the timeout expires.
     """
     os.stat(folder)
-    command = [python, "-c", _LOOK_AROUND, json.dumps(wanted)]
+    command = [python, "-c", _INSPECT_ENVIRONMENT, json.dumps(wanted)]
     try:
         done = subprocess.run(
             command, cwd=folder, env=variables, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s
@@ -142,13 +142,13 @@ def look_around(
 
 
 class HeldPorts:
-    """Free ports of this host, held until the workers take them."""
+    """Free ports of this host, reserved until the workers start."""
 
     def __init__(self) -> None:
         self._listeners: list[socket.socket] = []
 
     def hold(self, count: int) -> list[int]:
-        """Returns free ports, on which others can connect from now on."""
+        """Reserves free ports, and accepts connections on them."""
         self.release()
         found = ports.free_ports(count)
         for port in found:
@@ -158,21 +158,21 @@ class HeldPorts:
         return found
 
     def release(self) -> None:
-        """Gives them back."""
+        """Releases the ports."""
         for listener in self._listeners:
             listener.close()
         self._listeners.clear()
 
 
 def connect_to(addresses: Sequence[tuple[str, int]], timeout_s: float) -> list[str | None]:
-    """Tries to connect to other hosts, all at the same time.
+    """Tries to connect to other hosts in parallel.
 
     Args:
-        addresses: Hosts as addresses, and ports.
-        timeout_s: For how long, in seconds.
+        addresses: The addresses and ports.
+        timeout_s: The timeout, in seconds.
 
     Returns:
-        For each, None when it worked, or why it did not.
+        None for each connection that succeeded, else the reason.
     """
     outcome: list[str | None] = ["no answer"] * len(addresses)
     deadline = time.monotonic() + timeout_s

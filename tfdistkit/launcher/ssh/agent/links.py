@@ -1,6 +1,6 @@
-"""How fast two hosts talk to each other: one serves, the other one measures.
+"""Measure the network between two hosts: one serves, the other one measures.
 
-Runs on the hosts, in their agents: the standard library only.
+Runs on the hosts, in their agents: imports only the standard library.
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ import contextlib
 import socket
 import time
 
-# Small messages to and fro, for the latency; the first ones find the way.
+# Round trips of one byte, for the latency; the first ones warm up.
 _ROUNDS = 60
 _WARM_UP = 10
-# Then as much as fits into this time.
+# Duration of the bandwidth measurement.
 _SENDING_S = 0.5
 _CHUNK_BYTES = 256 * 1024
-# Less than what a host may be silent for: an agent that waits here answers nobody else.
+# Less than the timeout for silent hosts: an agent that waits here answers no pings.
 _TIMEOUT_S = 6.0
-# A visitor that goes on and on is no host of ours.
+# A client that sends for longer is not one of the job's hosts.
 _LONGEST_S = 10.0
 
 
 class LinkServer:
-    """The serving end, for one visitor at a time."""
+    """The serving end of a measurement, for one client at a time."""
 
     def __init__(self) -> None:
         self._listener: socket.socket | None = None
@@ -35,29 +35,29 @@ class LinkServer:
         return port
 
     def serve(self) -> int:
-        """Answers one visitor until it ends, and tells it how many bytes came; returns the same."""
+        """Serves one client until it ends; sends it the number of bytes received, and returns that number."""
         assert self._listener is not None
-        with contextlib.closing(self._listener), self._listener.accept()[0] as visitor:
-            visitor.settimeout(_TIMEOUT_S)
-            visitor.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with contextlib.closing(self._listener), self._listener.accept()[0] as client:
+            client.settimeout(_TIMEOUT_S)
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for _ in range(_ROUNDS):
-                visitor.sendall(visitor.recv(1))
+                client.sendall(client.recv(1))
             count, deadline = 0, time.monotonic() + _LONGEST_S
             buffer = bytearray(_CHUNK_BYTES)
-            while received := visitor.recv_into(buffer):
+            while received := client.recv_into(buffer):
                 count += received
                 if time.monotonic() > deadline:
-                    raise TimeoutError("whoever came to measure the link did not end")
-            visitor.sendall(b"%d\n" % count)
+                    raise TimeoutError(f"the peer did not stop sending within {_LONGEST_S:g} s")
+            client.sendall(b"%d\n" % count)
         return count
 
 
 def measure_link(address: str, port: int) -> dict[str, float]:
-    """Returns the time of a message to another host and back (`round_trip_s`), and `bytes_per_s` to it.
+    """Measures the latency (`round_trip_s`) and the bandwidth (`bytes_per_s`) to another host.
 
     Args:
-        address: Of the other host.
-        port: Where it serves.
+        address: The address of the other host.
+        port: Its port.
     """
     with socket.create_connection((address, port), _TIMEOUT_S) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -74,7 +74,7 @@ def measure_link(address: str, port: int) -> dict[str, float]:
             connection.sendall(chunk)
             sent += len(chunk)
         connection.shutdown(socket.SHUT_WR)
-        connection.recv(64)  # when this comes, all has come
+        connection.recv(64)  # arrives after the peer has received all bytes
         seconds = time.perf_counter() - started
     return {"round_trip_s": sorted(times[_WARM_UP:])[len(times[_WARM_UP:]) // 2], "bytes_per_s": sent / seconds}
 

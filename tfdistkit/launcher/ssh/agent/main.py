@@ -1,11 +1,11 @@
-"""The launcher's hand on a host: starts workers there, carries what they print, ends them when nobody asks for them.
+"""The launcher's agent on a host: starts workers, relays their output, and ends them with the connection.
 
-The launcher sends this module with those that it needs over the connection, and the Python there runs it: nothing has
-to be installed for it, and its version is always the launcher's. It speaks over stdin and stdout (`remote_wire`).
-When the connection ends, or the launcher is silent for too long, it asks the workers to end (SIGTERM), waits, and kills
-what is left. Should the agent itself be killed, a watchdog that it forked does the last of these.
+The launcher sends this module and those that it imports over the connection, and a Python on the host runs them: no
+installation is needed, and the version is always the launcher's. The agent communicates over stdin and stdout (see
+`protocol`). When the connection ends, or the launcher is silent for too long, it sends the workers SIGTERM, waits, and
+kills those that are left. If the agent itself is killed, a watchdog that it forked kills them.
 
-It runs without site-packages: the standard library only, and modules that are sent with it.
+It runs without site-packages: imports only the standard library and sent modules.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from tfdistkit.launcher.ssh.agent.protocol import (
     WINDOW_BYTES,
     Decoder,
     Message,
-    NotOurs,
     Outbox,
+    ProtocolError,
     encode,
     read_now,
 )
@@ -39,22 +39,22 @@ from tfdistkit.launcher.ssh.agent.protocol import (
 if TYPE_CHECKING:
     from tfdistkit.cluster.rendezvous.gloo_store import GlooStore
 
-# A launcher that says nothing for so long is gone, or cut off: it says something every second.
+# Timeout for a silent launcher, which sends a ping per second.
 SILENCE_S = 20.0
-# As `supervise.stopping`: how long workers may take to end when they are asked.
+# Time for workers to end after SIGTERM, as in `supervise.stopping`.
 _GRACE_S = 5.0
-# How long the last output and the last words may take.
+# Time to send the last output and the goodbye.
 _FAREWELL_S = 2.0
-# How often is looked whether a worker ended, was suspended, or left a crash record.
-_LOOK_S = 0.05
+# Poll interval for workers that ended, were suspended, or wrote a crash record.
+_POLL_S = 0.05
 _IDLE_S = 0.5
 
 
 class Agent:
-    """One host's part of a job.
+    """The agent of one host.
 
     Args:
-        mark: `NAME=value`, which all processes of the job on this host have among their variables.
+        mark: `NAME=value`, which is set in the environment of all processes of the job on this host.
     """
 
     def __init__(self, mark: str):
@@ -72,7 +72,7 @@ class Agent:
         self._is_over = self._is_dismissed = self._is_paused = False
         self._answers: dict[str, Callable[..., Any]] = {
             "describe": host_info.describe_host,
-            "look_around": self._look_around,
+            "inspect_environment": self._inspect_environment,
             "own_address": host_info.own_address_towards,
             "connect": lambda addresses, timeout_s: host_info.connect_to(list(map(tuple, addresses)), timeout_s),
             "hold_ports": self._ports.hold,
@@ -85,23 +85,23 @@ class Agent:
         }
 
     def serve(self) -> None:
-        """Does what the launcher asks, until it says goodbye or is gone; then nothing of the job is left here."""
+        """Serves the launcher's requests until it says goodbye or is lost, then ends all processes of the job."""
         os.set_blocking(0, False)
         self._selector.register(0, selectors.EVENT_READ, self._listen)
         self._outbox.put(GREETING)
         try:
             while not self._is_over:
-                self._turn()
+                self._poll_once()
         finally:
             self._leave()
 
-    def _turn(self) -> None:
+    def _poll_once(self) -> None:
         self._want_to_write(not self._outbox.is_empty)
         running = any(not worker.is_gone for worker in self._workers.values())
-        for key, _ in self._selector.select(_LOOK_S if running else _IDLE_S):
+        for key, _ in self._selector.select(_POLL_S if running else _IDLE_S):
             key.data()
         for worker in self._workers.values():
-            for message in worker.look():
+            for message in worker.poll():
                 self._outbox.put(message)
         self._outbox.flush()
         silent_s = time.monotonic() - self._heard_at
@@ -126,7 +126,7 @@ class Agent:
         try:
             for message, _ in self._decoder.push(data):
                 self._take(message)
-        except NotOurs:
+        except ProtocolError:
             self._is_over = True
 
     def _take(self, message: Message) -> None:
@@ -148,15 +148,15 @@ class Agent:
     def _answer(self, message: Message) -> Message:
         try:
             return {"answer": self._answers[message["what"]](**message["with"])}
-        except Exception as error:  # whatever it is, the launcher has to know
+        except Exception as error:  # every error is reported to the launcher
             text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             return {"error": text or type(error).__name__, "type": type(error).__name__}
 
-    def _look_around(self, variables: dict[str, str | None], **asked: Any) -> dict[str, Any]:
-        return host_info.look_around(variables=env.child_env(variables), **asked)
+    def _inspect_environment(self, variables: dict[str, str | None], **asked: Any) -> dict[str, Any]:
+        return host_info.inspect_environment(variables=env.child_env(variables), **asked)
 
     def _serve_store(self, world_size: int, address: str, secret: str) -> int:
-        # Not before it is needed: its HTTP server takes a tenth of a second to load.
+        # Imported on first use: loading its HTTP server takes 0.1 s.
         from tfdistkit.cluster.rendezvous.gloo_store import GlooStore
 
         self._store = GlooStore(world_size, host=address, secret=secret)
@@ -165,15 +165,15 @@ class Agent:
     def _start(
         self, worker: int, name: str, command: list[str], folder: str, variables: dict[str, str | None], record: str
     ) -> int:
-        """Starts a worker and returns its process; `record` is the file that it leaves when it crashes."""
+        """Starts a worker and returns its process id; `record` is the file name of its crash record."""
         own = os.path.join(self._folder, name)
         os.makedirs(own, exist_ok=True)
-        told = {env.RUN_DIR: self._folder, env.TASK_DIR: own, env.PARENT_PID: str(os.getpid()), "PWD": folder}
+        added = {env.RUN_DIR: self._folder, env.TASK_DIR: own, env.PARENT_PID: str(os.getpid()), "PWD": folder}
         name_of_mark, _, value = self._mark.partition("=")
         child = subprocess.Popen(
             command,
             cwd=folder,
-            env=env.child_env({**variables, **told, name_of_mark: value}),
+            env=env.child_env({**variables, **added, name_of_mark: value}),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -202,20 +202,20 @@ class Agent:
             self._outbox.put(encode({"is": "closed", **place}))
             return
         self._outbox.put(encode({"is": "output", **place}, data))
-        stream.on_the_way += len(data)
-        if stream.on_the_way >= WINDOW_BYTES:
+        stream.in_flight_bytes += len(data)
+        if stream.in_flight_bytes >= WINDOW_BYTES:
             self._selector.unregister(stream.descriptor)
 
     def _give_credit(self, worker: int, channel: str, count: int) -> None:
         stream = self._streams.get((worker, channel))
         if stream is not None:
-            was_full = stream.on_the_way >= WINDOW_BYTES
-            stream.on_the_way -= count
-            if was_full and stream.on_the_way < WINDOW_BYTES:
+            was_full = stream.in_flight_bytes >= WINDOW_BYTES
+            stream.in_flight_bytes -= count
+            if was_full and stream.in_flight_bytes < WINDOW_BYTES:
                 self._read_on(stream)
 
     def _leave(self) -> None:
-        """Nothing is left behind: neither a process nor a file."""
+        """Ends all processes of the job on this host, and removes its files."""
         if not self._is_dismissed:
             self._ask_to_end()
         watchdog.kill_all([worker.pid for worker in self._workers.values() if not worker.is_gone], self._mark)
@@ -238,16 +238,16 @@ class Agent:
         deadline = time.monotonic() + _GRACE_S
         while time.monotonic() < deadline and any(not worker.is_gone for worker in self._workers.values()):
             for worker in self._workers.values():
-                list(worker.look())
+                list(worker.poll())
             for stream in list(self._streams.values()):
-                read_now(stream.descriptor)  # who prints a farewell must not wait for a reader
-            time.sleep(_LOOK_S)
+                read_now(stream.descriptor)  # a worker must not block on its last output
+            time.sleep(_POLL_S)
 
     def _say_goodbye(self) -> None:
-        """The last output, then the last word."""
+        """Sends the last output, then the goodbye."""
         deadline = time.monotonic() + _FAREWELL_S
         for worker in self._workers.values():
-            for message in worker.look():
+            for message in worker.poll():
                 self._outbox.put(message)
         for stream in list(self._streams.values()):
             while data := read_now(stream.descriptor):
@@ -259,12 +259,12 @@ class Agent:
 
 
 def run(mark: str) -> None:
-    """Is the agent of a host until the job is over.
+    """Runs the agent of a host until the job is over.
 
     Args:
         mark: See `Agent`.
     """
     for number in (signal.SIGINT, signal.SIGHUP):
-        # Not ignored: that would be inherited by the workers.
+        # A no-op handler, not SIG_IGN: workers would inherit that.
         signal.signal(number, lambda number, frame: None)
     Agent(mark).serve()

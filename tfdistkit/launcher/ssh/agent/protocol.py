@@ -1,6 +1,6 @@
-"""Messages between the launcher and its agents on hosts: a line of JSON, and as many bytes after it as it says.
+"""Messages between the launcher and its agents: a line of JSON, followed by a payload of the size that it names.
 
-Neither side ever waits to write: what the other one does not take yet stays in an outbox.
+Neither side blocks on a write: unwritten bytes wait in an outbox.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import json
 import os
 from typing import Any
 
-# What an agent says first. A login shell may have printed something before.
+# The first output of an agent. A login shell may print something before.
 GREETING = b"\0tfdistkit agent\0\n"
-# So many bytes of one stream of a worker may be on their way to the launcher.
+# Flow control: the maximum number of bytes in flight per stream of a worker.
 WINDOW_BYTES = 256 * 1024
 
 _LONGEST_LINE_BYTES = 64 * 1024 * 1024
@@ -20,16 +20,16 @@ _READ_BYTES = 65_536
 Message = dict[str, Any]
 
 
-class NotOurs(Exception):
-    """What came is none of our messages."""
+class ProtocolError(Exception):
+    """The received bytes are not a message of this protocol."""
 
 
 def encode(message: Message, payload: bytes = b"") -> bytes:
-    """Puts a message into bytes.
+    """Encodes a message.
 
     Args:
-        message: Anything that JSON can hold.
-        payload: Bytes that belong to it.
+        message: The message, serializable as JSON.
+        payload: The bytes that follow it.
     """
     if payload:
         message = {**message, "size": len(payload)}
@@ -37,20 +37,20 @@ def encode(message: Message, payload: bytes = b"") -> bytes:
 
 
 class Decoder:
-    """Cuts a stream of bytes into messages."""
+    """Splits a stream of bytes into messages."""
 
     def __init__(self) -> None:
         self._unread = b""
         self._waiting: Message | None = None
 
     def push(self, data: bytes) -> list[tuple[Message, bytes]]:
-        """Takes the next bytes, and returns the messages that they complete, each with what belongs to it.
+        """Adds the next bytes, and returns the messages that they complete, each with its payload.
 
         Args:
-            data: Any part of the stream.
+            data: The next part of the stream, of any size.
 
         Raises:
-            NotOurs: if it is no stream of messages.
+            ProtocolError: if the stream is not one of messages.
         """
         self._unread += data
         found: list[tuple[Message, bytes]] = []
@@ -59,7 +59,7 @@ class Decoder:
                 line, newline, rest = self._unread.partition(b"\n")
                 if not newline:
                     if len(self._unread) > _LONGEST_LINE_BYTES:
-                        raise NotOurs("a line without an end")
+                        raise ProtocolError("a line without an end")
                     return found
                 self._unread = rest
                 self._waiting = _parse(line)
@@ -72,7 +72,7 @@ class Decoder:
 
 
 class Outbox:
-    """What is to be written to a file descriptor, as far as the other side has not taken it yet."""
+    """Bytes to be written to a non-blocking file descriptor."""
 
     def __init__(self, descriptor: int):
         os.set_blocking(descriptor, False)
@@ -82,16 +82,16 @@ class Outbox:
 
     @property
     def is_empty(self) -> bool:
-        """Whether all is written; a broken one is empty."""
+        """Whether all bytes are written; a broken outbox is empty."""
         return not self._left
 
     def put(self, data: bytes) -> None:
-        """Adds bytes; `flush` writes them."""
+        """Queues bytes for `flush`."""
         if not self.is_broken:
             self._left += data
 
     def flush(self) -> int:
-        """Writes what the other side takes now; returns how many bytes."""
+        """Writes as many bytes as the descriptor accepts; returns their number."""
         written = 0
         try:
             while self._left:
@@ -100,20 +100,20 @@ class Outbox:
                 written += count
         except BlockingIOError:
             pass
-        except OSError:  # nobody reads any more
+        except OSError:  # the reader is gone
             self.is_broken = True
             self._left.clear()
         return written
 
 
 def read_now(descriptor: int) -> bytes | None:
-    """Reads what is there.
+    """Reads the available bytes.
 
     Args:
-        descriptor: One that does not block.
+        descriptor: A non-blocking file descriptor.
 
     Returns:
-        Bytes; none at the end of the stream, or when it is broken; None when there is nothing now.
+        The bytes; empty at the end of the stream, or if it is broken; None if there are none now.
     """
     try:
         return os.read(descriptor, _READ_BYTES)
@@ -127,8 +127,8 @@ def _parse(line: bytes) -> Message:
     try:
         message = json.loads(line)
     except ValueError:
-        raise NotOurs(repr(line[:200])) from None
+        raise ProtocolError(repr(line[:200])) from None
     size = message.get("size", 0) if isinstance(message, dict) else None
     if not isinstance(size, int) or size < 0:
-        raise NotOurs(repr(line[:200]))
+        raise ProtocolError(repr(line[:200]))
     return message
