@@ -159,8 +159,8 @@ def test_gpus_of_ones_own_are_told_from_shared_ones(
     slurm: SlurmCluster, options: str, seen: list[str], of_step: int | None
 ) -> None:
     """A task that sees fewer than its step has here was given them for itself: see `strategies.devices`."""
-    code = "import os; from tfdistkit.cluster.environments import slurm; seen = os.environ.get('CUDA_VISIBLE_DEVICES', ''); "
-    code += "print(repr((seen, slurm.gpus_of_step_here())))"
+    code = "import os; from tfdistkit.cluster.environments import slurm; "
+    code += "seen = os.environ.get('CUDA_VISIBLE_DEVICES', ''); print(repr((seen, slurm.gpus_of_step_here())))"
     ended = slurm.run("srun", "-N1", "-n2", "-l", *options.split(), sys.executable, "-c", code)
     assert ended.returncode == 0, ended.stderr
     assert sorted(ended.stdout.splitlines()) == [f"{task}: {(one, of_step)!r}" for task, one in enumerate(seen)]
