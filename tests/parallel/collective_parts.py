@@ -147,7 +147,7 @@ _FAILS = """
         try:
             call()
         except kind as error:
-            for words in ("The ranks do not call a collective with the same thing", *said):
+            for words in ("All ranks must make the same collective call", *said):
                 assert words in str(error), (words, str(error))
             return
         raise AssertionError(f"no error that says {said}")

@@ -219,7 +219,7 @@ def test_how_many_parts() -> None:
         (OptionError, "shard_bytes='1 GB'", {"shard_bytes": "1 GB"}),
         (OptionError, "output_dim=True", {"output_dim": True}),
         (UnsupportedError, "lora_rank=2", {"lora_rank": 2}),
-        (UnsupportedError, "looks along the whole table", {"embeddings_constraint": "max_norm"}),
+        (UnsupportedError, "must work on rows or elements", {"embeddings_constraint": "max_norm"}),
     ],
 )
 def test_mistakes(error: type[Exception], says: str, options: dict[str, Any]) -> None:
