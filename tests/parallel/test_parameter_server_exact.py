@@ -44,21 +44,21 @@ def test_evaluate_is_that_of_one_process_every_time(printed: list[str]) -> None:
             assert results[0] == results[1] == results[2], kind
 
 
-HEARD = """
-    from tfdistkit.strategies.parameter_server.inflight import SentStep, step_ended
+NOTIFIED = """
+    from tfdistkit.strategies.parameter_server.inflight import InflightStep, step_ended
     step = tf.function(lambda number: number + 1)
     found = []
     for number in range(3):
         step_ended.clear()
-        sent = SentStep(strategy.schedule, step, (tf.constant(number),))
-        found.append([step_ended.wait(60), sent.has_ended(), int(sent.result())])
+        in_flight = InflightStep(strategy.schedule, step, (tf.constant(number),))
+        found.append([step_ended.wait(60), in_flight.has_ended(), int(in_flight.result())])
     tell(found=found)
 """
 
 
-@pytest.mark.part(HEARD, setup=SETUP)
-def test_the_end_of_a_step_is_heard(printed: list[str]) -> None:
-    """Were it not, every step would still be found, but late: TensorFlow has changed what we listen to."""
+@pytest.mark.part(NOTIFIED, setup=SETUP)
+def test_the_end_of_a_step_sets_the_event(printed: list[str]) -> None:
+    """Without the event, steps would still be collected, but late: TensorFlow has changed what we hook."""
     assert told(printed)["found"] == [[True, True, number + 1] for number in range(3)]
 
 
@@ -231,8 +231,8 @@ def test_errors_are_raised_as_themselves_and_the_next_fit_works(printed: list[st
         "a generator": ("KeyError", "no such file"),
         "a shape": ("ValueError", "expected axis -1 of input shape to have value 4"),
         "data of workers": ("InvalidArgumentError", "a hole in the data"),
-        "a dataset from outside": ("UnsupportedError", "`dataset_fn` uses a dataset"),
-        "a changed dataset": ("UnsupportedError", "`dataset_fn` uses a dataset"),
+        "a dataset from outside": ("UnsupportedError", "`dataset_fn` must not use a dataset"),
+        "a changed dataset": ("UnsupportedError", "`dataset_fn` must not use a dataset"),
         "a callback": ("ZeroDivisionError", "division by zero"),
     }
     found = told(printed)
