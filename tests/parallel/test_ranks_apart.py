@@ -33,7 +33,7 @@ APART = """
 @pytest.mark.parametrize("engine", ["multiworker"])
 def test_a_second_fit_on_one_rank_is_an_error_on_all(printed: list[str]) -> None:
     numbers = []  # Other parts of the job may have counted some calls.
-    for said, where in zip(printed, ("at its begin", "epoch 1 of it"), strict=True):
+    for said, where in zip(printed, ("at its start", "epoch 1 of it"), strict=True):
         assert "The ranks run different steps" in said and "StopTogether" in said, said
         found = re.search(rf"`fit` number (\d+), {where}", said)
         assert found, said

@@ -21,11 +21,11 @@ def test_ranks_in_other_epochs_or_calls_are_named() -> None:
     call_positions.Position(part, "predict")  # Another group of ranks: it does not count.
     one, other = call_positions.Position(group, "predict"), call_positions.Position(group, "predict")
     one.require_equal(np.stack([one.row()] * 2))
-    with pytest.raises(UnsupportedError, match="rank 0: `predict` number 1, at its begin; rank 1: `predict` number 2"):
+    with pytest.raises(UnsupportedError, match="rank 0: `predict` number 1, at its start; rank 1: `predict` number 2"):
         one.require_equal(np.stack([one.row(), other.row()]))
     with pytest.raises(UnsupportedError, match="rank 1: `predict` number 2, epoch 1 of it"):
         one.require_equal(np.stack([one.row(), other.next_epoch().row()]))
     assert call_positions.here() == "`predict` number 2, epoch 1 of it"
     again = call_positions.Position(group, "predict")  # All were told: those that go on begin alike.
-    with pytest.raises(UnsupportedError, match="rank 0: `predict` number 1, at its begin"):
+    with pytest.raises(UnsupportedError, match="rank 0: `predict` number 1, at its start"):
         again.require_equal(np.stack([again.row(), other.row()]))
