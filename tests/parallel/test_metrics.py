@@ -65,7 +65,7 @@ def test_a_loop_of_ones_own_gives_what_one_process_gives(printed: list[str]) -> 
 ROWS = """
     from tfdistkit.strategies.sync import step as steps
     from tfdistkit.strategies.metrics.gathered_rows import gather_rows
-    from tfdistkit.strategies.metrics.metric_updates import around_update
+    from tfdistkit.strategies.metrics.metric_updates import hooked_update
     kinds = ["float16", "bfloat16", "float32", "float64", "int8", "uint16", "int64", "uint64", "bool", "complex64"]
     numbers = tf.constant([[-0.0, 1.5], [3.25, 4.0], [0.0, 7.0]])
     def gathered(x, y):
@@ -134,5 +134,5 @@ REFUSED = """
 @pytest.mark.part(REFUSED, setup=SETUP)
 def test_what_cannot_be_right_is_refused(printed: list[str]) -> None:
     errors = told(printed)
-    assert "A metric was made outside of the scope" in errors["outside"] and "the AUC" in errors["outside"]
+    assert "A metric must be made in the scope" in errors["outside"] and "the AUC" in errors["outside"]
     assert "a tensor of string" in errors["strings"] and "Turn strings into numbers" in errors["strings"]
