@@ -205,9 +205,9 @@ def find(name: str, engine: str, hunt: Any, say: Callable[[str], None], first: i
             verdict = hunting.check(program, hunt.reference, faulty)
             if verdict.kind != judging.WRONG:
                 continue
-            told = repr(verdict.details)
-            if "planted.py" in told:
-                raise RuntimeError(f"{name} does not fit this code: {told}")
+            details = repr(verdict.details)
+            if "planted.py" in details:
+                raise RuntimeError(f"{name} does not fit this code: {details}")
             if hunting.check(program, hunt.reference, hunt.pools[engine]).kind == judging.WRONG:
                 unclear += 1
                 continue

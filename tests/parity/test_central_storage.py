@@ -81,7 +81,7 @@ def test_an_update_where_replicas_cannot_wait_is_refused(seen: dict[str, Any]) -
     refused = _of(seen, "inner")
     assert len(refused["errors"]) == 3
     for error in refused["errors"]:
-        assert "UnsupportedError: A step updates a variable in a branch, in a loop or in a tf.function" in error
+        assert "UnsupportedError: A step must not update variables in a branch, in a loop or in a tf.function" in error
         assert "Expected: every update in the step itself" in error and '"mirrored"' in error
     assert refused["variable"] == 1.0
 

@@ -92,9 +92,9 @@ def test_unknown_names_and_options_name_the_nearest() -> None:
     assert "Did you mean 'devices'?" in lines[1]
     assert "Did you mean 'communication'?" in lines[2]
     assert "Did you mean 'ring'?" in lines[3]
-    assert "needs GPUs" in lines[4]
+    assert 'must be "auto" or "ring"' in lines[4]
     assert "timeout_s=0" in lines[5]
-    assert "not a string" in lines[6]
+    assert "must be a string" in lines[6]
     assert lines[7] == "True"
 
 
@@ -118,20 +118,20 @@ def test_devices_by_name_and_by_number() -> None:
         """
     )
     lines = [line for line in out.splitlines() if not line.startswith(("For several", "names such"))]
-    assert "not a positive number" in lines[0]
-    assert "neither names nor a number" in lines[1]
-    assert "names a device twice" in lines[2]
-    assert "names GPU:0, which is not here" in lines[3] and "CPU:0" in lines[3]
-    assert "no device name" in lines[4]
-    assert "neither names nor a number" in lines[5]
-    assert "several devices" in lines[6]
-    assert "`parameter_device` names GPU:7, which is not here" in lines[7]
-    assert "`parameter_device` holds no device names" in lines[8] and "parameter_device=3" in lines[8]
+    assert "`devices` must be an integer >= 1" in lines[0]
+    assert "names of devices or a number" in lines[1]
+    assert "must name each device once" in lines[2]
+    assert "which has no GPU:0" in lines[3] and "CPU:0" in lines[3]
+    assert "must hold device names only" in lines[4]
+    assert "names of devices or a number" in lines[5]
+    assert "must name one device" in lines[6]
+    assert "`parameter_device` must name devices of this machine, which has no GPU:7" in lines[7]
+    assert "`parameter_device` must be device names" in lines[8] and "parameter_device=3" in lines[8]
     assert "CPU:1" in lines[9]
     assert lines[10:] == ["2", "('CPU:1',)", "('CPU:0',)"]
 
 
-def test_a_number_of_devices_without_gpus_says_that_it_takes_logical_cpus() -> None:
+def test_a_number_of_devices_without_gpus_warns_of_logical_cpus() -> None:
     out = printed(
         """
         import logging
@@ -165,7 +165,7 @@ def test_a_strategy_of_one_process_refuses_to_be_one_of_several(name: str) -> No
 
 
 @pytest.mark.parametrize("role", ["chief", "worker", "ps"])
-def test_a_strategy_without_servers_is_refused_where_there_are_some(role: str) -> None:
+def test_a_strategy_without_servers_is_refused_in_a_cluster_with_servers(role: str) -> None:
     cluster = {"chief": ["127.0.0.1:9"], "worker": ["127.0.0.1:10"], "ps": ["127.0.0.1:11"]}
     out = printed(
         """
@@ -178,7 +178,7 @@ def test_a_strategy_without_servers_is_refused_where_there_are_some(role: str) -
     )
     assert out.count("UnsupportedError: The strategy '") == 4
     assert out.count(f"Received: {role} 0 in TF_CONFIG with 1 chief, 1 worker, 1 ps. Expected: the strategy") == 4
-    assert out.count('Ask for tfdistkit.strategy("parameter_server")') == 4 and out.endswith("\nFalse\n")
+    assert out.count('Use tfdistkit.strategy("parameter_server")') == 4 and out.endswith("\nFalse\n")
 
 
 def test_a_wrong_tf_config_is_told_before_tensorflow_starts() -> None:
@@ -204,8 +204,8 @@ def test_registered_strategies_are_made_by_name() -> None:
     lines = out.splitlines()
     assert lines[:2] == ["building 1 7", "OneDeviceStrategy"]
     assert "Did you mean 'size'?" in lines[2]
-    assert "taken by tfdistkit itself" in lines[3]
-    assert "cannot be called" in lines[4]
+    assert "must not be the name of a strategy of tfdistkit" in lines[3]
+    assert "`build` must be callable" in lines[5]
 
 
 def test_an_installed_package_adds_a_strategy_by_an_entry_point(tmp_path) -> None:
@@ -220,7 +220,7 @@ def test_an_installed_package_adds_a_strategy_by_an_entry_point(tmp_path) -> Non
     assert "OneDeviceStrategy" in printed('print(tfdistkit.strategy("theirs"))', PYTHONPATH=path)
 
 
-def test_a_keras_that_does_not_run_on_tensorflow_is_told() -> None:
+def test_another_keras_backend_is_an_error() -> None:
     out = printed(
         """
         import sys, types
@@ -233,17 +233,20 @@ def test_a_keras_that_does_not_run_on_tensorflow_is_told() -> None:
     assert "KERAS_BACKEND=tensorflow" in out
 
 
-def test_the_backend_that_is_set_is_told_where_its_package_is_missing(tmp_path: Path) -> None:
+def test_the_error_names_the_keras_backend_whose_package_is_missing(tmp_path: Path) -> None:
     # Stands in for a machine without JAX, wherever this runs.
     code = 'import sys; sys.modules["jax"] = None; error(lambda: tfdistkit.strategy("mirrored"))'
     (tmp_path / "keras.json").write_text('{"backend": "jax"}')
-    for variables, told in (({"KERAS_BACKEND": "jax"}, "KERAS_BACKEND=jax"), ({"KERAS_HOME": str(tmp_path)}, "jax")):
+    for variables, received in (
+        ({"KERAS_BACKEND": "jax"}, "KERAS_BACKEND=jax"),
+        ({"KERAS_HOME": str(tmp_path)}, "jax"),
+    ):
         out = printed(code, **variables)
-        assert out.startswith("OptionError: Keras does not run on TensorFlow.") and told in out, out
+        assert out.startswith("OptionError: Keras must run on TensorFlow.") and received in out, out
         assert "KERAS_BACKEND=tensorflow" in out and "not installed" not in out
 
 
-def test_auto_takes_the_options_of_all_that_it_may_become() -> None:
+def test_auto_takes_the_options_of_every_strategy_it_may_choose() -> None:
     out = printed(
         """
         print(type(tfdistkit.strategy("auto", timeout_s=20, communication="ring", op="sum")).__name__)
@@ -252,7 +255,7 @@ def test_auto_takes_the_options_of_all_that_it_may_become() -> None:
         """
     ).splitlines()
     assert out[0] == "OneDeviceStrategy"
-    assert "`time_out` is no option of the strategy 'auto'. Did you mean 'timeout_s'?" in out[1]
+    assert "The strategy 'auto' has no option `time_out`. Did you mean 'timeout_s'?" in out[1]
     assert out[2].startswith("OptionError: ") and "devices" in out[2]
 
 

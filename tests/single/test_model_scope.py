@@ -1,4 +1,4 @@
-"""A model, an optimizer or a metric made outside of its strategy's scope: right numbers, or an error in our words."""
+"""A model, an optimizer or a metric made outside of its strategy's scope: exact results, or an error of ours."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ OUTCOMES = {
     "a layer of before that is built in the scope": "trained",
     "a helper outside, to predict": "trained",
     "another strategy of ours": "trained",
-    "compiled outside, with an optimizer": "The optimizer was made outside of the scope of the model's strategy",
-    "an optimizer of before": "The optimizer was made outside of the scope of the model's strategy",
-    "a second optimizer of before": "The optimizer was made outside of the scope of the model's strategy",
-    "an optimizer of before in a loop": "The optimizer was made outside of the scope of the model's strategy",
-    "layers of before": "Weights of the model were made outside of the scope of its strategy",
-    "called outside": "Weights of the model were made outside of the scope of its strategy",
-    "a model of before, compiled in the scope": "`fit` of a model that was not made in the scope of the strategy",
-    "a model of before, fit in the scope": "`fit` of a model that was not made in the scope of the strategy",
-    "compiled in another": "`compile` in the scope of another strategy than that of the model",
-    "fit in another": "`fit` in the scope of another strategy than that of the model",
-    "a scope of ours in a scope of ours": "A strategy's scope stands inside the scope of another strategy",
-    "a scope of TensorFlow's in ours": "A strategy's scope stands inside the scope of another strategy",
-    "a scope of ours in TensorFlow's": "A strategy's scope stands inside the scope of another strategy",
-    "a model of Keras 2": "A model of `tf_keras` (Keras 2) stands in the scope",
-    "made in a scope": "was called inside of a strategy's scope",
+    "compiled outside, with an optimizer": "The optimizer must be made in the scope of the model's strategy",
+    "an optimizer of before": "The optimizer must be made in the scope of the model's strategy",
+    "a second optimizer of before": "The optimizer must be made in the scope of the model's strategy",
+    "an optimizer of before in a loop": "The optimizer must be made in the scope of the model's strategy",
+    "layers of before": "Trainable weights of a model must be made in the scope of its strategy",
+    "called outside": "Trainable weights of a model must be made in the scope of its strategy",
+    "a model of before, compiled in the scope": "`fit` needs a model that was made in the scope of the strategy",
+    "a model of before, fit in the scope": "`fit` needs a model that was made in the scope of the strategy",
+    "compiled in another": "`compile` must not be called in the scope of a strategy other than the model's",
+    "fit in another": "`fit` must not be called in the scope of a strategy other than the model's",
+    "a scope of ours in a scope of ours": "A strategy's scope must not be inside the scope of another strategy",
+    "a scope of TensorFlow's in ours": "A strategy's scope must not be inside the scope of another strategy",
+    "a scope of ours in TensorFlow's": "A strategy's scope must not be inside the scope of another strategy",
+    "a model of Keras 2": "must not be one of `tf_keras` (Keras 2)",
+    "made in a scope": "must be called outside of any strategy's scope",
 }
 
 CODE = """
@@ -203,7 +203,7 @@ def run(name: str) -> dict[str, Any]:
 def test_what_is_made_outside_of_the_scope(name: str) -> None:
     found = run(name)
     assert found.keys() == OUTCOMES.keys()
-    of_replicas = {"a metric of before": "A metric was made outside of the scope"} if name == "mirrored" else {}
+    of_replicas = {"a metric of before": "A metric must be made in the scope"} if name == "mirrored" else {}
     for case, (kind, said) in found.items():
         expected = {**OUTCOMES, **of_replicas}[case]
         if expected == "trained":
