@@ -1,4 +1,4 @@
-"""`python -m tests.fuzz --examples 5000 --strategy mirrored`: fuzzes for as long as it is asked to."""
+"""`python -m tests.fuzz --examples 5000 --strategy mirrored`: runs a given number of programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the parts of a shared job of a coordinator, workers and a server begin with: data, and models that count."""
+"""Setup of the parts of a shared job of a coordinator, workers and a server: data, and models that count."""
 
 from __future__ import annotations
 
@@ -95,5 +95,5 @@ SETUP = (
 
 
 def told(printed: list[str]) -> dict:
-    """Returns what the coordinator told in the last line of a part."""
+    """Returns the last line that the coordinator printed in a part."""
     return json.loads(printed[0].splitlines()[-1])

@@ -1,4 +1,4 @@
-"""Ranks that bring different data are told so before a step is run, or brought to the same order."""
+"""Ranks with different data raise an error before a step runs, or get one shuffle order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`parameter_server`: no update of the workers is lost, whatever the model, the optimizer and the way to train."""
+"""`parameter_server`: no update of the workers is lost, for all models, optimizers and ways to train."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MODELS = {
 
 
 def models() -> list:
-    """One test for each kind of model, with its part."""
+    """Returns one test for each kind of model, with its part."""
     code = "    tell(**train(make({}), x, y, batch_size=BATCH, epochs=6))"
     return [pytest.param(n, marks=pytest.mark.part(code.format(args), setup=SETUP)) for n, args in MODELS.items()]
 
@@ -64,7 +64,7 @@ MOVING = """
 
 
 @pytest.mark.part(MOVING, setup=SETUP)
-def test_moving_statistics_come_to_those_of_the_data(printed: list[str]) -> None:
+def test_moving_statistics_converge_to_those_of_the_data(printed: list[str]) -> None:
     seen = told(printed)
     assert seen["mean"] == pytest.approx([3.0] * 4, abs=0.7)
     assert seen["variance"] == pytest.approx([1.0] * 4, abs=0.7)
@@ -153,7 +153,7 @@ OWN_STEP = """
 
 
 @pytest.mark.part(OWN_STEP, setup=SETUP)
-def test_a_train_step_of_ones_own(printed: list[str]) -> None:
+def test_a_custom_train_step(printed: list[str]) -> None:
     found = told(printed)
     for seen in found.values():
         assert seen["rows"] == [ROWS] * 3 and seen["at_end"] == ROWS and seen["steps"] == 3 * STEPS
@@ -187,10 +187,10 @@ ON_BATCH = """
 
 
 @pytest.mark.part(ON_BATCH, setup=SETUP)
-def test_batches_given_one_by_one_are_steps_one_after_the_other(printed: list[str]) -> None:
+def test_on_batch_methods_run_steps_in_order(printed: list[str]) -> None:
     for found in told(printed).values():
         assert found["apart"] < 1e-6 and found["predicted"] < 1e-6 and found["steps"] == STEPS
-        assert found["logs"]["seen"] == [2, 2]  # Keras begins anew for each; the last has 2 rows.
+        assert found["logs"]["seen"] == [2, 2]  # Keras resets the metrics for each; the last has 2 rows.
         for here, there in found["logs"].values():
             assert there == pytest.approx(here, rel=1e-5)
         assert found["tested"][1] == pytest.approx(found["tested"][0], rel=1e-5)

@@ -100,7 +100,7 @@ def test_a_step_whose_result_is_lost_with_a_worker_runs_again(printed: list[str]
     assert found["history"]["seen"] == found["history"]["once"] == [ROWS]
     assert found["steps"] == STEPS + 3
     assert sum(found["fetched_by"].values()) == STEPS + 3
-    # TensorFlow's thread fetches what has ended before anybody could say that we fetch it: the exception.
+    # The exception: TensorFlow's thread fetches results of steps that end before our hook is set.
     assert found["fetched_by"]["Results"] > STEPS, found["fetched_by"]
     assert "the worker died with it" in found["error"]
     assert found["after"] == [ROWS]
@@ -172,7 +172,7 @@ SAVE = """
 
 
 @pytest.mark.part(SAVE, setup=SETUP)
-def test_what_was_saved_is_a_model_of_plain_keras(printed: list[str]) -> None:
+def test_a_saved_model_loads_in_plain_keras(printed: list[str]) -> None:
     found = told(printed)
     evaluated, steps, predicted = found["elsewhere"]
     assert evaluated == pytest.approx(found["evaluated"], abs=1e-6) and steps == 2 * STEPS
@@ -222,7 +222,7 @@ ERRORS = """
 
 
 @pytest.mark.part(ERRORS, setup=SETUP)
-def test_errors_are_raised_as_themselves_and_the_next_fit_works(printed: list[str]) -> None:
+def test_errors_keep_their_type_and_the_next_fit_works(printed: list[str]) -> None:
     expected = {
         "a step": ("InvalidArgumentError", "row 40 is not for us"),
         "a step of evaluate": ("InvalidArgumentError", "row 40 is not for us"),
@@ -275,7 +275,7 @@ LOOP = """
 @pytest.mark.part(LOOP, setup=SETUP)
 def test_a_loop_with_a_cluster_coordinator(printed: list[str]) -> None:
     found = told(printed)
-    # Every batch of the repeated data has 8 rows: it repeats before it makes batches.
+    # Every batch of the repeated data has 8 rows: `repeat` comes before `batch`.
     assert (found["steps"], found["rows"], found["counted"]) == (200, 1600, 200)
     assert found["losses"][1] < found["losses"][0] and found["done"] and found["same"]
 
@@ -306,7 +306,7 @@ ONE_WORKER = """
 def test_one_worker_is_one_process(printed: list[str]) -> None:
     found = told(printed)
     for name, one in found["optimizers"].items():
-        # An addition of what a moving average changes by rounds otherwise than the average itself.
+        # Adding the change of a moving average rounds differently from computing the average.
         assert one["apart"]["3"] <= (1e-6 if "Norm" in name else 0), name
         assert one["apart"]["12"] < 1e-6, name
         assert one["histories"][1] == {k: pytest.approx(v, abs=1e-6) for k, v in one["histories"][0].items()}
@@ -314,7 +314,7 @@ def test_one_worker_is_one_process(printed: list[str]) -> None:
     assert found["own"]["once"] == [ROWS] * 3 and found["own"]["used"] == [3] * ROWS
 
 
-# TensorFlow's own strategy in the place of ours, for which the coordinator connects to the same workers again.
+# TensorFlow's own strategy instead of ours: the coordinator reconnects to the same workers.
 LOST = """
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     stock = tf.distribute.ParameterServerStrategy(resolver)

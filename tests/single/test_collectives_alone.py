@@ -1,4 +1,4 @@
-"""`tfdistkit.collectives` in one process: identities, mistakes, and the replicas of `mirrored`."""
+"""`tfdistkit.collectives` in one process: identity results, mistakes, and the replicas of `mirrored`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def no_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_last", None)
 
 
-def test_alone_everything_is_what_it_was() -> None:
+def test_one_process_gets_its_input_back() -> None:
     x = np.arange(6.0).reshape(3, 2)
     for result in (
         collectives.all_reduce(x),
@@ -49,7 +49,7 @@ def test_alone_everything_is_what_it_was() -> None:
     collectives.barrier(timeout_s=1)
 
 
-def test_alone_gradients_pass() -> None:
+def test_gradients_pass_in_one_process() -> None:
     x = tf.constant([1.0, 2.0])
     with tf.GradientTape() as tape:
         tape.watch(x)
@@ -89,14 +89,12 @@ def test_an_unknown_number_of_dimensions_is_named() -> None:
     def gathered(x: object) -> object:
         return collectives.all_gather(x)
 
-    with pytest.raises(Exception, match="known number of dimensions"):  # AutoGraph makes another type of it.
+    with pytest.raises(Exception, match="known number of dimensions"):  # AutoGraph changes its type.
         gathered(tf.ones([2]))
 
 
 def test_objects_stay_out_of_graphs() -> None:
-    with pytest.raises(
-        Exception, match="must be called outside of `tf.function`"
-    ):  # AutoGraph makes another type of it.
+    with pytest.raises(Exception, match="must be called outside of `tf.function`"):  # AutoGraph changes its type.
         tf.function(lambda: collectives.broadcast_object(1))()
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 DEADLINE_S = 120
-# Distinct addresses of this machine's own; nothing listens there.
+# Distinct addresses of this machine without a listener.
 TWO_WORKERS = '{"cluster": {"worker": ["127.0.0.1:9", "127.0.0.1:10"]}, "task": {"type": "worker", "index": 0}}'
 EVALUATOR = json.dumps(
     {
@@ -23,7 +23,7 @@ EVALUATOR = json.dumps(
 
 
 def printed(code: str, **variables: str) -> str:
-    """Runs code in a process of its own, where `error(call)` prints what a call raises; returns what it printed."""
+    """Runs code in a new process, where `error(call)` prints the exception of a call; returns the output."""
     prelude = """
     import tfdistkit
     def error(call):
@@ -60,7 +60,7 @@ def test_names_and_aliases_make_strategies_of_tf_distribute() -> None:
         for name in ("multiworker", "ddp", "multi_worker_mirrored", "multi-worker"):
             made = tfdistkit.strategy(name)
             print(name, isinstance(made, tf.distribute.MultiWorkerMirroredStrategy), made.num_replicas_in_sync)
-        import os  # An evaluator beside workers and servers works alone.
+        import os  # An evaluator beside workers and servers is a single process.
         os.environ["TF_CONFIG"] = {EVALUATOR!r}
         print("evaluator", isinstance(tfdistkit.strategy("auto"), tf.distribute.OneDeviceStrategy))
         """
@@ -143,7 +143,7 @@ def test_a_number_of_devices_without_gpus_warns_of_logical_cpus() -> None:
 
 
 @pytest.mark.parametrize("call", ['"mirrored", devices=2', '"multiworker"'])
-def test_a_strategy_asked_for_too_late_says_what_to_move_where(call: str) -> None:
+def test_a_strategy_made_too_late_is_an_error_with_a_fix(call: str) -> None:
     out = printed(
         f"""
         import tensorflow as tf
@@ -157,7 +157,7 @@ def test_a_strategy_asked_for_too_late_says_what_to_move_where(call: str) -> Non
 
 
 @pytest.mark.parametrize("name", ["mirrored", "one_device", "central_storage"])
-def test_a_strategy_of_one_process_refuses_to_be_one_of_several(name: str) -> None:
+def test_a_strategy_of_one_process_is_refused_in_a_job_of_several(name: str) -> None:
     out = printed(f'error(lambda: tfdistkit.strategy("{name}"))', TF_CONFIG=TWO_WORKERS)
     assert out.startswith("UnsupportedError: ")
     assert "worker 0 of 2 in TF_CONFIG" in out
@@ -181,7 +181,7 @@ def test_a_strategy_without_servers_is_refused_in_a_cluster_with_servers(role: s
     assert out.count('Use tfdistkit.strategy("parameter_server")') == 4 and out.endswith("\nFalse\n")
 
 
-def test_a_wrong_tf_config_is_told_before_tensorflow_starts() -> None:
+def test_a_wrong_tf_config_is_an_error_before_tensorflow_starts() -> None:
     out = printed('error(lambda: tfdistkit.strategy("auto"))', TF_CONFIG="{not json")
     assert out.startswith("ClusterConfigError: ")
     assert "JSON" in out
@@ -234,7 +234,7 @@ def test_another_keras_backend_is_an_error() -> None:
 
 
 def test_the_error_names_the_keras_backend_whose_package_is_missing(tmp_path: Path) -> None:
-    # Stands in for a machine without JAX, wherever this runs.
+    # Simulates a machine without JAX.
     code = 'import sys; sys.modules["jax"] = None; error(lambda: tfdistkit.strategy("mirrored"))'
     (tmp_path / "keras.json").write_text('{"backend": "jax"}')
     for variables, received in (
@@ -259,14 +259,14 @@ def test_auto_takes_the_options_of_every_strategy_it_may_choose() -> None:
     assert out[2].startswith("OptionError: ") and "devices" in out[2]
 
 
-def test_a_missing_tensorflow_is_told_with_the_command_that_installs_it() -> None:
-    # Stands in for a machine without TensorFlow: None in sys.modules makes the import fail as it would there.
+def test_a_missing_tensorflow_is_an_error_with_the_install_command() -> None:
+    # Simulates a machine without TensorFlow: None in sys.modules makes the import fail.
     out = printed('import sys; sys.modules["tensorflow"] = None; error(lambda: tfdistkit.strategy("mirrored"))')
     assert out.startswith("MissingDependencyError: ")
     assert "Install it: pip install 'tensorflow-cpu>=2.18,<2.22' 'keras>=3.10,<3.16'" in out
 
 
-def test_an_old_version_is_refused_before_it_does_damage_and_a_new_one_warned_of() -> None:
+def test_an_old_version_is_refused_and_a_new_one_warned_of() -> None:
     out = printed(
         """
         import sys, warnings
@@ -301,7 +301,7 @@ def test_an_old_version_is_refused_before_it_does_damage_and_a_new_one_warned_of
 
 
 def test_a_worker_takes_the_gpu_of_its_local_rank() -> None:
-    # A fake: this machine has no GPUs. It shows which of TensorFlow's public calls are made with what.
+    # A fake, because this machine has no GPUs. It records the calls of TensorFlow's public functions.
     out = printed(
         """
         import tensorflow as tf

@@ -127,13 +127,13 @@ CODE = """
 
     def helper():
         model = scoped()
-        first = keras.Model(model.inputs, model.layers[0].output)  # Outside: to look inside.
+        first = keras.Model(model.inputs, model.layers[0].output)  # Outside of the scope: a model to inspect a layer.
         np.testing.assert_allclose(first.predict(x, verbose=0), model.predict(x, verbose=0), rtol=1e-6)
         early_net.predict(x, verbose=0), early_net(x)
         return fit(model)
 
     def of_keras_2():
-        # A fake: the real one wants another TensorFlow package than the tests have.
+        # A fake: the real package needs another TensorFlow than the tests.
         import types
         legacy = sys.modules["tf_keras"] = types.ModuleType("tf_keras")
         exec("import tensorflow as tf\\ndef Dense(): return tf.Variable(1.0)", legacy.__dict__)
@@ -200,7 +200,7 @@ def run(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ["one_device", "mirrored"])
-def test_what_is_made_outside_of_the_scope(name: str) -> None:
+def test_parts_made_outside_of_the_scope(name: str) -> None:
     found = run(name)
     assert found.keys() == OUTCOMES.keys()
     of_replicas = {"a metric of before": "A metric must be made in the scope"} if name == "mirrored" else {}
@@ -210,5 +210,5 @@ def test_what_is_made_outside_of_the_scope(name: str) -> None:
             assert kind == "trained", (case, said)
         else:
             assert kind == "UnsupportedError" and expected in said, (case, kind, said)
-            assert "Expected: " in said and "\n" in said, said  # What to do stands on a line of its own.
+            assert "Expected: " in said and "\n" in said, said  # The fix is on a separate line.
     assert of_replicas or found["a metric of before"][1][0] == pytest.approx(found["in the scope"][1][0], abs=1e-6)

@@ -40,7 +40,8 @@ def resolve_devices(devices: Devices) -> list[str]:
         return [f"GPU:{i}" for i in range(len(gpus))] or ["CPU:0"]
     if isinstance(devices, str):
         devices = [devices]
-    if isinstance(devices, bool) or not isinstance(devices, (numbers.Integral, Sequence)):
+    is_number = isinstance(devices, numbers.Integral) and not isinstance(devices, bool)
+    if not is_number and not isinstance(devices, Sequence):
         raise OptionError(
             explain(
                 "`devices` must be names of devices or a number of devices.",
