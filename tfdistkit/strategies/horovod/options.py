@@ -14,7 +14,7 @@ OPS = ("average", "sum", "adasum")
 COMPRESSIONS = ("none", "fp16", "bf16")
 
 
-def set_switches(
+def set_variables(
     *,
     is_initialized: bool,
     is_chief: bool,

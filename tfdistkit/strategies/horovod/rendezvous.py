@@ -33,7 +33,7 @@ _STORE_SECRET_FACT = "gloo_store_secret"
 _stores: list[GlooStore] = []
 
 
-def introduce_ranks(cluster: ClusterSpec) -> None:
+def run_rendezvous(cluster: ClusterSpec) -> None:
     """Runs the rendezvous of the ranks and sets Horovod's variables, unless a launcher or MPI does.
 
     Must be called before Horovod is initialised.
@@ -45,21 +45,21 @@ def introduce_ranks(cluster: ClusterSpec) -> None:
         RendezvousError: if a rank is missing.
         ClusterConfigError: if versions or addresses differ, or this rank's address is not on this machine.
     """
-    if not needs_introduction(cluster):
+    if not needs_rendezvous(cluster):
         return
     check_own_address(cluster)
-    told = facts()
+    own_facts = facts()
     if cluster.is_chief:
         _stores.append(GlooStore(cluster.world_size, host=_store_host(cluster)))
-        told[_STORE_PORT_FACT] = _stores[-1].address[1]
-        told[_STORE_SECRET_FACT] = _stores[-1].secret
-    facts_of_first = exchange_facts(cluster, told, _RENDEZVOUS_S).facts[0]
+        own_facts[_STORE_PORT_FACT] = _stores[-1].address[1]
+        own_facts[_STORE_SECRET_FACT] = _stores[-1].secret
+    facts_of_first = exchange_facts(cluster, own_facts, _RENDEZVOUS_S).facts[0]
     store = int(facts_of_first[_STORE_PORT_FACT]), str(facts_of_first[_STORE_SECRET_FACT])
     for name, value in _variables(cluster, *store).items():
         env.put(name, value)
 
 
-def needs_introduction(cluster: ClusterSpec) -> bool:
+def needs_rendezvous(cluster: ClusterSpec) -> bool:
     """Returns whether the ranks need a rendezvous of ours, and have the addresses for it.
 
     Args:

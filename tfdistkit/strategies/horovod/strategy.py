@@ -24,9 +24,9 @@ from tfdistkit.strategies.horovod.options import (
     COMPRESSIONS,
     OPS,
     require_ranks,
-    set_switches,
+    set_variables,
 )
-from tfdistkit.strategies.horovod.rendezvous import introduce_ranks
+from tfdistkit.strategies.horovod.rendezvous import run_rendezvous
 from tfdistkit.strategies.sync.replica import ReplicaMixin
 from tfdistkit.validation import require_bool, require_choice
 
@@ -166,7 +166,7 @@ def build(
     require_bool("check_data", check_data)
     _require_a_combination(op, compression)
     lists = None if process_set is None else require_ranks(process_set, cluster.world_size)
-    set_switches(
+    set_variables(
         is_initialized=hvd.is_initialized(),
         is_chief=cluster.is_chief,
         fusion_threshold_bytes=fusion_threshold_bytes,
@@ -176,7 +176,7 @@ def build(
         autotune=autotune,
         timeout_s=timeout_s,
     )
-    introduce_ranks(cluster)
+    run_rendezvous(cluster)
     chosen = _join(lists, cluster.world_size)
     keras_patches.install()
     _require_all_ranks(cluster)

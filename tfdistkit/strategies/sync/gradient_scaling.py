@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdistkit.collectives.differentiable import with_gradient_times
 from tfdistkit.keras_adapter import private_api
-from tfdistkit.strategies.parameter_server import profiling as coordinated_clock
+from tfdistkit.strategies.parameter_server import profiling
 from tfdistkit.strategies.sync import step as steps
 
 
@@ -25,7 +25,7 @@ def apply(original: Any, optimizer: Any, grads: Any, trainable_variables: Any = 
     step = steps.current()
     if step is None or step.gradients_are_reduced:
         grads = list(grads)
-        coordinated_clock.gradients_are_there(grads)
+        profiling.gradients_are_there(grads)
         return original(optimizer, grads, trainable_variables)
     grads = list(grads)
     if trainable_variables is not None:

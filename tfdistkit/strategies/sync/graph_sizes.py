@@ -44,12 +44,12 @@ def depends_on_data(tensor: Any) -> bool:
         return True
     if tensor.shape.rank is not None and tensor.shape[0] is not None:
         return False
-    seen, waiting = set(), [tensor.op]
+    visited, waiting = set(), [tensor.op]
     while waiting:
         operation = waiting.pop()
-        if operation.name in seen:
+        if operation.name in visited:
             continue
-        seen.add(operation.name)
+        visited.add(operation.name)
         if operation.type in _SIZED_BY_DATA:
             return True
         waiting.extend(one.op for one in operation.inputs)
