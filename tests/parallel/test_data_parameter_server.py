@@ -1,4 +1,4 @@
-"""`tfdistkit.data` with workers of a parameter server that read their own data."""
+"""`tfdistkit.data` where the workers of a parameter server read for themselves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ READ = """
 
 
 @pytest.mark.part(READ, setup=SETUP)
-def test_each_element_is_read_once(printed: list[str]) -> None:
+def test_each_element_once_whoever_reads(printed: list[str]) -> None:
     seen = told(printed)
     for how in ("own", "given"):
         assert seen[how]["used"] == [3] * ROWS

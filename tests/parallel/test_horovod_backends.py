@@ -65,7 +65,7 @@ def with_horovod(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_each_rank_gets_its_rank_and_device(tmp_path: Path, backend: str) -> None:
+def test_each_rank_gets_its_rank_and_local_rank(tmp_path: Path, backend: str) -> None:
     shell = {"TF_CONFIG": '{"cluster": {}}', "HOROVOD_RANK": "7", "HOROVOD_SIZE": "9"}
     ended = run_job("-np", "2", "--backend", backend, write_script(tmp_path, TELL), cwd=tmp_path, **shell)
     assert ended.code == 0, ended.stderr

@@ -57,21 +57,21 @@ def test_all_ranks_get_the_rows_in_order(three: Ranks) -> None:
 
 
 @pytest.mark.parametrize("late", range(3))
-def test_a_late_rank_makes_all_use_the_collective(three: Ranks, late: int) -> None:
+def test_a_rank_that_comes_late_sends_all_to_the_collective(three: Ranks, late: int) -> None:
     after = [0.0, 0.0, 0.0]
     after[late] = 4 * local_exchange._PATIENCE_S
     assert at_once(three, *(gather(b"x", one) for one in after)) == [None] * 3
     assert at_once(three, *[gather(b"y")] * 3) == [[b"y"] * 3] * 3, "the next round is in step again"
 
 
-def test_rows_of_different_lengths_use_the_collective(three: Ranks) -> None:
+def test_rows_of_other_lengths_are_for_the_collective(three: Ranks) -> None:
     """It knows that the ranks run different steps."""
     assert at_once(three, gather(b"x"), gather(b"x"), gather(b"xx")) == [None] * 3
     assert at_once(three, *[gather(b"y")] * 3) == [[b"y"] * 3] * 3
 
 
 @pytest.mark.parametrize("gone", range(3))
-def test_a_lost_rank_makes_the_others_use_the_collective(three: Ranks, gone: int) -> None:
+def test_a_rank_that_is_gone_sends_the_others_to_the_collective(three: Ranks, gone: int) -> None:
     three[gone].close()
     left = [one for one in three if one is not three[gone]]
     since = time.monotonic()
@@ -81,7 +81,7 @@ def test_a_lost_rank_makes_the_others_use_the_collective(three: Ranks, gone: int
     assert time.monotonic() - since < 10
 
 
-def test_all_ranks_decide_alike_for_any_delays() -> None:
+def test_all_ranks_decide_alike_however_late_they_are() -> None:
     """Delays around the patience, where one rank gives up while another one has just come."""
     chance = random.Random(7)
     rounds = 60
@@ -112,7 +112,7 @@ def names() -> str:
     return Path("/proc/net/unix").read_text(encoding="ascii", errors="replace")
 
 
-def test_a_foreign_connection_is_refused() -> None:
+def test_a_stranger_is_not_taken_for_a_rank() -> None:
     """It may read the name of the socket, but not the token; what it sends is bounded, and it cannot end the job."""
     listener = Listener()
     address = local_exchange._address(listener.token)
@@ -152,7 +152,7 @@ def test_another_user_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
             first.result(DEADLINE_S)
 
 
-def test_the_wait_for_a_missing_rank_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_does_not_come_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_exchange, "_CONNECT_S", 0.2)
     with pytest.raises(OSError):
         Listener().accept(2)

@@ -1,4 +1,4 @@
-"""A plain lookup under a strategy of ours reads rows; any other use of a table is Keras's."""
+"""A lookup under a strategy of ours reads rows; whatever is no plain lookup stays as Keras has it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def strategy() -> Any:
 
 
 class Table(keras.layers.Layer):
-    """A custom layer with a table, which mixed precision casts."""
+    """A table of a layer of the user's own, which mixed precision casts."""
 
     def build(self, shape: Any) -> None:
         self.table = self.add_weight(shape=(11, 4), initializer="normal")
@@ -106,7 +106,7 @@ def test_a_table_that_is_also_the_output(strategy: Any) -> None:
     assert "ResourceGather" in results[1][2]
 
 
-def test_lora_and_int8_are_not_changed(strategy: Any) -> None:
+def test_lora_and_int8_stay_as_they_are(strategy: Any) -> None:
     check(strategy, lambda: built(keras.layers.Embedding(11, 4, lora_rank=2)), tf.constant(IDS), by_rows=False)
     with strategy.scope():
         layer = built(keras.layers.Embedding(11, 4))
@@ -115,7 +115,7 @@ def test_lora_and_int8_are_not_changed(strategy: Any) -> None:
     np.testing.assert_array_equal(strategy.run(lambda: layer(tf.constant(IDS))), expected)
 
 
-def test_values_of_a_stateless_scope_are_used(strategy: Any) -> None:
+def test_values_of_a_stateless_scope_are_taken(strategy: Any) -> None:
     with strategy.scope():
         layer = built(keras.layers.Embedding(11, 4))
         table = np.arange(44.0, dtype="float32").reshape(11, 4)
@@ -124,7 +124,7 @@ def test_values_of_a_stateless_scope_are_used(strategy: Any) -> None:
         np.testing.assert_array_equal(layer(tf.constant([2])), layer.embeddings.numpy()[2:3])
 
 
-def test_other_uses_of_a_table_are_not_changed(strategy: Any) -> None:
+def test_what_is_no_lookup_in_rows_stays(strategy: Any) -> None:
     table = keras.Variable(np.arange(6.0).reshape(2, 3))
     with strategy.scope():
         assert keras.ops.take(table, [1, 4]).numpy().tolist() == [1.0, 4.0]

@@ -105,7 +105,9 @@ class _EndSignals:
         self._number, self._at = number, time.monotonic()
 
     def should_stop(self, sign: Sign, alive_at: float | None) -> bool:
-        """Returns whether to exit because the coordinator has ended; ends this process by the signal if it never came.
+        """Returns whether to exit after a signal because the coordinator has just ended.
+
+        Ends this process by the signal if the coordinator outlives the grace period, or was gone before the signal.
 
         Args:
             sign: The coordinator's sign of life now.

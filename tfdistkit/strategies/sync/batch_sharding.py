@@ -125,7 +125,7 @@ def _part(how: Split, batch: Any, replicas: int, replica_id: Any, kind: type[Bat
     first, count = rows_of(total, replicas, replica_id)
     taken, start = count, first
     if kind is KerasPart:
-        # An empty part gets a placeholder row: the last row before it.
+        # An empty part gets a placeholder row: the last row of the batch.
         both_known = isinstance(count, int)
         taken = max(count, 1) if both_known else tf.maximum(count, 1)
         start = max(min(first, total - 1), 0) if both_known else tf.maximum(tf.minimum(first, total - 1), 0)
