@@ -100,7 +100,7 @@ class Failure:
     verdict: Verdict
     simplest: Program | None = None
 
-    def told(self) -> str:
+    def details(self) -> str:
         """Returns the details: differences, or tracebacks."""
         lines = []
         for name, detail in self.verdict.details.items():

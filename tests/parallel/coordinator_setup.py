@@ -78,7 +78,7 @@ COUNTING = """
         used = (model.layers[0].rows.numpy() - counts).astype(int).tolist()
         return {**history, "steps": int(model.optimizer.iterations) - steps, "used": used}
 
-    def tell(**found):
+    def report(**found):
         print(json.dumps(found))
 """
 
@@ -94,6 +94,6 @@ SETUP = (
 )
 
 
-def told(printed: list[str]) -> dict:
+def last_report(printed: list[str]) -> dict:
     """Returns the last line that the coordinator printed in a part."""
     return json.loads(printed[0].splitlines()[-1])

@@ -70,8 +70,8 @@ def test_each_rank_gets_its_rank_and_local_rank(tmp_path: Path, backend: str) ->
     ended = run_job("-np", "2", "--backend", backend, write_script(tmp_path, TELL), cwd=tmp_path, **shell)
     assert ended.code == 0, ended.stderr
     assert "TF_CONFIG of this shell is not used: the workers get none" in ended.stderr
-    told = {rank: json.loads(text) for rank, [text] in lines_by_rank(ended.stdout).items()}
-    assert told == {str(rank): [rank, 2, rank, 2, False, False] for rank in (0, 1)}
+    reported = {rank: json.loads(text) for rank, [text] in lines_by_rank(ended.stdout).items()}
+    assert reported == {str(rank): [rank, 2, rank, 2, False, False] for rank in (0, 1)}
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("tfdistkit")] == []
 
 
@@ -146,8 +146,8 @@ def test_a_script_under_plain_mpirun(tmp_path: Path) -> None:
     variables = {**os.environ, "PYTHONPATH": str(ROOT)}
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, env=variables, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
-    told = sorted(json.loads(line) for line in ended.stdout.splitlines())
-    assert told == [[rank, 2, rank, 2, False, False] for rank in (0, 1)]
+    reported = sorted(json.loads(line) for line in ended.stdout.splitlines())
+    assert reported == [[rank, 2, rank, 2, False, False] for rank in (0, 1)]
 
 
 @pytest.mark.horovod

@@ -184,8 +184,8 @@ SET_OVER_MPI = {"FUSION_THRESHOLD": None, "CYCLE_TIME": None, "HIERARCHICAL_ALLR
 @over_gloo
 def test_switches_over_gloo(printed: list[str]) -> None:
     for text in printed:
-        told, folder = text.splitlines()
-        assert json.loads(told) == SET_OVER_GLOO
+        variables, folder = text.splitlines()
+        assert json.loads(variables) == SET_OVER_GLOO
         timeline = Path(folder, "timeline.json").read_text()
         assert "tfdistkit_all_reduce_0" in timeline and "GLOO_ALLREDUCE" in timeline
         # Each tensor by itself: no fusion.
@@ -196,8 +196,8 @@ def test_switches_over_gloo(printed: list[str]) -> None:
 @over_mpi
 def test_switches_over_mpi(printed: list[str]) -> None:
     for text in printed:
-        told, folder = text.splitlines()
-        assert json.loads(told) == SET_OVER_MPI
+        variables, folder = text.splitlines()
+        assert json.loads(variables) == SET_OVER_MPI
         timeline = Path(folder, "timeline.json").read_text()
         assert "MPI_ALLREDUCE" in timeline and "MEMCPY_IN_FUSION_BUFFER" in timeline
         # Horovod writes it only with autotuning.

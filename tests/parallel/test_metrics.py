@@ -24,7 +24,7 @@ SETUP = """
 """
 
 
-def told(printed: list[str]) -> dict:
+def output(printed: list[str]) -> dict:
     """Returns the output of the ranks, which is the same on all."""
     assert len({line.splitlines()[-1] for line in printed}) == 1, printed
     return json.loads(printed[0].splitlines()[-1])
@@ -57,7 +57,7 @@ LOOP = """
 
 @pytest.mark.part(LOOP, setup=SETUP)
 def test_a_custom_loop_equals_one_process(printed: list[str]) -> None:
-    found = told(printed)
+    found = output(printed)
     assert sum(found["found"], []) == pytest.approx(sum(found["alone"], []), rel=1e-6)
     assert found["results"] == pytest.approx(found["of_alone"], rel=1e-6)
 
@@ -100,7 +100,7 @@ ROWS = """
 
 @pytest.mark.part(ROWS, setup=SETUP)
 def test_rows_of_every_dtype_are_gathered_bitwise(printed: list[str]) -> None:
-    found = told(printed)
+    found = output(printed)
     assert found["same"] == [True] * 9
     assert found["lengths"] == 2 * 2 + 3 * 1 + 4 * 3 + 28
 
@@ -133,6 +133,6 @@ REFUSED = """
 
 @pytest.mark.part(REFUSED, setup=SETUP)
 def test_invalid_metrics_are_errors(printed: list[str]) -> None:
-    errors = told(printed)
+    errors = output(printed)
     assert "A metric must be made in the scope" in errors["outside"] and "the AUC" in errors["outside"]
     assert "a tensor of string" in errors["strings"] and "Turn strings into numbers" in errors["strings"]

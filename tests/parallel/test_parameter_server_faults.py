@@ -67,8 +67,8 @@ STAGES = (
             own = strategy.distribute_datasets_from_function(of_worker)
             return model.fit(own, epochs=1000, verbose=0, callbacks=[Tell()])
         backup = tfdistkit.callbacks.BackupAndResume(stage, save_freq=40)
-        backup = [backup] if stage in ("backup", "told to end") else []
-        epochs = {"backup": 5, "told to end": 5, "again": 2}.get(stage, 1000)
+        backup = [backup] if stage in ("backup", "signalled") else []
+        epochs = {"backup": 5, "signalled": 5, "again": 2}.get(stage, 1000)
         return model.fit(x, y, batch_size=BATCH, epochs=epochs, verbose=0, callbacks=[Tell(), *backup])
 
     for stage in sys.argv[1].split(","):
@@ -149,19 +149,19 @@ def test_workers_and_the_coordinator_are_killed_and_start_again(tmp_path: Path) 
 def test_all_tasks_get_a_signal_and_restart(tmp_path: Path) -> None:
     """As under a scheduler: the coordinator writes a last backup, while its tasks still serve it."""
     with roles(tmp_path, STAGES) as running:
-        chief = running.start_all("told to end")
-        chief.wait_for("told to end is under way", 2)
+        chief = running.start_all("signalled")
+        chief.wait_for("signalled is under way", 2)
         for role in reversed(running.running.values()):
             role.process.send_signal(signal.SIGUSR1)
         assert chief.end(NAMED_WITHIN_S) == -signal.SIGUSR1
         for name in ("worker 0", "worker 1", "ps 0"):
             assert running.running[name].end(ENDED_WITHIN_S) == 0
-        assert (tmp_path / "told to end" / "training.backup").exists()
+        assert (tmp_path / "signalled" / "training.backup").exists()
 
-        chief = running.start_all("told to end")
-        found = result(chief, "told to end")
+        chief = running.start_all("signalled")
+        found = result(chief, "signalled")
         assert exact(found) and found["epochs"] == [0, 1, 2, 3, 4] and found["to"] == 5 * STEPS
-        assert 0 < chief.printed.count("told to end ended an epoch") < 5
+        assert 0 < chief.printed.count("signalled ended an epoch") < 5
         assert chief.end() == 0
         assert running.left() == []
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from coordinator_setup import SETUP, told
+from coordinator_setup import SETUP, last_report
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.parametrize("engine", ["parameter_server"])]
 
@@ -47,14 +47,14 @@ OWN_METRICS = """
                         ("of workers", 1), ("of workers", 3)):
         pair = [results(scope, kind, steps) for scope in (contextlib.nullcontext(), strategy.scope())]
         found[f"{kind} {steps}"] = pair
-    tell(**found)
+    report(**found)
 """
 
 
 @pytest.mark.part(OWN_METRICS, setup=SETUP)
 def test_custom_metrics_are_updated_in_batch_order(printed: list[str]) -> None:
     """Workers run the batches in any order and concurrently; weights do not change."""
-    found = told(printed)
+    found = last_report(printed)
     assert len(found) == 7
     for kind, (alone, together) in found.items():
         names = ["extremes_largest", "extremes_smallest"] if "workers" in kind else alone

@@ -7,7 +7,7 @@ strategy line is ours, and what Keras 2 had and Keras 3 does not (DatasetCreator
 from __future__ import annotations
 
 import pytest
-from coordinator_setup import told
+from coordinator_setup import last_report
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.parametrize("engine", ["parameter_server"])]
 
@@ -50,7 +50,7 @@ MODEL_FIT = """
 
 @pytest.mark.part(MODEL_FIT, setup=SETUP)
 def test_the_half_with_model_fit(printed: list[str]) -> None:
-    found = told(printed)
+    found = last_report(printed)
     assert found["steps"] == 5 * 20 and found["logged"] == 1 + 5
     assert found["loss"][-1] < 0.5 * found["loss"][0] and found["evaluated"] < found["loss"][0]
     assert {f"epoch{epoch}.weights.h5" for epoch in range(1, 6)} | {"whole.keras"} <= set(found["files"])
@@ -156,7 +156,7 @@ LOOP = """
 
 @pytest.mark.part(LOOP, setup=SETUP)
 def test_the_half_with_a_loop(printed: list[str]) -> None:
-    found = told(printed)
+    found = last_report(printed)
     assert found["steps"] == 5 * 20 + 1 and found["counts"] == [20 * 8] * 5
     assert found["accuracies"][-1] > 0.95 and found["loss"] < 0.5 and found["done"]
     assert found["inline"] == [1.0, 40] and found["on_workers"] == [1.0, 40]

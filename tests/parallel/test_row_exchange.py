@@ -43,8 +43,8 @@ EXCHANGES = """
 @EACH_ENGINE
 def test_rows_are_those_of_a_collective(printed: list[str]) -> None:
     """Three rounds with a late rank use a collective, and so do long rows; the others do not."""
-    told = [json.loads(one) for one in printed]
-    assert all(one["equal"] and one["long"] == [5000] for one in told)
-    assert told[0]["collectives"] == told[1]["collectives"]
+    records = [json.loads(one) for one in printed]
+    assert all(one["equal"] and one["long"] == [5000] for one in records)
+    assert records[0]["collectives"] == records[1]["collectives"]
     # Two more may come from connecting. On a busy machine a rank may be late in other rounds, too.
-    assert 3 <= told[0]["collectives"] <= 30
+    assert 3 <= records[0]["collectives"] <= 30
