@@ -36,7 +36,7 @@ class Update(NamedTuple):
 
 
 class Records:
-    """Records the updates of one step."""
+    """Collects the updates of one step."""
 
     def __init__(self) -> None:
         self.updates: list[Update] = []
