@@ -1,1 +1,1 @@
-"""The differential fuzzer: Keras programs that have to come out the same in one process and under every strategy."""
+"""The differential fuzzer: Keras programs whose results in one process and under every strategy must be equal."""

@@ -1,4 +1,4 @@
-"""`python -m tests.fuzz --examples 5000 --strategy mirrored`: fuzzes for as long as it is asked to."""
+"""`python -m tests.fuzz --examples 5000 --strategy mirrored`: runs a given number of programs."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def main() -> int:
         for failure in report.failures:
             if failure.verdict.what not in shown:
                 shown.add(failure.verdict.what)
-                print(f"\n{failure.engine}: {failure.verdict.what}\n{failure.program}\n{failure.told()}", flush=True)
+                print(f"\n{failure.engine}: {failure.verdict.what}\n{failure.program}\n{failure.details()}", flush=True)
         kinds = {}
         for failure in report.failures:
             kinds.setdefault((failure.engine, failure.verdict.what.partition(":")[0]), []).append(failure)

@@ -8,11 +8,11 @@ import keras
 
 
 class Interrupted(Exception):
-    """What stops a `fit` in its middle."""
+    """The exception that interrupts a `fit`."""
 
 
 class InterruptAfter(keras.callbacks.Callback):
-    """Raises after so many steps of all epochs."""
+    """Raises after a number of steps, counted over all epochs."""
 
     def __init__(self, steps: int):
         super().__init__()
@@ -25,7 +25,7 @@ class InterruptAfter(keras.callbacks.Callback):
 
 
 class LogsOfBatches(keras.callbacks.Callback):
-    """Keeps the logs that it sees after each batch."""
+    """Records the logs after each batch."""
 
     def __init__(self) -> None:
         super().__init__()

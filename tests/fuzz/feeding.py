@@ -1,4 +1,4 @@
-"""The data of a program, and how it reaches Keras. The same on every rank and in every process."""
+"""The data of a program, in the form that Keras receives; the same on every rank and in every process."""
 
 from __future__ import annotations
 
@@ -146,13 +146,13 @@ def batches(program: Program, data: tuple[Any, ...]) -> Iterator[Any]:
 
 
 def steps_in(program: Program) -> int:
-    """How many batches the program's data has."""
+    """Returns the number of batches of the program's data."""
     whole = program.rows // program.batch
     return whole if program.feed == "dropped_dataset" else -(-program.rows // program.batch)
 
 
 def _arrays(program: Program, data: tuple[Any, ...], shuffle: bool) -> dict[str, Any]:
-    named = dict(zip(("x", "y", "sample_weight"), data))  # Not all of them are always there.
+    named = dict(zip(("x", "y", "sample_weight"), data))  # Some of them are optional.
     return {**named, "batch_size": program.batch, "shuffle": shuffle}
 
 
@@ -170,7 +170,7 @@ def _repeated(program: Program, data: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def _rows_repeated(program: Program, data: tuple[Any, ...]) -> dict[str, Any]:
-    """The last rows of a pass and the first of the next are in one batch."""
+    """One batch holds the last rows of a pass and the first rows of the next."""
     steps = program.steps_per_epoch or steps_in(program)
     return {"x": _rows_of(program, data).repeat().batch(program.batch), "steps_per_epoch": steps}
 
@@ -191,7 +191,7 @@ ARRAYS = ("arrays", "shuffled_arrays")
 
 
 def fit_arguments(program: Program) -> dict[str, Any]:
-    """Returns what `fit` gets: the data, the validation data, the rest."""
+    """Returns the arguments of `fit`: data, validation data, other options."""
     arguments = {**FEEDS[program.feed](program, columns(program)), "epochs": program.epochs, "verbose": 0}
     if program.steps_per_epoch and program.feed in ARRAYS:
         arguments["steps_per_epoch"] = program.steps_per_epoch
@@ -209,7 +209,7 @@ def fit_arguments(program: Program) -> dict[str, Any]:
 
 
 def evaluate_arguments(program: Program) -> dict[str, Any]:
-    """Returns what `evaluate` gets: other rows than `fit`."""
+    """Returns the arguments of `evaluate`: other rows than for `fit`."""
     data = columns(program, rows=program.rows + 1, more_seed=2)
     if program.feed in ARRAYS:
         arguments = _arrays(program, data, False)
@@ -223,7 +223,7 @@ def evaluate_arguments(program: Program) -> dict[str, Any]:
 
 
 def predict_arguments(program: Program) -> dict[str, Any]:
-    """Returns what `predict` gets: the inputs of `evaluate`."""
+    """Returns the arguments of `predict`: the inputs of `evaluate`."""
     data = columns(program, rows=program.rows + 1, more_seed=2)[:1]
     if program.feed in ARRAYS:
         return {"x": data[0], "batch_size": program.batch}

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fuzz import callback_list, feeding, loops, networks, objectives, training_steps, whole_models
 from fuzz.programs import Program
 
-# Keras takes these out of generators and PyDatasets as objects, which it cannot train on.
+# Keras reads these from generators and PyDatasets as objects, on which it cannot train.
 _IN_DATASETS_ONLY = ("ragged", "words")
 _BODY = tuple(networks.BODY)
 # Keras without a strategy traces their functions while it builds a model, and uses what it traced in the training,
@@ -133,7 +133,7 @@ def _acts(draw: Any, has_schedule: bool) -> dict[str, Any]:
 
 
 _ACTS = ("fit_again", "test_on_batch", "predict_on_batch", "train_on_batch", "save_and_load")
-# A rate that a schedule makes cannot be set.
+# A rate from a schedule cannot be set.
 _SET_RATES = ("rate", "plateau", "rate_by_batch")
 
 
@@ -142,7 +142,7 @@ def _keras_programs(draw: Any) -> Program:
     """Stacks of layers, compiled; some with a step of their own."""
     step = draw(_rarely(*training_steps.OWN_LOSS, *training_steps.COMPILED, usual="keras", of=3))
     own_loss = step in training_steps.OWN_LOSS
-    gathers = step == "accumulating"  # In variables for each of the model's, which has to be built for it.
+    gathers = step == "accumulating"  # In one variable for each of the model's, so the model must be built.
     kinds = [kind for kind in networks.ENCODERS if not (gathers and kind == "ragged")]
     data = draw(_data(kinds=("numbers", "tokens", "tokens", *kinds)))
     model = draw(_model(data["inputs"], own_loss or step in ("more_compute_loss", "guide")))
@@ -156,7 +156,7 @@ def _keras_programs(draw: Any) -> Program:
     if running["eager"]:
         running["execution"] = 1
     if data["feed"] in ("generator", "repeated_dataset", "rows_repeated") or data["steps_per_epoch"]:
-        running["execution"] = 1  # Where the steps of an epoch are counted, Keras needs a multiple.
+        running["execution"] = 1  # With `steps_per_epoch`, Keras needs a multiple.
     acts = draw(_acts(optimizer["schedule"]))
     return Program(step=step, **{**data, **model, **objective, **optimizer, **running, **acts})
 
@@ -177,7 +177,7 @@ def _whole_models(draw: Any) -> Program:
 
 @st.composite
 def _loops(draw: Any) -> Program:
-    """Loops of the user's own with `strategy.run`."""
+    """Custom loops with `strategy.run`."""
     step = draw(_one_of(*loops.LOOPS))
     data = draw(_data(kinds=("numbers", "images", "tokens")))
     data.update(feed="dataset", validation="", steps_per_epoch=0)
@@ -203,7 +203,7 @@ def programs() -> st.SearchStrategy[Program]:
 
 
 def draw_program(number: int) -> Program:
-    """Returns the program of a number, the same one in every run.
+    """Returns the program of a number, the same in every run.
 
     Each number is a run of hypothesis of its own: within one, examples are variations of those before, which is
     good for finding the simplest failure, and covers little where one example costs a second.
@@ -219,11 +219,11 @@ def draw_program(number: int) -> Program:
         found.append(program)
 
     collect()
-    return found[-1]  # The first one is the simplest that there is.
+    return found[-1]  # The first one is the simplest program.
 
 
 def draw_programs(number: int, first: int = 0) -> list[Program]:
-    """Returns the programs of the numbers from `first` on, none of them twice."""
+    """Returns the programs of the numbers from `first` on, without duplicates."""
     found: dict[str, Program] = {}
     while len(found) < number:
         program = draw_program(first)

@@ -1,4 +1,4 @@
-"""Runs many programs in one process and under strategies, judges them, shrinks what fails, keeps it as a case."""
+"""Runs many programs in one process and under strategies, compares them, shrinks failures, and saves them as cases."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from fuzz.pool import Outcome, Pool
 from fuzz.programs import Program
 
 CASES = Path(__file__).with_name("cases")
-# Seconds for making one failure simpler.
+# Seconds for shrinking one failure.
 SHRINK_S = 150.0
 
 
 class Reference:
-    """What one process gives, each program run once for all strategies."""
+    """Results of one process, each program run once for all strategies."""
 
     def __init__(self) -> None:
         self._pool = Pool("plain")
@@ -31,7 +31,7 @@ class Reference:
         self._lock = threading.Lock()
 
     def run(self, program: Program, floatx: str, trains: bool) -> Outcome:
-        """Returns what one process gives of a program."""
+        """Returns the results of one process for a program."""
         key = (program.key(), floatx, trains)
         with self._lock:
             if key not in self._found:
@@ -52,7 +52,7 @@ def check(program: Program, reference: Reference, pool: Pool) -> Verdict:
     """
     was_suspect = pool.is_suspect
     waiting = threading.Thread(target=reference.run, args=(program, "float32", pool.trains))
-    waiting.start()  # Beside it.
+    waiting.start()  # In parallel.
     ranks = pool.run(program)
     waiting.join()
     expected = reference.run(program, "float32", pool.trains)
@@ -93,15 +93,15 @@ def shrink(program: Program, fails: Callable[[Program], bool], seconds: float = 
 
 @dataclass
 class Failure:
-    """A program that failed, and the simplest one that fails alike."""
+    """A program that failed, and the simplest one that fails in the same way."""
 
     engine: str
     program: Program
     verdict: Verdict
     simplest: Program | None = None
 
-    def told(self) -> str:
-        """Returns what is known of it: differences, or tracebacks."""
+    def details(self) -> str:
+        """Returns the details: differences, or tracebacks."""
         lines = []
         for name, detail in self.verdict.details.items():
             if isinstance(detail, dict) and "traceback" in detail:
@@ -123,7 +123,7 @@ class Failure:
 
 @dataclass
 class Report:
-    """What a hunt came to."""
+    """The results of a hunt."""
 
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     reasons: Counter[tuple[str, str, str]] = field(default_factory=Counter)
@@ -190,7 +190,7 @@ class Hunt:
             start = time.monotonic()
             try:
                 verdict = check(program, self.reference, self.pools[engine])
-            except Exception as error:  # The pool did not start: a finding as well.
+            except Exception as error:  # A pool that does not start is a finding, too.
                 verdict = Verdict(judging.WRONG, f"{type(error).__name__}", {"error": str(error)[-4000:]})
             self.report.add(engine, program, verdict)
             self._say(f"{engine} {time.monotonic() - start:.1f} s {verdict.kind} {verdict.what} {program}")
@@ -198,7 +198,7 @@ class Hunt:
                 return
 
     def shrink(self, failure: Failure, seconds: float = SHRINK_S) -> None:
-        """Looks for the simplest program that fails as a failure does."""
+        """Shrinks a failure to the simplest program that fails in the same way."""
         alike = failure.verdict.what.partition(":")[0]
 
         def fails(program: Program) -> bool:

@@ -1,4 +1,4 @@
-"""Says whether what a strategy gave is what one process gives, within the tolerances of docs/exactness.md."""
+"""Compares the results of a strategy with those of one process, within the tolerances of docs/exactness.md."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EQUAL, ROUNDING, REFUSED, INVALID, WRONG = "equal", "rounding", "refused", "inva
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is to be said of one program under one strategy.
+    """The verdict on one program under one strategy.
 
     Args:
         kind: One of the words above.
@@ -44,7 +44,7 @@ def _of(measure: Any, expected: Any, found: Any) -> float:
 
 
 def differences(expected: Outcome, found: Outcome) -> dict[str, float]:
-    """Returns by name how far everything is from what was expected; infinity for what is missing, or too much."""
+    """Returns by name the difference of each value from the expected one; infinity for a missing or extra value."""
     result = {}
     for act in {**expected.values, **found.values}:
         wanted, got = expected.values.get(act, {}), found.values.get(act, {})
@@ -54,7 +54,7 @@ def differences(expected: Outcome, found: Outcome) -> dict[str, float]:
     for name in {**expected.arrays, **found.arrays}:
         missing = name not in expected.arrays or name not in found.arrays
         if missing and "_state" in name and not found.arrays.get(name, np.ones(1)).any():
-            continue  # Under a strategy an optimizer is built for all variables, those too that it never gets.
+            continue  # Under a strategy an optimizer is built for all variables, even without gradients.
         result[name] = float("inf") if missing else _of(of_tensors, expected.arrays[name], found.arrays[name])
     return result
 
@@ -64,12 +64,12 @@ def _limit(name: str) -> float:
 
 
 def too_far(expected: Outcome, found: Outcome) -> dict[str, float]:
-    """Returns what is further away than the tolerances allow."""
+    """Returns the differences above the tolerances."""
     return {name: value for name, value in differences(expected, found).items() if not value <= _limit(name)}
 
 
 def between_ranks(ranks: list[Outcome]) -> list[str]:
-    """Returns the names of what is not equal on all ranks, bit for bit."""
+    """Returns the names of values that are not bitwise equal on all ranks."""
     first, names = ranks[0], []
     for other in ranks[1:]:
         names += [act for act in first.values if repr(first.values[act]) != repr(other.values.get(act))]
@@ -121,6 +121,6 @@ def judge(expected: Outcome, ranks: list[Outcome]) -> Verdict:
 
 
 def _kinds(names: Any) -> str:
-    """Groups what differs: weights, state of optimizers, logs by name."""
+    """Groups differences: weights, state of optimizers, logs by name."""
     kinds = {name.partition(".")[0] if "." in name else name for name in names}
     return ", ".join(sorted(kinds))[:160]

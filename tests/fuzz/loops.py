@@ -1,4 +1,4 @@
-"""Training loops of the user's own, with `strategy.run`: TensorFlow's convention, the user divides by the batch."""
+"""Custom training loops with `strategy.run`, in TensorFlow's convention: the user divides by the batch size."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _average_loss(session: Any) -> None:
 
 
 def _keras_loss(session: Any) -> None:
-    """A Keras loss as it comes; the replicas' losses are summed."""
+    """An unscaled Keras loss; the replicas' losses are summed."""
     _loop(session, keras.losses.MeanAbsoluteError())
 
 

@@ -1,4 +1,4 @@
-"""The models of programs: Sequential, functional and subclassed ones, out of the same layers."""
+"""The models of programs: Sequential, functional and subclassed, from the same layers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fuzz.programs import Program
 
 UNITS = 4
 
-# For inputs of each kind, the layers that make a vector of a row; in `SEQUENCES`, a vector of each token.
+# For inputs of each kind, the layers that map a row to a vector; in `SEQUENCES`, each token to a vector.
 ENCODERS: dict[str, dict[str, Any]] = {
     "numbers": {"none": lambda: []},
     "images": {
@@ -88,7 +88,7 @@ def stack_of(program: Program) -> list[Any]:
 
 
 class Stack(keras.Model):
-    """The layers of a program in a model with a `call` of its own."""
+    """The layers of a program in a subclassed model with `call`."""
 
     def __init__(self, program: Program):
         super().__init__()

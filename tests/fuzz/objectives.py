@@ -1,4 +1,4 @@
-"""Losses, metrics and optimizers, Keras's and as users write them. Nothing here knows of a strategy."""
+"""Losses, metrics and optimizers, Keras's and custom ones, independent of strategies."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _keras(kind: type) -> Any:
     return lambda reduction: kind(**({"reduction": None if reduction == "none" else reduction} if reduction else {}))
 
 
-# Each makes a loss, given a reduction; functions of the user's own have none.
+# Each makes a loss with a given reduction; custom functions have none.
 LOSSES: dict[str, Any] = {
     "mse": _keras(losses.MeanSquaredError),
     "mae": _keras(losses.MeanAbsoluteError),
@@ -117,7 +117,7 @@ class OwnSum(metrics.Metric):
 
 
 class OwnMean(metrics.Metric):
-    """A mean out of two variables, with sample weights."""
+    """A mean from two variables, with sample weights."""
 
     def __init__(self, name: str, **options: Any):
         super().__init__(name=name, **options)
@@ -138,7 +138,7 @@ class OwnMean(metrics.Metric):
 
 
 class OwnMoving(metrics.Metric):
-    """A moving average of the batches' means: what it holds does not add up over replicas."""
+    """A moving average of the batches' means, which is not additive over replicas."""
 
     def __init__(self, name: str, **options: Any):
         super().__init__(name=name, **options)
@@ -213,7 +213,7 @@ def make_optimizer(program: Program) -> Any:
 
 
 def compile_arguments(program: Program) -> dict[str, Any]:
-    """Returns what `compile` gets of a program without a step of its own."""
+    """Returns the arguments of `compile` for a program without a custom step."""
     two = program.targets == "two"
     loss: Any = LOSSES[program.loss](program.reduction) if program.loss else None
     names: Any = [METRICS[name]() for name in program.metrics]

@@ -1,4 +1,4 @@
-"""Layers as users write them: losses, state and functions of their own. Nothing here knows of a strategy."""
+"""Custom layers with losses, state and functions, independent of strategies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from keras import layers, ops
 
 
 class ActivityLoss(layers.Layer):
-    """Adds a loss of its own: a mean over the rows of the batch."""
+    """Adds a loss: a mean over the rows of the batch."""
 
     def call(self, inputs: Any) -> Any:
         self.add_loss(0.1 * ops.mean(ops.square(inputs)))
@@ -18,7 +18,7 @@ class ActivityLoss(layers.Layer):
 
 
 class RowsLoss(layers.Layer):
-    """Adds a loss without rows in it: a penalty on a weight of its own."""
+    """Adds a loss without rows: a penalty on its own weight."""
 
     def build(self, shape: Any) -> None:
         self.factor = self.add_weight(shape=(shape[-1],), initializer="ones", name="factor")
@@ -29,7 +29,7 @@ class RowsLoss(layers.Layer):
 
 
 class RunningMean(layers.Layer):
-    """Keeps the mean of its inputs, which enters its outputs in inference."""
+    """Stores the mean of its inputs, which it adds to its outputs in inference."""
 
     def build(self, shape: Any) -> None:
         self.mean = self.add_weight(shape=(shape[-1],), initializer="zeros", trainable=False, name="mean")
@@ -55,7 +55,7 @@ class CallCounter(layers.Layer):
 
 
 class OwnFunction(layers.Layer):
-    """Computes in a `tf.function` of its own."""
+    """Computes in its own `tf.function`."""
 
     def build(self, shape: Any) -> None:
         self.factor = self.add_weight(shape=(shape[-1],), initializer="ones", name="factor")
@@ -69,7 +69,7 @@ class OwnFunction(layers.Layer):
 
 
 class FunctionWithState(layers.Layer):
-    """Writes its state in a `tf.function` of its own."""
+    """Writes its state in its own `tf.function`."""
 
     def build(self, shape: Any) -> None:
         self.mean = self.add_weight(shape=(shape[-1],), initializer="zeros", trainable=False, name="mean")
@@ -79,14 +79,14 @@ class FunctionWithState(layers.Layer):
         self.mean.assign(0.8 * self.mean + 0.2 * mean)
 
     def call(self, inputs: Any, training: bool = False) -> Any:
-        outputs = inputs + 0.1 * self.mean  # Before it moves: after it, it would be that of the rows of a replica.
+        outputs = inputs + 0.1 * self.mean  # Before the update: afterwards it would depend on the replica's rows.
         if training:
             self._move(ops.mean(inputs, axis=tuple(range(len(inputs.shape) - 1))))
         return outputs
 
 
 class Branches(layers.Layer):
-    """Decides by the data which of two ways a row goes, in a `tf.cond` by the number of rows."""
+    """Routes each row by its data, in a `tf.cond` by the number of rows."""
 
     def build(self, shape: Any) -> None:
         self.factor = self.add_weight(shape=(shape[-1],), initializer="ones", name="factor")
@@ -96,7 +96,7 @@ class Branches(layers.Layer):
 
 
 class Residual(layers.Layer):
-    """A layer with a layer in it."""
+    """A layer that contains a layer."""
 
     def build(self, shape: Any) -> None:
         self.dense = layers.Dense(shape[-1], activation="tanh")
@@ -117,7 +117,7 @@ class HashBucket(layers.Layer):
 
 
 class Densify(layers.Layer):
-    """Makes padded sequences of ragged ones."""
+    """Pads ragged sequences."""
 
     def call(self, inputs: Any) -> Any:
         return inputs.to_tensor(shape=[None, 5]) if isinstance(inputs, tf.RaggedTensor) else inputs

@@ -1,7 +1,7 @@
-"""Faults that were there once, planted again one at a time: `python -m tests.fuzz.planted [FAULT ...]`.
+"""Plants faults of earlier versions again, one at a time: `python -m tests.fuzz.planted [FAULT ...]`.
 
-Each is planted in the processes of a strategy, before it is made, and the fuzzer has to find it within 500 programs.
-A program counts as a find if it fails with the fault and not without it.
+Each is planted in the processes of a strategy, before it is made, and the fuzzer must find it within 500 programs.
+A program counts as a find if it fails with the fault and passes without it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if __name__ == "__main__":
 
 import tensorflow as tf
 
-# An example more for each fault than the issue allows would be a fault of the fuzzer.
+# The largest number of programs that the fuzzer may need for a fault.
 EXAMPLES = 500
 
-# The modules in which most faults were.
+# The modules of most faults.
 _GRADIENTS = "strategies.sync.gradient_scaling"
 _LOSSES = "strategies.sync.loss_scaling"
 _METRICS = "strategies.metrics.metric_updates"
@@ -34,7 +34,7 @@ _LOGS = "strategies.metrics.metric_sync"
 
 
 def _replace(module: str, name: str, make: Callable[[Any], Any]) -> None:
-    """Puts `make(original)` in the place of a name, and of the hooks that were taken from it."""
+    """Replaces a name by `make(original)`, also in the hooks that use it."""
     owner = importlib.import_module(f"tfdistkit.{module}")
     *path, last = name.split(".")
     for part in path:
@@ -49,7 +49,7 @@ def _replace(module: str, name: str, make: Callable[[Any], Any]) -> None:
 
 
 def _unweighted_gradients() -> None:
-    """The mean over the replicas, however many rows each has."""
+    """Gradients are averaged over the replicas without weights."""
 
     def unweighted(original: Any) -> Any:
         return lambda step, gradients: [tf.math.scalar_mul(1.0 / step.replicas, g) for g in gradients]
@@ -59,7 +59,7 @@ def _unweighted_gradients() -> None:
 
 
 def _summed_own_losses() -> None:
-    """Gradients of losses of the user's own are summed: N times what they should be."""
+    """Gradients of custom losses are summed without weights: N times too large."""
     _replace(
         _GRADIENTS,
         "_parts_of_global_gradients",
@@ -68,7 +68,7 @@ def _summed_own_losses() -> None:
 
 
 def _averaged_losses_of_rows() -> None:
-    """Losses of rows (`reduction=None`), whose gradient is a sum, are weighed like means."""
+    """Per-row losses (`reduction=None`), whose gradient is a sum, are weighted like means."""
     _replace(_GRADIENTS, "_is_of_rows", lambda original: lambda step, loss: False)
 
 
@@ -90,7 +90,7 @@ def _clip_before_sum() -> None:
 
 
 def _local_masks() -> None:
-    """Losses with masks are divided by what a replica's own rows hold."""
+    """Losses with masks are divided by the valid entries of the replica's own rows."""
     _replace(
         _LOSSES,
         "apply_mask",
@@ -99,7 +99,7 @@ def _local_masks() -> None:
 
 
 def _local_weights() -> None:
-    """So are means by sample weights."""
+    """Means by sample weights are divided by the weights of the replica's own rows."""
 
     def local(original: Any) -> Any:
         def reduce_values(keras_own: Any, values: Any, sample_weight: Any = None, reduction: Any = "mean") -> Any:
@@ -113,7 +113,7 @@ def _local_weights() -> None:
 
 
 def _unweighted_trackers() -> None:
-    """A mean that is fed a replica's number counts it as often as that of a replica with more rows."""
+    """A mean of one number per replica ignores the replicas' numbers of rows."""
     _replace(
         _METRICS,
         "_weighted",
@@ -122,13 +122,13 @@ def _unweighted_trackers() -> None:
 
 
 def _unweighted_metric_functions() -> None:
-    """Functions as metrics see the rows of one replica, and their means count alike."""
+    """Functions as metrics get the rows of one replica, and their means are not weighted."""
     _replace(_METRICS, "_adds_up", lambda original: lambda function: True)
     _unweighted_trackers()
 
 
 def _summed_extremes() -> None:
-    """The state of every metric is summed, that of a maximum too."""
+    """The state of every metric is summed, also of a maximum."""
     _replace(_METRICS, "adds_up_by_class", lambda original: lambda own: True)
     _replace("strategies.metrics.metric_patches", "adds_up_by_class", lambda original: lambda own: True)
 
@@ -147,7 +147,7 @@ def _wrong_rows() -> None:
 
 
 def _forgotten_layer_state() -> None:
-    """What layers keep stays as each replica has written it."""
+    """The state of layers is not synchronized."""
     _replace("strategies.variables", "LayerState.write_local", lambda original: lambda variable, value: None)
 
 
@@ -161,7 +161,7 @@ def _zero_logs() -> None:
 
 
 def _lost_position() -> None:
-    """A training that is resumed begins its epoch with the first batches, in the order of the first epoch."""
+    """A resumed training restarts its epoch, with the shuffle order of the first epoch."""
     _replace("keras_adapter.data_position", "_draw", lambda original: lambda data, number: None)
 
     def first_order(original: Any) -> Any:
@@ -193,7 +193,7 @@ def plant(name: str) -> None:
 
 
 def find(name: str, engine: str, hunt: Any, say: Callable[[str], None], first: int = 0) -> bool:
-    """Looks for a program that shows a fault, and says how many it took."""
+    """Searches a program that shows a fault, and reports how many it took."""
     from fuzz import hunting, judging
     from fuzz.generating import draw_program
     from fuzz.pool import Pool
@@ -205,9 +205,9 @@ def find(name: str, engine: str, hunt: Any, say: Callable[[str], None], first: i
             verdict = hunting.check(program, hunt.reference, faulty)
             if verdict.kind != judging.WRONG:
                 continue
-            told = repr(verdict.details)
-            if "planted.py" in told:
-                raise RuntimeError(f"{name} does not fit this code: {told}")
+            details = repr(verdict.details)
+            if "planted.py" in details:
+                raise RuntimeError(f"{name} does not fit this code: {details}")
             if hunting.check(program, hunt.reference, hunt.pools[engine]).kind == judging.WRONG:
                 unclear += 1
                 continue

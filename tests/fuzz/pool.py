@@ -1,4 +1,4 @@
-"""The processes of an engine, kept for many programs: each starts once, answers program after program."""
+"""The processes of an engine, kept for many programs: each starts once, and answers one program after the other."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from parity import engines
 from fuzz.programs import Program
 from tfdistkit.cluster import free_ports
 
-# A program takes a second or two on a free core, minutes on a busy machine: processes that stand still are told from
-# slow ones by the CPU time that they take.
+# A program takes a second or two on a free core, minutes on a busy machine: the CPU time tells hung processes from
+# slow ones.
 DEADLINE_S = 600.0
 _STILL_S = 45.0
 _STILL_CPU_S = 0.5
 START_S = 300.0
-# Seconds that a rank gets to answer after another one has failed.
+# Timeout, in seconds, for a rank after another one has failed.
 _GRACE_S = 60.0
-# Programs after which processes are started afresh: compiled functions pile up in TensorFlow.
+# Programs after which processes are restarted: compiled functions accumulate in TensorFlow.
 _LIFETIME = 400
 
-# How many processes answer; all others of an engine serve them.
+# Processes of each engine that answer; the others serve them.
 RANKS = {"multiworker": 2, "horovod": 2}
 # Engines with roles: workers and servers, and whether they train exactly.
 ROLES = {"parameter_server": (2, 1), "parameter_server:one": (1, 1)}
@@ -39,7 +39,7 @@ ROLES = {"parameter_server": (2, 1), "parameter_server:one": (1, 1)}
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one rank answered.
+    """The answer of one rank.
 
     Args:
         values: Logs by act and name.
@@ -70,16 +70,16 @@ class Pool:
         self._connections: list[Connection] = []
         self._runs = self._since_start = 0
         self.restarts = 0
-        # Whether an error may have left something behind: what goes wrong now is to be seen in fresh processes, too.
+        # Whether an error may have left state behind: a failure must then be reproduced in fresh processes.
         self.is_suspect = False
 
     @property
     def ranks(self) -> int:
-        """How many processes answer."""
+        """The number of processes that answer."""
         return RANKS.get(self.engine, 1)
 
     def start(self) -> None:
-        """Starts the processes, unless they run."""
+        """Starts the processes if they are not running."""
         if self._job is not None:
             return
         address = str(self._folder / f"socket{self._runs}")
@@ -96,7 +96,7 @@ class Pool:
         self._since_start = 0
 
     def _accept(self, listener: Listener) -> Connection:
-        """Waits for a process that is ready; one that ended before is not waited for."""
+        """Waits until a process is ready; fails if it has ended."""
         socket = listener._listener._socket  # type: ignore[attr-defined]
         socket.settimeout(1.0)
         end = time.monotonic() + START_S
@@ -117,13 +117,13 @@ class Pool:
 
     @property
     def trains(self) -> bool:
-        """Whether training is exact here; with several workers of parameter_server it is not meant to be."""
+        """Whether training is exact here; with several workers of parameter_server it is not."""
         return self.engine != "parameter_server"
 
     def run(
         self, program: Program, floatx: str = "float32", trains: bool | None = None, deadline_s: float = DEADLINE_S
     ) -> list[Outcome]:
-        """Runs a program and returns what each rank answered.
+        """Runs a program and returns the answer of each rank.
 
         A rank that does not answer in time has the error "Hang", with the stacks of its threads; one that died, "Died".
         """
@@ -173,7 +173,7 @@ class Pool:
         return [answers[rank] for rank in range(self.ranks)]
 
     def _cpu_s(self) -> float:
-        """CPU time that the processes have taken since they started."""
+        """Returns the CPU time of the processes since they started."""
         total = 0.0
         for process in self._job.processes if self._job else []:
             with contextlib.suppress(psutil.Error):
@@ -195,7 +195,7 @@ class Pool:
         return {"values": {}, "arrays": {}, "error": error, "seconds": 0.0}
 
     def close_processes(self) -> None:
-        """Ends the processes; the next program starts others."""
+        """Ends the processes; the next program starts new ones."""
         for connection in self._connections:
             connection.close()
         self._connections = []
@@ -206,13 +206,13 @@ class Pool:
         self.is_suspect = False
 
     def close(self) -> None:
-        """Ends the processes and removes what they left."""
+        """Ends the processes and removes their files."""
         self.close_processes()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _start_roles(folder: Path, words: list[str], workers: int, servers: int) -> engines.Job:
-    """Starts a coordinator, which answers, and the workers and servers that it needs."""
+    """Starts a coordinator, which answers, with its workers and servers."""
     coordinator, *ports = free_ports(1 + workers + servers)
     addresses = {"chief": [coordinator], "worker": ports[:workers], "ps": ports[workers:]}
     cluster = {role: [f"127.0.0.1:{port}" for port in numbers] for role, numbers in addresses.items()}

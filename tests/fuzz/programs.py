@@ -1,4 +1,4 @@
-"""A Keras program as plain data: what it trains, on what, how. It is sent to processes, shrunk, printed and kept."""
+"""A Keras program as plain data: model, data and training. It is sent to processes, shrunk, printed and saved."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Program:
     seed: int = 1
 
     def to_json(self) -> dict[str, Any]:
-        """Returns what differs from the simplest program."""
+        """Returns the fields that differ from the simplest program."""
         fields = dataclasses.asdict(self)
         simplest = dataclasses.asdict(Program())
         changed = {name: value for name, value in fields.items() if value != simplest[name]}
@@ -88,7 +88,7 @@ class Program:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Program:
-        """Reads what `to_json` wrote."""
+        """Reads the output of `to_json`."""
         return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})
 
     def changed(self, **fields: Any) -> Program:
@@ -96,7 +96,7 @@ class Program:
         return dataclasses.replace(self, **fields)
 
     def key(self) -> str:
-        """A short name that no other program has."""
+        """Returns a short unique name."""
         text = json.dumps(self.to_json(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:10]
 

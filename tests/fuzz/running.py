@@ -1,4 +1,4 @@
-"""Runs a program under whatever strategy is given, and keeps what came out of it."""
+"""Runs a program under a given strategy, and records its results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Session:
         self._act = 0
 
     def run(self) -> None:
-        """Runs all acts and keeps the weights after the last one."""
+        """Runs all acts, and records the weights after the last one."""
         if self.program.step in loops.LOOPS:
             loops.LOOPS[self.program.step](self)
             return
@@ -75,21 +75,21 @@ class Session:
         return callback_list.make_callbacks(program.callbacks, f"val_{monitor}" if has_validation else monitor)
 
     def keep_logs(self, name: str, logs: Any) -> None:
-        """Keeps named numbers, or named lists of numbers."""
+        """Records named numbers, or named lists of numbers."""
         kept = {key: np.asarray(value, "float64").tolist() for key, value in logs.items()}
         self.values[f"{self._act} {name}"] = kept
 
     def keep_weights(self, name: str, variables: Any) -> None:
-        """Keeps variables, without the states of random generators: each replica has its own."""
+        """Records variables, except states of random generators, which differ between replicas."""
         for variable in variables:
-            # Optimizers name their state by where they are built first, which is another place under a strategy.
+            # Optimizers name their state by where they are first built, which differs under a strategy.
             key = f"{name}.{variable.path.rsplit('/', 1)[-1] if name.endswith('_state') else variable.path}"
             if "seed" not in variable.path:
                 key += f"#{sum(known.startswith(key) for known in self.arrays)}" if key in self.arrays else ""
                 self.arrays[key] = np.asarray(keras.ops.convert_to_numpy(variable))
 
     def keep_arrays(self, name: str, values: Any) -> None:
-        """Keeps nested arrays."""
+        """Records nested arrays."""
         for number, value in enumerate(tf.nest.flatten(values)):
             self.arrays[f"{self._act} {name}.{number}"] = np.asarray(value)
 
@@ -121,7 +121,7 @@ def _fit(session: Session) -> None:
 
 
 def _interrupted_fit(session: Session) -> Any:
-    """A first `fit` that is interrupted, and that of a script that is started again."""
+    """A `fit` that is interrupted, and the `fit` of the restarted script."""
     import tfdistkit
 
     program = session.program
@@ -139,7 +139,7 @@ def _interrupted_fit(session: Session) -> Any:
 
 
 def _fit_again(session: Session) -> None:
-    """Compiles again, with another optimizer, and trains on."""
+    """Recompiles with another optimizer, and continues training."""
     with session.strategy.scope():
         session.compile()
     _fit(session)
@@ -181,7 +181,7 @@ def _batches(session: Session) -> Any:
 
 
 def _save_and_load(session: Session) -> None:
-    """Saves the weights, with the optimizer's, and goes on with a new model that loads them."""
+    """Saves the weights and the optimizer's state, and continues with a new model that loads them."""
     path = os.path.join(session.folder, f"saved{session._act}.{os.getpid()}.weights.h5")
     session.model.save_weights(path)
     trained = session.model

@@ -1,4 +1,4 @@
-"""Some hundred programs in every run, thousands with `python -m tests.fuzz`; every case that once failed, again."""
+"""Runs about a hundred programs, thousands with `python -m tests.fuzz`, and every case that once failed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fuzz.programs import Program
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(1800)]
 
-# Programs for each strategy; no program runs twice.
+# Programs for each strategy, without duplicates.
 EXAMPLES = {"mirrored": 20, "multiworker": 14, "central_storage": 6, "one_device": 3, "parameter_server:one": 4}
 KEPT = sorted(CASES.glob("*.json"))
 
@@ -57,7 +57,7 @@ def test_programs_come_out_as_in_one_process(hunted: Report, engine: str) -> Non
     assert not failures, "\n".join(f"{f.verdict.what}\n  {f.simplest or f.program}" for f in failures)
     counts = hunted.of(engine)
     judged = sum(counts.values())
-    # A fuzzer that sees nothing but refusals, or nothing but rounding, finds nothing.
+    # A fuzzer whose programs are all refused, or differ only by rounding, finds nothing.
     assert counts.get(judging.EQUAL, 0) > 0.7 * judged, str(hunted)
     assert counts.get(judging.INVALID, 0) < 0.1 * judged, str(hunted)
 

@@ -1,4 +1,4 @@
-"""Steps of the user's own: `compute_loss` and `train_step` overridden, each a class to mix into a model.
+"""Custom steps: overrides of `compute_loss` and `train_step`, each a mixin for a model.
 
 All of them compute means over the rows of the batch they see. Nothing here knows of a strategy.
 """
@@ -15,7 +15,7 @@ from fuzz.networks import mean_of_squares
 
 
 class _Own:
-    """What the own steps have in common: a loss of the user's own, also for `evaluate`."""
+    """The base of the custom steps: a custom loss, also for `evaluate`."""
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
@@ -69,7 +69,7 @@ class BareLogsStep(_Own):
 
 
 class TwiceTrackedStep(_Own):
-    """A tracker that counts rows by itself, beside the loss as it is."""
+    """A tracker that counts rows by itself, beside the loss itself."""
 
     def train_step(self, data: Any) -> Any:
         logs = super().train_step(data)
@@ -77,7 +77,7 @@ class TwiceTrackedStep(_Own):
 
 
 class WeightedTrackerStep(_Own):
-    """A tracker that is told how many rows its value stands for."""
+    """A tracker that receives the number of rows of its value."""
 
     def train_step(self, data: Any) -> Any:
         with tf.GradientTape() as tape:
@@ -103,7 +103,7 @@ class PersistentStep(_Own):
 
 
 class AccumulatingStep(_Own):
-    """Gathers gradients in variables of its own and applies the mean of every second step."""
+    """Accumulates gradients in its own variables, and applies their mean every second step."""
 
     def build(self, shape: Any) -> None:
         super().build(shape)
@@ -178,7 +178,7 @@ class ScaledStep:
 
 
 class OwnComputeLoss:
-    """`compute_loss` with a mean of its own."""
+    """`compute_loss` with a custom mean."""
 
     def compute_loss(
         self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
@@ -198,13 +198,13 @@ class MoreComputeLoss:
 
 
 class OwnTestStep(_Own):
-    """Keras's step in training, its own in `evaluate`."""
+    """Keras's step in training, a custom one in `evaluate`."""
 
     def train_step(self, data: Any) -> Any:
         return keras.Model.train_step(self, data)
 
 
-# Those that compute their own loss need targets of one output; the others take whatever `compile` takes.
+# Steps with their own loss need targets of one output; the others accept all targets of `compile`.
 OWN_LOSS: dict[str, type] = {
     "mean": MeanStep,
     "apply_gradients": ApplyGradientsStep,

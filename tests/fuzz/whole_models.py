@@ -1,4 +1,4 @@
-"""Models with a `train_step` of their own that are no stack of layers: Keras's examples. Inputs are `numbers`.
+"""Models with a custom `train_step` that are not stacks of layers: Keras's examples. Inputs are `numbers`.
 
 Noise comes with the data, so that it can be compared.
 """

@@ -1,4 +1,4 @@
-"""A process that runs programs as they come: `python -m fuzz.worker ENGINE ADDRESS [FAULT]`.
+"""A process that runs programs on request: `python -m fuzz.worker ENGINE ADDRESS [FAULT]`.
 
 Each message is a dict (program, folder, floatx, trains); each answer a dict (values, arrays, error, seconds), with the
 seconds of CPU time that it took.
@@ -24,13 +24,13 @@ from fuzz import objectives
 from fuzz.programs import Program
 from fuzz.running import Session
 
-# Shorter than the pool's deadline: then a rank that waits in vain says so by itself.
+# Shorter than the pool's timeout, so that a rank that hangs raises its own error.
 COLLECTIVE_TIMEOUT_S = 60
 
 
 def _strategy(engine: str) -> Any:
     if engine == "plain":
-        # What `result()` returned changes with the variable there: logs of an epoch become those of its validation.
+        # The result of `result()` is a variable there: logs of an epoch change with its validation.
         objectives.OwnSum.result = lambda metric: metric.total * 1.0
         return tf.distribute.get_strategy()  # Without tfdistkit in the process.
     import tfdistkit
@@ -44,7 +44,7 @@ def _strategy(engine: str) -> Any:
 
 
 def _described(error: BaseException) -> dict[str, Any]:
-    """An error as plain data: whether it is one of ours, and where it came from."""
+    """Returns an error as plain data: whether it is one of ours, and its traceback."""
     ours = any(kind.__module__ == "tfdistkit.errors" for kind in type(error).__mro__)
     return {
         "type": type(error).__name__,
@@ -55,7 +55,7 @@ def _described(error: BaseException) -> dict[str, Any]:
 
 
 def run(engine: str, strategy: Any, message: dict[str, Any]) -> dict[str, Any]:
-    """Runs one program and returns what came out of it."""
+    """Runs one program and returns its results."""
     keras.utils.clear_session()
     keras.config.set_floatx(message["floatx"])
     keras.config.set_dtype_policy(message["floatx"])
@@ -84,14 +84,14 @@ def main(engine: str, address: str, fault: str = "") -> None:
         from fuzz import planted
 
         planted.plant(fault)
-    strategy = _strategy(engine)  # Where workers and servers stay.
+    strategy = _strategy(engine)  # Workers and servers do not return from it.
     connection = Client(address)
     connection.send(_own_rank())
     while True:
         try:
             message = connection.recv()
         except EOFError:
-            os._exit(0)  # Nobody waits for anything any more; TensorFlow's threads might wait for each other.
+            os._exit(0)  # TensorFlow's threads might deadlock at exit.
         connection.send(run(engine, strategy, message))
         gc.collect()
 

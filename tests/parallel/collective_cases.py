@@ -1,4 +1,4 @@
-"""What each collective has to give, as NumPy does it for all ranks at once, and what the ranks begin with."""
+"""The inputs and the expected results of each collective, computed by NumPy for all ranks at once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Inputs:
 
 @functools.cache
 def inputs(n: int) -> Inputs:
-    """Returns the same for the same number of ranks, in every process."""
+    """Returns the inputs for a number of ranks, the same in every process."""
     numbers = np.random.default_rng(7)
     splits = [[(r + to) % 3 for to in range(n)] for r in range(n)]
     return Inputs(
@@ -39,7 +39,7 @@ def inputs(n: int) -> Inputs:
 
 
 def weights(rank: int, shape: tuple[int, ...]) -> np.ndarray:
-    """What a rank's result counts in its loss."""
+    """Returns the weights of a rank's result in its loss."""
     return np.random.default_rng(rank).normal(size=shape)
 
 
@@ -56,7 +56,7 @@ def _send(xs: Arrays, splits: list[list[int]]) -> Arrays:
     return [np.concatenate([pieces[r][to] for r in range(len(xs))]) for to in range(len(xs))]
 
 
-# Case -> which of the inputs, and the results of all ranks.
+# Case -> the name of the input, and the results of all ranks.
 CASES: dict[str, tuple[str, Callable[[Arrays], Arrays]]] = {
     "sum": ("even", _same(sum)),
     "average": ("even", _same(lambda xs: sum(xs) / len(xs))),
@@ -76,7 +76,7 @@ CASES: dict[str, tuple[str, Callable[[Arrays], Arrays]]] = {
 
 @functools.cache
 def expected(case: str, n: int, rank: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the result on a rank, and the derivative of what all ranks' losses sum to by this rank's input."""
+    """Returns the result on a rank, and the gradient of the sum of all ranks' losses by its input."""
     field, reference = CASES[case]
     xs = getattr(inputs(n), field)
     gradient = np.zeros_like(xs[rank])

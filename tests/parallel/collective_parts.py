@@ -1,6 +1,6 @@
-"""What the ranks do in `test_collectives`: parts of a shared job."""
+"""The code of the ranks in `test_collectives`: parts of a shared job."""
 
-# In each way to call it: the results, and the gradients of a loss that weighs them.
+# For each way to call it: the results, and the gradients of a weighted loss.
 EVERY_CASE = """
     import json
     import tensorflow as tf
@@ -73,7 +73,7 @@ IN_LOOPS = """
     print(json.dumps([looped(inputs(n).uneven[rank]).numpy().tolist(), list(nothing.shape), received.numpy().tolist()]))
 """
 
-# Two ranks share what both have.
+# Two ranks with the same value share the gradient.
 TIED = """
     import tensorflow as tf
     from tfdistkit import collectives as c
@@ -138,7 +138,7 @@ OBJECTS = """
     print("objects")
 """
 
-# What a part about mistakes begins with.
+# Setup of the parts about mistakes.
 _FAILS = """
     import tensorflow as tf
     from tfdistkit import collectives as c
@@ -147,13 +147,13 @@ _FAILS = """
         try:
             call()
         except kind as error:
-            for words in ("The ranks do not call a collective with the same thing", *said):
+            for words in ("All ranks must make the same collective call", *said):
                 assert words in str(error), (words, str(error))
             return
         raise AssertionError(f"no error that says {said}")
 """
 
-# The first calls of each kind in a process are compared. An error leaves everything as it was.
+# The first calls of each kind in a process are compared. After an error the ranks can go on.
 FIRST_CALLS = (
     _FAILS
     + """
@@ -173,7 +173,7 @@ FIRST_CALLS = (
 """
 )
 
-# In a graph too, while it runs: it was traced when all was well.
+# Also in a graph, at run time: it was traced with equal shapes.
 IN_GRAPHS = (
     _FAILS
     + """
@@ -190,9 +190,9 @@ IN_GRAPHS = (
         assert inside(tf.ones([2]))[0] == 2.0
     fails(tf.errors.InvalidArgumentError, lambda: inside(tf.ones([2 + rank])), "float32 [2]", "float32 [3]")
     many = [tf.ones([3, 4, 5])] * 60 + [tf.ones([1 + rank])]
-    fails(ValueError, lambda: c.grouped_all_reduce(many), "float32 [3, 4, 5]")  # What is cut off is compared too.
+    fails(ValueError, lambda: c.grouped_all_reduce(many), "float32 [3, 4, 5]")  # The truncated part is compared too.
 
-    # Ranks that trace anew at other times than others are no mismatch.
+    # Ranks that retrace at different calls are not a mismatch.
     @tf.function
     def traced(x):
         return c.all_gather(x)
@@ -205,7 +205,7 @@ IN_GRAPHS = (
 """
 )
 
-# Calls that nobody compares are compared by the transport, which tells less.
+# Calls that are not compared fail in the transport, whose error tells less.
 OF_THE_TRANSPORT = """
     import tensorflow as tf
     from tfdistkit import collectives as c
@@ -214,7 +214,7 @@ OF_THE_TRANSPORT = """
     try:
         c.all_reduce(tf.ones([2, 3 + rank]))
     except tf.errors.OpError as error:
-        # A rank whose own neighbours sent what it expected hears only that the others ended.
+        # A rank whose neighbours sent the expected data only learns that its peers ended.
         seen = "TFDISTKIT_CHECK_COLLECTIVES=1" in str(error)
         assert seen or "no longer takes part" in str(error), error
     else:
@@ -249,7 +249,7 @@ ONE_STAYS_AWAY = """
         time.sleep(0.1)
 """
 
-# A sum of what is a constant of the graph, as the strategies sum their rows: it must not become one itself.
+# A sum of a graph constant, as the strategies sum their rows: it must not be folded.
 TRACED_AT_OTHER_TIMES = """
     import tensorflow as tf
 

@@ -1,4 +1,4 @@
-"""What the parts of a shared job of a coordinator, workers and a server begin with: data, and models that count."""
+"""Setup of the parts of a shared job of a coordinator, workers and a server: data, and models that count."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ COUNTING = """
         used = (model.layers[0].rows.numpy() - counts).astype(int).tolist()
         return {**history, "steps": int(model.optimizer.iterations) - steps, "used": used}
 
-    def tell(**found):
+    def report(**found):
         print(json.dumps(found))
 """
 
@@ -94,6 +94,6 @@ SETUP = (
 )
 
 
-def told(printed: list[str]) -> dict:
-    """Returns what the coordinator told in the last line of a part."""
+def last_report(printed: list[str]) -> dict:
+    """Returns the last line that the coordinator printed in a part."""
     return json.loads(printed[0].splitlines()[-1])

@@ -185,7 +185,7 @@ def _remove(etc: Path) -> None:
         etc.parent.rmdir()
 
 
-def pull_cable(host: Host) -> None:
+def cut_link(host: Host) -> None:
     """Cuts a host off the network, from one moment to the next."""
     _ip("-n", host.prefix[-1], "link", "set", host.interface, "down")
 

@@ -1,4 +1,4 @@
-"""`tfdistkit.collectives` between real processes: values and gradients against NumPy, mistakes, deadlines."""
+"""`tfdistkit.collectives` between real processes: values and gradients against NumPy, mistakes, timeouts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ on_two_or_three = pytest.mark.parametrize(
 )
 
 
-# The first of all: it is about the first calls in a process.
+# Must run first: it tests the first calls in a process.
 @pytest.mark.part(parts.FIRST_CALLS)
 @on_two_ranks
 def test_mismatches_are_errors_on_every_rank(printed: list[str]) -> None:
@@ -54,7 +54,7 @@ def test_values_and_gradients(printed: list[str], case: str, world_size: int) ->
 
 @pytest.mark.part(parts.IN_LOOPS)
 @on_two_or_three
-def test_in_loops_and_of_lengths_that_only_the_run_knows(printed: list[str], world_size: int) -> None:
+def test_loops_and_dynamic_lengths(printed: list[str], world_size: int) -> None:
     given = inputs(world_size)
     for rank, text in enumerate(printed):
         looped, shape_of_gathered, received = json.loads(text)
@@ -65,7 +65,7 @@ def test_in_loops_and_of_lengths_that_only_the_run_knows(printed: list[str], wor
 
 @pytest.mark.part(parts.TIED)
 @on_two_or_three
-def test_ranks_share_the_gradient_of_what_all_have(printed: list[str], world_size: int) -> None:
+def test_ranks_with_the_same_extreme_share_the_gradient(printed: list[str], world_size: int) -> None:
     last = world_size - 1
     assert [json.loads(text) for text in printed] == [[1.0, 0.0]] * last + [[1.0, float(world_size)]]
 
@@ -84,26 +84,26 @@ def test_objects_and_barriers(printed: list[str], world_size: int) -> None:
 
 @pytest.mark.part(parts.TRACED_AT_OTHER_TIMES)
 @on_two_ranks
-def test_a_sum_of_constants_is_no_constant(printed: list[str]) -> None:
+def test_a_sum_of_constants_is_not_folded(printed: list[str]) -> None:
     assert [text.split() for text in printed] == [["4.0", "6.0", "8.0", "10.0"]] * 2
 
 
 @pytest.mark.horovod
 @pytest.mark.part(parts.OF_THE_TRANSPORT)
 @pytest.mark.parametrize("engine", ["horovod", "horovod_mpi"])
-def test_horovod_finds_mismatches_itself(printed: list[str]) -> None:
+def test_horovod_detects_mismatches(printed: list[str]) -> None:
     assert printed == ["seen\n"] * 2
 
 
-# TensorFlow's collectives are broken afterwards.
+# Must run last: TensorFlow's collectives are broken afterwards.
 @pytest.mark.part(parts.OF_THE_TRANSPORT, ends_job=True)
 @pytest.mark.parametrize(("engine", "world_size"), [("multiworker", 3)])
-def test_tensorflow_finds_mismatches_itself(printed: list[str]) -> None:
+def test_tensorflow_detects_mismatches(printed: list[str]) -> None:
     assert printed.count("seen\n") + printed.count("left alone\n") == 3
     assert "seen\n" in printed
 
 
 @pytest.mark.part(parts.ONE_STAYS_AWAY, ends_job=True)
 @on_two_ranks
-def test_a_barrier_gives_up(printed: list[str]) -> None:
+def test_a_barrier_times_out(printed: list[str]) -> None:
     assert printed == ["gave up\n", "stayed away\n"]

@@ -1,4 +1,4 @@
-"""A loss over the whole global batch trains several ranks as it trains one process."""
+"""A loss over the whole global batch trains several ranks exactly like one process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shared_jobs import STRATEGY, SharedJobs
 
 pytestmark = pytest.mark.tensorflow
 
-# The recipe of docs/collectives.md: each replica's own rows against everybody's, by a loss of Keras.
+# The recipe of docs/collectives.md: each replica's own rows against the rows of all replicas, by a Keras loss.
 TRAIN = """
     import json
     import keras, numpy as np, tensorflow as tf
@@ -71,7 +71,7 @@ UNEVEN = 39  # Batches of 16, 16, 7: on two replicas the last are 4 and 3.
 EVEN = 48
 
 
-# What all jobs of several ranks have; and one process with one or two replicas.
+# Code of all jobs: several ranks, and one process with one or two replicas.
 SETUPS = {
     "mirrored": "import tfdistkit\nstrategy = tfdistkit.strategy('mirrored', devices=2)",
     "one_device": "import tfdistkit\nstrategy = tfdistkit.strategy('one_device')",
@@ -87,7 +87,7 @@ def part(
 
 
 def results(text: str) -> list[np.ndarray]:
-    """The weights, and the loss of each epoch."""
+    """Returns the weights, and the loss of each epoch."""
     return [np.asarray(values) for values in json.loads(text.splitlines()[-1])]
 
 
@@ -107,7 +107,7 @@ def rows() -> int:
 
 
 def assert_equal(printed: list[str], expected: list[np.ndarray], is_in_loop: bool = False) -> None:
-    # With several steps in one execution Keras tells the loss of the last of them alone.
+    # With several steps in one execution Keras logs the loss of the last step only.
     compared = slice(-1 if is_in_loop else None)
     for text in printed:
         for got, wanted in zip(results(text)[compared], expected[compared], strict=True):
@@ -123,7 +123,7 @@ def case(engine: str, compiled: str, rows: int) -> Any:
     ("engine", "world_size", "compiled", "rows"),
     [
         case("multiworker", "{}", UNEVEN),
-        # TensorFlow's collectives in a loop have to have one shape in all iterations.
+        # TensorFlow's collectives in a loop need one shape in all iterations.
         case("multiworker", IN_LOOP, EVEN),
         case("multiworker", EAGER, UNEVEN),
         case("mirrored", "{}", UNEVEN),
@@ -145,11 +145,11 @@ OTHER_LOSSES = {"own rows": OF_ONES_OWN, "all rows": OF_EVERYTHING}
     "engine",
     [pytest.param("multiworker", id=name, marks=part("multiworker", loss=loss)) for name, loss in OTHER_LOSSES.items()],
 )
-def test_other_ways_to_weigh_are_exact_too(printed: list[str], of_one_process: list[np.ndarray]) -> None:
+def test_other_weights_are_exact(printed: list[str], of_one_process: list[np.ndarray]) -> None:
     assert_equal(printed, of_one_process)
 
 
 @part("multiworker", gather="tf.identity")
 @pytest.mark.parametrize("engine", ["multiworker"])
-def test_without_the_gather_it_would_be_another_loss(printed: list[str], of_one_process: list[np.ndarray]) -> None:
+def test_the_loss_without_the_gather_differs(printed: list[str], of_one_process: list[np.ndarray]) -> None:
     assert np.abs(results(printed[0])[-1] - of_one_process[-1]).max() > 1e-2

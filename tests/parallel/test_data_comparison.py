@@ -1,4 +1,4 @@
-"""Ranks that bring different data are told so before a step is run, or brought to the same order."""
+"""Ranks with different data raise an error before a step runs, or get one shuffle order."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ print(json.dumps(found))
 """
 )
 
-# What the message names besides the ranks.
+# Parts of each message.
 EXPECTED = {
     "by rank": "they differ in the arrays",
     "by rank, equal halves": "the arrays",
@@ -255,41 +255,41 @@ EXPECTED = {
     "options": "`options.deterministic = False`",
     "map": "`deterministic=False` of `map`",
     "interleave": "`deterministic=False` of `interleave`",
-    "generator": "the first batch of an epoch is another one on rank 1 than on rank 0",
-    "Python generator": "the first batch of an epoch is another one on rank 1",
-    "a shuffled generator": "the first batch of an epoch is another one on rank 1",
+    "generator": "the first batch of an epoch on rank 1 differs from that on rank 0",
+    "Python generator": "the first batch of an epoch on rank 1 differs",
+    "a shuffled generator": "the first batch of an epoch on rank 1 differs",
     "a generator in shard": "the Python generator yields other elements, or another order, on rank 1 than on rank 0",
     "a generator of batches in shard": "the Python generator yields other elements",
     "later in shard": "the Python generator yields other elements",
-    "from_arrays": "The ranks do not bring the same data to `tfdistkit.data.from_arrays`",
-    "rows of from_arrays": "tfdistkit.data takes each rank's part of it",
+    "from_arrays": "All ranks must give `tfdistkit.data.from_arrays` the same data",
+    "rows of from_arrays": "tfdistkit.data selects each rank's part",
     "ragged from_arrays": "they differ in the arrays",
     "seed of from_arrays": "they differ in an argument. Received: seed=0 on rank 0, seed=1 on rank 1",
     "from_files": "Received: a from element 0, all of them on rank 0, b from element 0, all of them on rank 1",
     "seed of from_files": "Received: seed=0 on rank 0, seed=1 on rank 1",
     "own rows": "Dataset",
-    "too large": "cannot be made again",
-    "the second epoch": "the first batch of an epoch is another one on rank 1",
+    "too large": "cannot be rebuilt",
+    "the second epoch": "the first batch of an epoch on rank 1 differs",
     "batch size": "batch(batch_size=16) on rank 0, batch(batch_size=17) on rank 1",
     "spec": "shapes or dtypes of the elements",
     "steps": "the number of steps",
     "own part on one": "whether the data was divided by rank already",
     "class weights": "`class_weight`",
-    "evaluate": "The ranks do not bring the same data to `evaluate`",
-    "validation": "The ranks do not bring the same data to `validation_data`",
-    "predict": "The ranks do not bring the same data to `predict`",
+    "evaluate": "All ranks must give `evaluate` the same data",
+    "validation": "All ranks must give `validation_data` the same data",
+    "predict": "All ranks must give `predict` the same data",
     "other calls": "rank 0: `evaluate`",
-    "data.shard": "The ranks do not bring the same data to `tfdistkit.data.shard`",
+    "data.shard": "All ranks must give `tfdistkit.data.shard` the same data",
 }
 
 
 @pytest.mark.parametrize("engine", OVER_ONE)
 @pytest.mark.part(TOLD)
-def test_differences_are_told_on_all_ranks(printed: list[str]) -> None:
+def test_all_ranks_raise_an_error_that_names_the_difference(printed: list[str]) -> None:
     one, two = (json.loads(text.splitlines()[-1]) for text in printed)
     assert one.pop("turned off") is two.pop("turned off") is True
     assert one.pop("as before") == two.pop("as before") == 0
-    for what, words in EXPECTED.items():
-        assert words in str(one[what]) and words in str(two[what]), (what, one[what])
+    for case, words in EXPECTED.items():
+        assert words in str(one[case]) and words in str(two[case]), (case, one[case])
     assert re.search(r"Look at part\d*\.py:\d+: `found.*shard\(2, rank\)", one["shard"])
     assert "check_data=False" in one["generator"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from coordinator_setup import ROWS, SETUP, STEPS, told
+from coordinator_setup import ROWS, SETUP, STEPS, last_report
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.parametrize("engine", ["parameter_server"])]
 
@@ -14,13 +14,13 @@ READ = """
 
     own = train(plain(), strategy.distribute_datasets_from_function(of_worker))
     given = train(plain(), tfdistkit.data.from_arrays((x, y), shuffle=True).batch(BATCH))
-    tell(own=own, given=given)
+    report(own=own, given=given)
 """
 
 
 @pytest.mark.part(READ, setup=SETUP)
 def test_each_element_once_whoever_reads(printed: list[str]) -> None:
-    seen = told(printed)
+    seen = last_report(printed)
     for how in ("own", "given"):
         assert seen[how]["used"] == [3] * ROWS
         assert seen[how]["seen"] == [ROWS] * 3

@@ -26,7 +26,7 @@ TELL = """
                       "TF_CONFIG" in os.environ]))
 """
 
-# Says when all ranks are at work, then does what it was told on rank 1.
+# Reports when all ranks are training, then runs the given fault on rank 1.
 ALL_REDUCE = """
     import os, signal, sys, time
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
@@ -45,7 +45,7 @@ ALL_REDUCE = """
     while sys.argv[1] != "end":
         total()
         time.sleep(0.05)
-    if hvd.gloo_enabled():  # MPI itself cannot be started twice
+    if hvd.gloo_enabled():  # MPI cannot be initialised twice.
         hvd.shutdown()
         hvd.init()
         print("again", total(), flush=True)
@@ -65,18 +65,18 @@ def with_horovod(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_each_rank_finds_its_place(tmp_path: Path, backend: str) -> None:
+def test_each_rank_gets_its_rank_and_local_rank(tmp_path: Path, backend: str) -> None:
     shell = {"TF_CONFIG": '{"cluster": {}}', "HOROVOD_RANK": "7", "HOROVOD_SIZE": "9"}
     ended = run_job("-np", "2", "--backend", backend, write_script(tmp_path, TELL), cwd=tmp_path, **shell)
     assert ended.code == 0, ended.stderr
     assert "TF_CONFIG of this shell is not used: the workers get none" in ended.stderr
-    told = {rank: json.loads(text) for rank, [text] in lines_by_rank(ended.stdout).items()}
-    assert told == {str(rank): [rank, 2, rank, 2, False, False] for rank in (0, 1)}
+    reported = {rank: json.loads(text) for rank, [text] in lines_by_rank(ended.stdout).items()}
+    assert reported == {str(rank): [rank, 2, rank, 2, False, False] for rank in (0, 1)}
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("tfdistkit")] == []
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_the_first_failure_is_told_and_its_code_kept(tmp_path: Path, backend: str) -> None:
+def test_the_first_failure_is_reported_with_its_exit_code(tmp_path: Path, backend: str) -> None:
     script = "import os, sys, time\nif os.environ['TFDISTKIT_RANK'] == '1': sys.exit(7)\ntime.sleep(600)"
     ended = run_job("-np", "2", "--backend", backend, write_script(tmp_path, script), cwd=tmp_path)
     assert ended.code == 7
@@ -131,7 +131,7 @@ def test_without_mpirun(tmp_path: Path) -> None:
         ('while [ "$1" != -np ]; do shift; done; shift 2; exec "$@"', "`mpirun` must be Open MPI's"),
     ],
 )
-def test_an_mpirun_of_no_use(tmp_path: Path, body: str, words: str) -> None:
+def test_an_unusable_mpirun(tmp_path: Path, body: str, words: str) -> None:
     (tmp_path / "bin").mkdir()
     mpirun = tmp_path / "bin" / "mpirun"
     mpirun.write_text(f"#!/bin/sh\n{body}\n")
@@ -149,8 +149,8 @@ def test_a_script_under_plain_mpirun(tmp_path: Path) -> None:
     variables = {**os.environ, "PYTHONPATH": str(ROOT)}
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, env=variables, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
-    told = sorted(json.loads(line) for line in ended.stdout.splitlines())
-    assert told == [[rank, 2, rank, 2, False, False] for rank in (0, 1)]
+    reported = sorted(json.loads(line) for line in ended.stdout.splitlines())
+    assert reported == [[rank, 2, rank, 2, False, False] for rank in (0, 1)]
 
 
 @pytest.mark.horovod
@@ -160,7 +160,7 @@ def test_all_reduce(tmp_path: Path, library: str, request: pytest.FixtureRequest
     folder = request.getfixturevalue("horovod_with_mpi" if library == "mpi" else "horovod_path")
     backend = "mpi" if library == "mpi" else "horovod"
     script = write_script(tmp_path, ALL_REDUCE)
-    # Longer than Gloo's own patience: the launcher holds rank 0 up until rank 1 is there.
+    # Longer than Gloo's own timeout: the launcher holds rank 0 until rank 1 is ready.
     late = {"LATE": "6", "HOROVOD_GLOO_TIMEOUT_SECONDS": "3"} if library == "gloo" else {}
     with job("-np", "2", "--backend", backend, script, "end", cwd=tmp_path, **with_horovod(folder), **late) as running:
         ended = running.end(deadline_s=200)

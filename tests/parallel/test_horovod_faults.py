@@ -1,4 +1,4 @@
-"""`horovod` when a rank dies, stops or is cut off while it trains: each survivor says so and ends, by itself."""
+"""`horovod` when a rank dies, stops or is cut off during training: each survivor raises an error and exits."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
-from gloo_ranks import Host, gloo_ranks, pull_cable, two_hosts, why_no_namespaces
+from gloo_ranks import Host, cut_link, gloo_ranks, two_hosts, why_no_namespaces
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.horovod]
 
-# Horovod's patience with a silent rank, and what may come on top of it.
+# Horovod's timeout for a silent rank, and a margin.
 TIMEOUT_S, MORE_S = 5, 10
 
 TRAIN_SLOWLY = f"""
@@ -63,7 +63,7 @@ def hosts() -> tuple[Host, Host]:
 def test_both_sides_of_a_cut_link_end(tmp_path: Path, horovod_path: Path, hosts: tuple[Host, Host]) -> None:
     with gloo_ranks(TRAIN_SLOWLY, tmp_path, horovod_path, hosts) as ranks:
         ranks[0].wait_for("epoch 2")
-        pull_cable(hosts[1])
+        cut_link(hosts[1])
         cut = time.monotonic()
         for rank in ranks:
             assert rank.seconds_to_end(cut) < TIMEOUT_S + MORE_S

@@ -1,4 +1,4 @@
-"""Options of `tfdistkit.strategy("horovod", ...)`: each reaches Horovod, and does what it says."""
+"""Options of `tfdistkit.strategy("horovod", ...)`: each reaches Horovod, and has its effect."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.horovod]
 
 ROWS, WORDS, LENGTH, WIDTH = 8, 6, 3, 2
 
-# No fusion, and a slow cycle. Over MPI, what Horovod does by itself, and its own tuning.
+# No fusion, and a slow cycle. Over MPI, Horovod's defaults, and its autotuning.
 OVER_GLOO = """
     import pathlib, tfdistkit
     strategy = tfdistkit.strategy("horovod", fusion_threshold_bytes=0, cycle_time_ms=30, hierarchical=True,
@@ -34,7 +34,7 @@ IN_SETS = """
 over_gloo = pytest.mark.parametrize("engine", ["horovod"])
 over_mpi = pytest.mark.parametrize("engine", ["horovod_mpi"])
 
-# One step of plain gradient descent on a table of words and a matrix: what it takes off is the gradient.
+# One step of plain gradient descent on a table of words and a matrix: the change is the gradient.
 DATA = f"""
     import json
     import keras, numpy as np
@@ -85,7 +85,7 @@ OF_MPI = [("adasum", "none", False), ("adasum", "fp16", False)]
 
 
 def made_up(seed: int) -> tuple[np.ndarray, ...]:
-    """The data of a step, as the ranks make it."""
+    """Returns the data of a step, as on the ranks."""
     names: dict[str, object] = {}
     source = DATA[DATA.index("def data") :].replace("\n    ", "\n")
     exec(f"import numpy as np\n{source}", names)
@@ -111,10 +111,10 @@ def rounded(numbers: np.ndarray, kind: Any) -> np.ndarray:
 
 
 def combined(op: str, compression: str, as_dense: bool) -> list[np.ndarray]:
-    """What two ranks make of their parts."""
+    """Returns the expected combination of the parts of two ranks."""
     is_sparse = not as_dense and op != "adasum"
     kind = {"none": np.float64, "fp16": np.float16, "bf16": ml_dtypes.bfloat16}[compression]
-    # The rows of a table travel one by one, and as bfloat16 not at all.
+    # The rows of a table are gathered, and never sent as bfloat16.
     rows_as = np.float16 if compression == "fp16" and is_sparse else np.float64
     parts = parts_of_gradients(0, 2, 1.0 if op == "average" else 2.0, rows_as)
     results = []
@@ -131,8 +131,8 @@ def combined(op: str, compression: str, as_dense: bool) -> list[np.ndarray]:
     return results
 
 
-def test_the_table_shows_something() -> None:
-    """What the options do, they do visibly."""
+def test_the_expected_results_of_options_differ() -> None:
+    """The options have a measurable effect on this data."""
     exact = combined("average", "none", False)
     for others in (("average", "fp16", True), ("average", "bf16", True), ("sum", "none", False)):
         assert all(np.abs(one - other).max() > 1e-5 for one, other in zip(exact, combined(*others)))
@@ -145,10 +145,10 @@ def check(printed: list[str], wanted: list[tuple[str, str, bool]]) -> None:
         for op, compression, as_dense in wanted:
             gathers, *found = rows[f"{op} {compression} {as_dense}"]
             for got, expected in zip(found, combined(op, compression, as_dense), strict=True):
-                # Adasum rounds to float16 in other places than `combined`.
+                # Adasum rounds to float16 at other points than `combined`.
                 rounding = 2**-10 if (op, compression) == ("adasum", "fp16") else 0.0
                 np.testing.assert_allclose(got, expected, rtol=rounding, atol=2e-6, err_msg=f"{op} {compression}")
-            # The table's rows and their numbers travel apart, unless they are made dense.
+            # The table's rows and their indices are sent separately, unless they are dense.
             dense = as_dense or op == "adasum"
             assert (gathers > 0) == (not dense or compression == "bf16")
 
@@ -184,11 +184,11 @@ SET_OVER_MPI = {"FUSION_THRESHOLD": None, "CYCLE_TIME": None, "HIERARCHICAL_ALLR
 @over_gloo
 def test_switches_over_gloo(printed: list[str]) -> None:
     for text in printed:
-        told, folder = text.splitlines()
-        assert json.loads(told) == SET_OVER_GLOO
+        variables, folder = text.splitlines()
+        assert json.loads(variables) == SET_OVER_GLOO
         timeline = Path(folder, "timeline.json").read_text()
         assert "tfdistkit_all_reduce_0" in timeline and "GLOO_ALLREDUCE" in timeline
-        # Each tensor by itself: nothing is copied together.
+        # Each tensor by itself: no fusion.
         assert "MEMCPY_IN_FUSION_BUFFER" not in timeline
 
 
@@ -196,11 +196,11 @@ def test_switches_over_gloo(printed: list[str]) -> None:
 @over_mpi
 def test_switches_over_mpi(printed: list[str]) -> None:
     for text in printed:
-        told, folder = text.splitlines()
-        assert json.loads(told) == SET_OVER_MPI
+        variables, folder = text.splitlines()
+        assert json.loads(variables) == SET_OVER_MPI
         timeline = Path(folder, "timeline.json").read_text()
         assert "MPI_ALLREDUCE" in timeline and "MEMCPY_IN_FUSION_BUFFER" in timeline
-        # Horovod writes it only when it tunes itself.
+        # Horovod writes it only with autotuning.
         assert "cycle_time_ms" in Path(folder, "log").read_text()
 
 
@@ -220,8 +220,8 @@ CYCLES = """
 
 @pytest.mark.part(CYCLES, setup=OVER_GLOO)
 @over_gloo
-def test_the_cycle_is_as_long_as_asked_for(printed: list[str]) -> None:
-    # Each begins when the one before has ended, and waits for the next cycle.
+def test_the_cycle_time_is_that_of_the_option(printed: list[str]) -> None:
+    # Each begins after the one before, and waits for the next cycle.
     assert all(float(text) > 9 * 0.030 for text in printed)
 
 
@@ -241,19 +241,19 @@ WRONG_VALUES = [
     ({"op": "min"}, "OptionError", "one of: average, sum, adasum"),
     ({"compression": "fp8"}, "OptionError", "one of: none, fp16, bf16"),
     ({"sparse_as_dense": "yes"}, "OptionError", "sparse_as_dense='yes'"),
-    ({"fusion_threshold_bytes": -1}, "OptionError", "whole bytes, from 0"),
+    ({"fusion_threshold_bytes": -1}, "OptionError", "must be an integer >= 0"),
     ({"fusion_threshold_bytes": 1.5}, "OptionError", "fusion_threshold_bytes=1.5"),
-    ({"cycle_time_ms": 0}, "OptionError", "milliseconds, more than 0"),
+    ({"cycle_time_ms": 0}, "OptionError", "must be a positive number of milliseconds"),
     ({"cycle_time_ms": "5"}, "OptionError", "cycle_time_ms='5'"),
-    ({"timeout_s": float("inf")}, "OptionError", "seconds, more than 0"),
+    ({"timeout_s": float("inf")}, "OptionError", "must be a positive number of seconds"),
     ({"hierarchical": 1}, "OptionError", "True or False"),
     ({"autotune": "on"}, "OptionError", "True or False"),
-    ({"process_set": [0, 2]}, "OptionError", "some of the ranks 0 to 1"),
-    ({"process_set": [[0], [0, 1]]}, "OptionError", "each rank once"),
+    ({"process_set": [0, 2]}, "OptionError", "ranks from 0 to 1"),
+    ({"process_set": [[0], [0, 1]]}, "OptionError", "each rank at most once"),
     ({"process_set": []}, "OptionError", "process_set=[]"),
     ({"process_set": "all"}, "OptionError", "process_set='all'"),
-    ({"op": "adasum", "compression": "bf16"}, "OptionError", "Horovod combines no bfloat16"),
-    # What is right, but comes too late, or cannot work here.
+    ({"op": "adasum", "compression": "bf16"}, "OptionError", "Horovod's Adasum has no bfloat16"),
+    # Valid values, but given too late or unsupported here.
     ({"cycle_time_ms": 5}, "TooLateError", "HOROVOD_CYCLE_TIME"),
     ({"process_set": [0]}, "TooLateError", "process_set=[[0]]"),
     ({"op": "adasum"}, "UnsupportedError", "2 ranks, over Gloo"),
@@ -281,9 +281,9 @@ UNWRITABLE = """
 
 @pytest.mark.part(UNWRITABLE, setup=OVER_GLOO)
 @over_gloo
-def test_a_timeline_that_cannot_be_written(printed: list[str]) -> None:
-    assert "OptionError `timeline` cannot be written." in printed[0]
-    assert "TooLateError" in printed[1]  # Rank 0 writes it, and perhaps on another machine.
+def test_an_unwritable_timeline_is_an_error(printed: list[str]) -> None:
+    assert "OptionError `timeline` must be a file in an existing folder" in printed[0]
+    assert "TooLateError" in printed[1]  # Rank 0 writes the file, which may be on another machine.
 
 
 TRAIN_IN_SETS = (
@@ -300,7 +300,7 @@ DYNAMIC = {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}
 
 @pytest.mark.part(TRAIN_IN_SETS, setup=IN_SETS, variables=DYNAMIC)
 @in_sets
-def test_process_sets_train_by_themselves(printed: list[str]) -> None:
+def test_process_sets_train_separately(printed: list[str]) -> None:
     for rank, text in enumerate(printed):
         expected = [(1, 1) if rank == 1 else (2, 0), (3, 2)]
         for line, (replicas, seed) in zip(text.splitlines(), expected, strict=True):
@@ -310,7 +310,7 @@ def test_process_sets_train_by_themselves(printed: list[str]) -> None:
                 np.testing.assert_allclose(got, sum(parts), atol=2e-6)
 
 
-# Made while the job runs, besides those that it began with.
+# Made while the job runs, beside those made at its start.
 SETS_OF_COLLECTIVES = """
     import tensorflow as tf
     from tfdistkit import collectives as c

@@ -1,4 +1,4 @@
-"""Metrics of the user's own on two workers: what they see in loops of one's own, and what is refused.
+"""Custom metrics on two workers: their rows in custom loops, and errors.
 
 `tests/parity` compares them with one process in `fit` and `evaluate`.
 """
@@ -24,8 +24,8 @@ SETUP = """
 """
 
 
-def told(printed: list[str]) -> dict:
-    """What the ranks told, which is the same on all."""
+def output(printed: list[str]) -> dict:
+    """Returns the output of the ranks, which is the same on all."""
     assert len({line.splitlines()[-1] for line in printed}) == 1, printed
     return json.loads(printed[0].splitlines()[-1])
 
@@ -56,8 +56,8 @@ LOOP = """
 
 
 @pytest.mark.part(LOOP, setup=SETUP)
-def test_a_loop_of_ones_own_gives_what_one_process_gives(printed: list[str]) -> None:
-    found = told(printed)
+def test_a_custom_loop_equals_one_process(printed: list[str]) -> None:
+    found = output(printed)
     assert sum(found["found"], []) == pytest.approx(sum(found["alone"], []), rel=1e-6)
     assert found["results"] == pytest.approx(found["of_alone"], rel=1e-6)
 
@@ -65,7 +65,7 @@ def test_a_loop_of_ones_own_gives_what_one_process_gives(printed: list[str]) -> 
 ROWS = """
     from tfdistkit.strategies.sync import step as steps
     from tfdistkit.strategies.metrics.gathered_rows import gather_rows
-    from tfdistkit.strategies.metrics.metric_updates import around_update
+    from tfdistkit.strategies.metrics.metric_updates import hooked_update
     kinds = ["float16", "bfloat16", "float32", "float64", "int8", "uint16", "int64", "uint64", "bool", "complex64"]
     numbers = tf.constant([[-0.0, 1.5], [3.25, 4.0], [0.0, 7.0]])
     def gathered(x, y):
@@ -99,8 +99,8 @@ ROWS = """
 
 
 @pytest.mark.part(ROWS, setup=SETUP)
-def test_rows_of_every_kind_come_together_bit_for_bit(printed: list[str]) -> None:
-    found = told(printed)
+def test_rows_of_every_dtype_are_gathered_bitwise(printed: list[str]) -> None:
+    found = output(printed)
     assert found["same"] == [True] * 9
     assert found["lengths"] == 2 * 2 + 3 * 1 + 4 * 3 + 28
 
@@ -132,7 +132,7 @@ REFUSED = """
 
 
 @pytest.mark.part(REFUSED, setup=SETUP)
-def test_what_cannot_be_right_is_refused(printed: list[str]) -> None:
-    errors = told(printed)
-    assert "A metric was made outside of the scope" in errors["outside"] and "the AUC" in errors["outside"]
+def test_invalid_metrics_are_errors(printed: list[str]) -> None:
+    errors = output(printed)
+    assert "A metric must be made in the scope" in errors["outside"] and "the AUC" in errors["outside"]
     assert "a tensor of string" in errors["strings"] and "Turn strings into numbers" in errors["strings"]

@@ -1,4 +1,4 @@
-"""Models that are in no strategy of a job of several processes: an error that names the line, not two trainings."""
+"""Models made outside of the strategy of a job of several processes: an error that names the line."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OUTSIDE = """
 
     model = net()
     for method in ("fit", "evaluate", "train_on_batch", "test_on_batch"):
-        error(lambda: getattr(model, method)(x, y), f"`{method}` of a model that is in no strategy of this job",
+        error(lambda: getattr(model, method)(x, y), f"`{method}` needs a model that was made in the scope of this job",
               f"rank {rank} of 2", "outside of a scope at ", ".py:8;", "TFDISTKIT_OWN_MODELS=1")
     model.predict(x, verbose=0), model.predict_on_batch(x), model(x)
     try:
@@ -40,8 +40,8 @@ OUTSIDE = """
     metric, optimizer = keras.metrics.MeanAbsoluteError(), keras.optimizers.SGD()
     with strategy.scope():
         own = net()
-    error(lambda: own.compile("sgd", "mse", metrics=[metric]), "A metric was made outside of the scope", "MeanAbsolute")
-    error(lambda: own.compile(optimizer, "mse"), "The optimizer was made outside of the scope", "SGD")
+    error(lambda: own.compile("sgd", "mse", metrics=[metric]), "A metric must be made in the scope", "MeanAbsolute")
+    error(lambda: own.compile(optimizer, "mse"), "The optimizer must be made in the scope", "SGD")
 
     class Tracked(keras.Model):  # As in Keras's guides: a tracker of the module.
         @property
@@ -50,14 +50,14 @@ OUTSIDE = """
     with strategy.scope():
         tracked = Tracked(own.inputs, own.outputs)
         tracked.compile("sgd", "mse")
-    error(lambda: tracked.fit(x, y, verbose=0), "A metric was made outside of the scope")
+    error(lambda: tracked.fit(x, y, verbose=0), "A metric must be made in the scope")
     with strategy.scope():
         own = net()
     own.compile("adam", "mse", metrics=["mae"])
     print(own.fit(x, y, verbose=0).history, own.evaluate(x, y, verbose=0))
     if engine == "multiworker":
         made = "'multiworker') after tfdistkit.strategy('multiworker') in "
-        error(lambda: tfdistkit.strategy("multiworker"), "This process has a strategy already", made, "in pytest in a")
+        error(lambda: tfdistkit.strategy("multiworker"), "This process already has a strategy", made, "in pytest in a")
 """
 
 

@@ -1,4 +1,4 @@
-"""What the ranks of `multiworker` have to agree on that no case of one process can show."""
+"""State that the ranks of `multiworker` must agree on, which cases of one process cannot test."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ SEEN = """
 """
 
 
-def test_rows_are_seen_once_an_epoch_with_seeds_that_differ(tmp_path: Path) -> None:
+def test_rows_are_used_once_per_epoch_with_different_seeds(tmp_path: Path) -> None:
     settings = "keras.utils.set_random_seed(7 + 100 * tfdistkit.rank())"
     for printed in run_workers(SEEN.replace("SETTINGS", settings), tmp_path):
         assert "every row three times" in printed
 
 
-def test_rows_are_seen_once_an_epoch_without_any_seed(tmp_path: Path) -> None:
+def test_rows_are_used_once_per_epoch_without_a_seed(tmp_path: Path) -> None:
     for printed in run_workers(SEEN.replace("SETTINGS", ""), tmp_path):
         assert "every row three times" in printed
 
 
-def test_a_tf_function_given_to_run_is_exact_too(tmp_path: Path) -> None:
+def test_a_tf_function_given_to_run_is_exact(tmp_path: Path) -> None:
     code = """
         import tfdistkit
         strategy = tfdistkit.strategy("multiworker", timeout_s=60)
@@ -70,7 +70,7 @@ def test_a_tf_function_given_to_run_is_exact_too(tmp_path: Path) -> None:
         data = tf.data.Dataset.from_tensor_slices(([[1.0], [2.0], [3.0]], [[0.0], [0.0], [0.0]])).batch(3)
         for batch in strategy.experimental_distribute_dataset(data):
             total = strategy.reduce("SUM", strategy.run(step, args=batch), axis=None)
-        # By hand: the mean of 1, 4 and 9 is 14/3, its gradient 28/3.
+        # Computed by hand: the mean of 1, 4 and 9 is 14/3, its gradient 28/3.
         assert abs(float(total) - 14 / 3) < 1e-5, float(total)
         assert abs(float(weight.numpy()[0, 0]) - (1 - 14 / 3)) < 1e-5, weight.numpy()
         print("exact")

@@ -1,4 +1,4 @@
-"""`multiworker` when a worker dies, stops, never comes or goes its own way: an error that names it, and an end."""
+"""`multiworker` when a worker dies, stops, is missing or runs other steps: an error that names it, and an exit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from worker_processes import workers
 
-# TensorFlow declares a silent task dead after 10 s; the rest is for a busy machine.
+# TensorFlow declares a silent task dead after 10 s; the margin is for a busy machine.
 GONE_WITHIN_S = 45.0
 
 TRAIN_SLOWLY = """
@@ -41,7 +41,7 @@ def test_the_survivor_names_the_rank_that_is_gone(tmp_path: Path, victim: int, n
 
 
 @pytest.mark.parametrize("here", [0, 1])
-def test_a_rank_that_never_comes_is_named_within_the_timeout(tmp_path: Path, here: int) -> None:
+def test_a_missing_rank_is_named_within_the_timeout(tmp_path: Path, here: int) -> None:
     code = 'import tfdistkit; tfdistkit.strategy("multiworker", timeout_s=5)'
     with workers(code, tmp_path, start=(here,)) as (alone,):
         assert alone.end() == 1
@@ -50,7 +50,7 @@ def test_a_rank_that_never_comes_is_named_within_the_timeout(tmp_path: Path, her
         assert missing in alone.printed
 
 
-def test_a_call_that_only_one_rank_makes_ends_with_the_reason(tmp_path: Path) -> None:
+def test_a_call_on_only_one_rank_ends_with_the_reason(tmp_path: Path) -> None:
     code = """
         import tfdistkit
         strategy = tfdistkit.strategy("multiworker", timeout_s=8)
@@ -69,8 +69,8 @@ def test_a_call_that_only_one_rank_makes_ends_with_the_reason(tmp_path: Path) ->
         assert "if rank == 0" in chief.printed
 
 
-def test_ranks_of_different_sizes_are_told_before_tensorflow_starts(tmp_path: Path) -> None:
-    # Rank 1 believes in a third worker.
+def test_different_world_sizes_are_an_error_before_tensorflow_starts(tmp_path: Path) -> None:
+    # The cluster of rank 1 has a third worker.
     code = """
         import json, os
         config = json.loads(os.environ["TF_CONFIG"])

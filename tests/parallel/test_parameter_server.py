@@ -1,9 +1,9 @@
-"""`parameter_server`: no update of the workers is lost, whatever the model, the optimizer and the way to train."""
+"""`parameter_server`: no update of the workers is lost, for all models, optimizers and ways to train."""
 
 from __future__ import annotations
 
 import pytest
-from coordinator_setup import ROWS, SETUP, STEPS, told
+from coordinator_setup import ROWS, SETUP, STEPS, last_report
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.parametrize("engine", ["parameter_server"])]
 
@@ -26,14 +26,14 @@ MODELS = {
 
 
 def models() -> list:
-    """One test for each kind of model, with its part."""
-    code = "    tell(**train(make({}), x, y, batch_size=BATCH, epochs=6))"
+    """Returns one test for each kind of model, with its part."""
+    code = "    report(**train(make({}), x, y, batch_size=BATCH, epochs=6))"
     return [pytest.param(n, marks=pytest.mark.part(code.format(args), setup=SETUP)) for n, args in MODELS.items()]
 
 
 @pytest.mark.parametrize("model", models())
 def test_it_learns_and_counts(printed: list[str], model: str) -> None:
-    seen = told(printed)
+    seen = last_report(printed)
     assert seen["seen"] == seen["once"] == [ROWS] * 6
     assert seen["used"] == [6] * ROWS
     assert seen["steps"] == 6 * STEPS / (2 if "accumulation" in model else 1)  # Keras counts the updates.
@@ -42,13 +42,13 @@ def test_it_learns_and_counts(printed: list[str], model: str) -> None:
 
 AGAIN = """
     repetitions = [train(plain(), x, y, batch_size=BATCH, epochs=2) for _ in range(5)]
-    tell(repetitions=repetitions)
+    report(repetitions=repetitions)
 """
 
 
 @pytest.mark.part(AGAIN, setup=SETUP)
 def test_counts_are_exact_on_every_repetition(printed: list[str]) -> None:
-    for seen in told(printed)["repetitions"]:
+    for seen in last_report(printed)["repetitions"]:
         assert seen["seen"] == seen["once"] == [ROWS] * 2
         assert seen["used"] == [2] * ROWS and seen["steps"] == 2 * STEPS
 
@@ -58,14 +58,14 @@ MOVING = """
         return [lambda: keras.layers.Rescaling(1.0, offset=3.0), lambda: keras.layers.BatchNormalization(momentum=0.8)]
     model = make(*layers())
     seen = train(model, x, y, batch_size=BATCH, epochs=6)
-    tell(mean=model.layers[2].moving_mean.numpy().tolist(), variance=model.layers[2].moving_variance.numpy().tolist(),
+    report(mean=model.layers[2].moving_mean.numpy().tolist(), variance=model.layers[2].moving_variance.numpy().tolist(),
          **seen)
 """
 
 
 @pytest.mark.part(MOVING, setup=SETUP)
-def test_moving_statistics_come_to_those_of_the_data(printed: list[str]) -> None:
-    seen = told(printed)
+def test_moving_statistics_converge_to_those_of_the_data(printed: list[str]) -> None:
+    seen = last_report(printed)
     assert seen["mean"] == pytest.approx([3.0] * 4, abs=0.7)
     assert seen["variance"] == pytest.approx([1.0] * 4, abs=0.7)
     assert seen["used"] == [6] * ROWS
@@ -81,11 +81,11 @@ CLASSES = """
     hit = (p.argmax(1) == labels).astype("float32")
     of_class = np.where(labels == 1, 3.0, 0.5)
     def fit(*args, **options):
-        return {name: told[-1] for name, told in model.fit(*args, verbose=0, shuffle=False, **options).history.items()}
+        return {name: v[-1] for name, v in model.fit(*args, verbose=0, shuffle=False, **options).history.items()}
     def by_hand(weight):
         return {"loss": float((each * weight).sum() / N), "accuracy": float((hit * weight).sum() / weight.sum())}
     weighted = tf.data.Dataset.from_tensor_slices((features, labels, weights)).batch(9)
-    tell(of_rows=[fit(features, labels, sample_weight=weights, batch_size=9), by_hand(weights)],
+    report(of_rows=[fit(features, labels, sample_weight=weights, batch_size=9), by_hand(weights)],
          in_data=[fit(weighted), by_hand(weights)],
          of_classes=[fit(features, labels, class_weight={0: 0.5, 1: 3.0}, batch_size=9), by_hand(of_class)])
 """
@@ -93,7 +93,7 @@ CLASSES = """
 
 @pytest.mark.part(CLASSES, setup=SETUP)
 def test_sample_and_class_weights(printed: list[str]) -> None:
-    for kind, (found, by_hand) in told(printed).items():
+    for kind, (found, by_hand) in last_report(printed).items():
         assert found == pytest.approx(by_hand, rel=1e-5), kind
 
 
@@ -110,14 +110,14 @@ STRINGS = """
     history = model.fit(words, target, batch_size=BATCH, epochs=8, verbose=0).history
     pairs = tf.data.Dataset.from_tensor_slices((words, target)).batch(BATCH)
     predicted = model.predict(tf.constant([["ant"], ["bee"], ["cat"]]), verbose=0)[:, 0].tolist()
-    tell(loss=history["loss"], evaluated=model.evaluate(pairs, verbose=0)[0], predicted=predicted,
+    report(loss=history["loss"], evaluated=model.evaluate(pairs, verbose=0)[0], predicted=predicted,
          steps=int(model.optimizer.iterations))
 """
 
 
 @pytest.mark.part(STRINGS, setup=SETUP)
 def test_strings_are_looked_up_on_the_workers(printed: list[str]) -> None:
-    found = told(printed)
+    found = last_report(printed)
     assert found["steps"] == 8 * STEPS and found["evaluated"] < found["loss"][0]
     assert found["predicted"] == pytest.approx([0, 1, 0], abs=0.4)
 
@@ -148,13 +148,13 @@ OWN_STEP = """
         history = model.fit(x[:, :4], y, batch_size=BATCH, epochs=3, verbose=0).history
         steps, at_end = int(model.optimizer.iterations), float(model.rows.result())
         found[kind.__name__] = {**history, "steps": steps, "at_end": at_end}
-    tell(**found)
+    report(**found)
 """
 
 
 @pytest.mark.part(OWN_STEP, setup=SETUP)
-def test_a_train_step_of_ones_own(printed: list[str]) -> None:
-    found = told(printed)
+def test_a_custom_train_step(printed: list[str]) -> None:
+    found = last_report(printed)
     for seen in found.values():
         assert seen["rows"] == [ROWS] * 3 and seen["at_end"] == ROWS and seen["steps"] == 3 * STEPS
     assert set(found["Own"]) == {"squares", "rows", "twice", "steps", "at_end"}
@@ -182,15 +182,15 @@ ON_BATCH = """
                        "logs": {k: [float(expected[k]), float(logs[k])] for k in expected},
                        "tested": [{k: float(v) for k, v in one.items()} for one in tested],
                        "predicted": float(np.abs(predicted[0] - predicted[1]).max())}
-    tell(**found)
+    report(**found)
 """
 
 
 @pytest.mark.part(ON_BATCH, setup=SETUP)
-def test_batches_given_one_by_one_are_steps_one_after_the_other(printed: list[str]) -> None:
-    for found in told(printed).values():
+def test_on_batch_methods_run_steps_in_order(printed: list[str]) -> None:
+    for found in last_report(printed).values():
         assert found["apart"] < 1e-6 and found["predicted"] < 1e-6 and found["steps"] == STEPS
-        assert found["logs"]["seen"] == [2, 2]  # Keras begins anew for each; the last has 2 rows.
+        assert found["logs"]["seen"] == [2, 2]  # Keras resets the metrics for each; the last has 2 rows.
         for here, there in found["logs"].values():
             assert there == pytest.approx(here, rel=1e-5)
         assert found["tested"][1] == pytest.approx(found["tested"][0], rel=1e-5)
@@ -200,11 +200,11 @@ REFUSED = """
     try:
         train(make(jit_compile=True), x, y)
     except tfdistkit.errors.UnsupportedError as error:
-        tell(said=str(error), **train(plain(), x, y, batch_size=BATCH, epochs=1))
+        report(said=str(error), **train(plain(), x, y, batch_size=BATCH, epochs=1))
 """
 
 
 @pytest.mark.part(REFUSED, setup=SETUP)
 def test_xla_is_refused(printed: list[str]) -> None:
-    found = told(printed)
+    found = last_report(printed)
     assert "`jit_compile=True` cannot work here" in found["said"] and found["used"] == [1] * ROWS

@@ -1,9 +1,9 @@
-"""Keras's callbacks and ours under `parameter_server`: they work, or say that they have nothing to do."""
+"""Keras's callbacks and ours under `parameter_server`: they work, or warn that they have no effect."""
 
 from __future__ import annotations
 
 import pytest
-from coordinator_setup import ROWS, SETUP, STEPS, told
+from coordinator_setup import ROWS, SETUP, STEPS, last_report
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.parametrize("engine", ["parameter_server"])]
 
@@ -36,14 +36,14 @@ FILES = """
     same = [equal(f"{kind}{epoch + 1}.weights.h5", epoch) for kind in ("epoch", "ours") for epoch in range(3)]
     rows = [line.split(",") for line in open(path("log.csv")).read().splitlines()]
     board = [name for _, _, names in os.walk(path("board")) for name in names]
-    tell(seen=seen, files=sorted(os.listdir(folder)), same=same, logged=rows, board=len(board) == 2 * has_board,
+    report(seen=seen, files=sorted(os.listdir(folder)), same=same, logged=rows, board=len(board) == 2 * has_board,
          chief=open(path("chief.csv")).read() == open(path("log.csv")).read())
 """
 
 
 @pytest.mark.part(FILES, setup=SETUP)
 def test_callbacks_that_write_files(printed: list[str]) -> None:
-    found = told(printed)
+    found = last_report(printed)
     assert found["seen"]["once"] == [ROWS] * 3 and found["seen"]["val_once"] == [30] * 3
     written = {f"{kind}{epoch}.weights.h5" for kind in ("epoch", "ours") for epoch in (1, 2, 3)}
     assert written | {"best.keras", "log.csv", "chief.csv"} <= set(found["files"])
@@ -77,17 +77,17 @@ STEERING = """
     terminated = train(broken, x, y, batch_size=BATCH, callbacks=[keras.callbacks.TerminateOnNaN()])
     ema = make(optimizer=lambda: keras.optimizers.SGD(0.05, use_ema=True))
     swapped = train(ema, x, y, batch_size=BATCH, callbacks=[keras.callbacks.SwapEMAWeights(swap_on_epoch=True)])
-    tell(stopped=stopped, reduced=reduced, scheduled=scheduled, halted=halted, terminated=terminated, swapped=swapped)
+    report(stopped=stopped, reduced=reduced, scheduled=scheduled, halted=halted, terminated=terminated, swapped=swapped)
 """
 
 
 @pytest.mark.part(STEERING, setup=SETUP)
-def test_callbacks_that_steer(printed: list[str]) -> None:
-    found = told(printed)
+def test_callbacks_that_control_training(printed: list[str]) -> None:
+    found = last_report(printed)
     assert len(found["stopped"]["loss"]) == 4 and found["stopped"]["steps"] == 4 * STEPS
     assert found["reduced"]["learning_rate"] == pytest.approx([0.05] * 4 + [0.005] * 2, rel=1e-5)
     assert found["scheduled"]["learning_rate"] == pytest.approx([0.1, 0.05, 0.1 / 3], rel=1e-5)
-    # Keras has the logs of steps that have ended: what was on its way is finished, and counted.
+    # Keras has the logs of finished steps: the steps in flight are finished, and counted.
     assert found["halted"]["steps"] == 5 and found["halted"]["seen"] == [40] and len(found["halted"]["loss"]) == 1
     assert 1 <= found["terminated"]["steps"] < 3 * STEPS
     assert found["swapped"]["once"] == [ROWS] * 3
@@ -109,13 +109,13 @@ OURS = """
             self.model.stop_training = True
     stopped = train(make(), x, y, batch_size=BATCH, callbacks=[StopTogether(Stop())])
     scaled = train(make(), x, y, batch_size=BATCH, callbacks=[LearningRateScale(lambda epoch: 1 / (1 + epoch))])
-    tell(seen=seen, stopped=stopped, scaled=scaled, lines=lines)
+    report(seen=seen, stopped=stopped, scaled=scaled, lines=lines)
 """
 
 
 @pytest.mark.part(OURS, setup=SETUP)
 def test_callbacks_of_ours_for_several_ranks(printed: list[str]) -> None:
-    found = told(printed)
+    found = last_report(printed)
     assert found["seen"]["once"] == [ROWS] * 3 and found["seen"]["steps"] == 3 * STEPS
     assert found["stopped"]["steps"] == STEPS
     said = "\n".join(found["lines"])
@@ -132,16 +132,16 @@ IN_THE_MIDDLE = """
             if batch == 5:
                 found.append(self.model.evaluate(x, y, batch_size=BATCH, verbose=0, return_dict=True))
     seen = train(plain(), x, y, batch_size=BATCH, callbacks=[Evaluate()])
-    tell(evaluated=found, **seen)
+    report(evaluated=found, **seen)
 """
 
 
 @pytest.mark.part(IN_THE_MIDDLE, setup=SETUP)
 def test_an_evaluation_in_the_middle_of_an_epoch(printed: list[str]) -> None:
-    found = told(printed)
+    found = last_report(printed)
     assert [one["once"] for one in found["evaluated"]] == [ROWS] * 3 == [one["seen"] for one in found["evaluated"]]
     assert found["steps"] == 3 * STEPS and found["used"] == [3] * ROWS
-    # As in Keras, the metrics of the epoch are those since, and those of the evaluation.
+    # As in Keras, the evaluation resets the metrics of the epoch.
     assert found["seen"] == [ROWS + ROWS - 6 * 8] * 3
 
 
@@ -169,13 +169,13 @@ TIMED = """
         "callbacks": timed(x, sleep, y=y, batch_size=BATCH),
         "own": timed(strategy.distribute_datasets_from_function(of_own)),
     }
-    tell(**found)
+    report(**found)
 """
 
 
 @pytest.mark.part(TIMED, setup=SETUP)
-def test_the_timer_tells_what_workers_wait_for(printed: list[str]) -> None:
-    found = told(printed)
+def test_the_timer_reports_the_waits_of_workers(printed: list[str]) -> None:
+    found = last_report(printed)
     for kind, seen in found.items():
         assert seen["once"] == seen["seen"] == [ROWS] * 3, kind
         for epoch in range(3):
@@ -231,13 +231,13 @@ RESUMED = """
         make().fit(own, callbacks=[tfdistkit.callbacks.BackupAndResume(folder / "refused")])
     except tfdistkit.errors.UnsupportedError as error:
         found["refused"] = str(error)
-    tell(**found)
+    report(**found)
 """
 
 
 @pytest.mark.part(RESUMED, setup=SETUP)
 def test_training_that_was_broken_off_goes_on(printed: list[str]) -> None:
-    found = told(printed)
+    found = last_report(printed)
     for kind, each in (("arrays", 1), ("dataset", 3)):
         first, second, last = found[kind]
         assert first["first"][0] == each - 1

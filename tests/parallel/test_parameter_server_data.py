@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from coordinator_setup import ROWS, SETUP, STEPS, told
+from coordinator_setup import ROWS, SETUP, STEPS, last_report
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.parametrize("engine", ["parameter_server"])]
 
-# What is given to `fit` for 3 epochs. Data that repeat have no end: there `fit` is told how many steps an epoch has.
+# What is given to `fit` for 3 epochs. Data that repeat have no end: there `fit` gets the number of steps of an epoch.
 DATA = {
     "arrays": "x, y, batch_size=BATCH",
     "arrays in order": "x, y, batch_size=BATCH, shuffle=False",
@@ -44,13 +44,13 @@ SOURCES = """
 
 def cases(kinds: dict[str, str], model: str) -> list:
     """One test for each kind of data, with its part."""
-    parts = {kind: f"{SOURCES}    tell(**train({model}, {args}))" for kind, args in kinds.items()}
+    parts = {kind: f"{SOURCES}    report(**train({model}, {args}))" for kind, args in kinds.items()}
     return [pytest.param(kind, marks=pytest.mark.part(code, setup=SETUP)) for kind, code in parts.items()]
 
 
 @pytest.mark.parametrize("kind", cases({**DATA, **ENDLESS}, "plain()"))
 def test_each_element_once_an_epoch(printed: list[str], kind: str) -> None:
-    seen = told(printed)
+    seen = last_report(printed)
     assert seen["steps"] == 3 * STEPS
     assert seen["seen"] == seen["once"] == [ROWS] * 3
     assert seen["used"] == [3] * ROWS
@@ -58,15 +58,17 @@ def test_each_element_once_an_epoch(printed: list[str], kind: str) -> None:
 
 @pytest.mark.parametrize("kind", cases(DATA, "plain(5)"))
 def test_executions_of_5_5_and_2_steps(printed: list[str], kind: str) -> None:
-    seen = told(printed)
+    seen = last_report(printed)
     assert seen["steps"] == 3 * STEPS
     assert seen["seen"] == seen["once"] == [ROWS] * 3
     assert seen["used"] == [3] * ROWS
 
 
-@pytest.mark.part(SOURCES + "    tell(**train(plain(5), data.batch(BATCH).repeat(), steps_per_epoch=12))", setup=SETUP)
+@pytest.mark.part(
+    SOURCES + "    report(**train(plain(5), data.batch(BATCH).repeat(), steps_per_epoch=12))", setup=SETUP
+)
 def test_executions_of_endless_data_are_whole_ones_as_keras_has_them(printed: list[str]) -> None:
-    seen = told(printed)
+    seen = last_report(printed)
     assert seen["steps"] == 3 * 15 and sum(seen["used"]) == sum(seen["seen"])
 
 
@@ -77,14 +79,14 @@ OF_WORKERS = (
     def repeated(context):
         return of_worker(context).repeat()
     again = train(plain(), strategy.distribute_datasets_from_function(repeated), steps_per_epoch=12)
-    tell(pipelines=sorted(pipelines), over_all=seen, repeated=again)
+    report(pipelines=sorted(pipelines), over_all=seen, repeated=again)
 """
 )
 
 
 @pytest.mark.part(OF_WORKERS, setup=SETUP)
 def test_each_worker_has_a_pipeline_of_its_own_and_steps_are_counted(printed: list[str]) -> None:
-    found = told(printed)
+    found = last_report(printed)
     assert found["pipelines"] == [[2, 0], [2, 1]]
     seen = found["over_all"]  # Epochs that together have the steps of the data.
     assert seen["steps"] == STEPS and seen["used"] == [1] * ROWS and seen["seen"] == seen["once"]
@@ -98,11 +100,11 @@ VALIDATION = (
     SOURCES
     + """
     def validate(data, **options):
-        return {name: told[-1] for name, told in train(plain(), x, y, epochs=2, validation_data=data, **options).items()
+        return {name: v[-1] for name, v in train(plain(), x, y, epochs=2, validation_data=data, **options).items()
                 if name.startswith("val")}
     def thirty(context):
         return of_worker(context).unbatch().filter(lambda x, y: y[1] < 30).batch(BATCH)
-    tell(arrays=validate((x[:30], y[:30])), dataset=validate(data.take(30).batch(7)), sequence=validate(Sequence()),
+    report(arrays=validate((x[:30], y[:30])), dataset=validate(data.take(30).batch(7)), sequence=validate(Sequence()),
          steps=validate(data.batch(BATCH), validation_steps=3), split=validate(None, validation_split=0.2),
          of_workers=validate(strategy.distribute_datasets_from_function(thirty)))
 """
@@ -112,7 +114,7 @@ VALIDATION = (
 @pytest.mark.part(VALIDATION, setup=SETUP)
 def test_validation_data(printed: list[str]) -> None:
     rows = {"arrays": 30, "dataset": 30, "sequence": 90, "steps": 24, "split": 18, "of_workers": 30}
-    found = told(printed)
+    found = last_report(printed)
     for name, expected in rows.items():
         assert found[name]["val_seen"] == found[name]["val_once"] == expected, name
         assert 0 < found[name]["val_loss"] < 5 and 0 <= found[name]["val_auc"] <= 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from coordinator_setup import ROWS, SETUP, STEPS, told
+from coordinator_setup import ROWS, SETUP, STEPS, last_report
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.parametrize("engine", ["parameter_server"])]
 
@@ -26,13 +26,13 @@ EVALUATE = """
             strategy.distribute_datasets_from_function(of_worker), verbose=0, return_dict=True),
     }
     found = {name: [evaluate() for _ in range(3)] for name, evaluate in kinds.items()}
-    tell(alone=alone.evaluate(x, y, batch_size=BATCH, verbose=0, return_dict=True), **found)
+    report(alone=alone.evaluate(x, y, batch_size=BATCH, verbose=0, return_dict=True), **found)
 """
 
 
 @pytest.mark.part(EVALUATE, setup=SETUP)
 def test_evaluate_is_that_of_one_process_every_time(printed: list[str]) -> None:
-    found = told(printed)
+    found = last_report(printed)
     alone = found.pop("alone")
     assert alone["once"] == alone["seen"] == ROWS
     for kind, results in found.items():
@@ -44,22 +44,22 @@ def test_evaluate_is_that_of_one_process_every_time(printed: list[str]) -> None:
             assert results[0] == results[1] == results[2], kind
 
 
-HEARD = """
-    from tfdistkit.strategies.parameter_server.inflight import SentStep, step_ended
+NOTIFIED = """
+    from tfdistkit.strategies.parameter_server.inflight import InflightStep, step_ended
     step = tf.function(lambda number: number + 1)
     found = []
     for number in range(3):
         step_ended.clear()
-        sent = SentStep(strategy.schedule, step, (tf.constant(number),))
-        found.append([step_ended.wait(60), sent.has_ended(), int(sent.result())])
-    tell(found=found)
+        in_flight = InflightStep(strategy.schedule, step, (tf.constant(number),))
+        found.append([step_ended.wait(60), in_flight.has_ended(), int(in_flight.result())])
+    report(found=found)
 """
 
 
-@pytest.mark.part(HEARD, setup=SETUP)
-def test_the_end_of_a_step_is_heard(printed: list[str]) -> None:
-    """Were it not, every step would still be found, but late: TensorFlow has changed what we listen to."""
-    assert told(printed)["found"] == [[True, True, number + 1] for number in range(3)]
+@pytest.mark.part(NOTIFIED, setup=SETUP)
+def test_the_end_of_a_step_sets_the_event(printed: list[str]) -> None:
+    """Without the event, steps would still be collected, but late: TensorFlow has changed what we hook."""
+    assert last_report(printed)["found"] == [[True, True, number + 1] for number in range(3)]
 
 
 LOST = """
@@ -90,17 +90,17 @@ LOST = """
         message = error.message
     RemoteValueImpl._copy_to_local = fetch
     after = model.fit(x, y, batch_size=BATCH, verbose=0).history["seen"]
-    tell(history=history, steps=steps, fetched_by=fetched_by, error=message, after=after)
+    report(history=history, steps=steps, fetched_by=fetched_by, error=message, after=after)
 """
 
 
 @pytest.mark.part(LOST, setup=SETUP)
 def test_a_step_whose_result_is_lost_with_a_worker_runs_again(printed: list[str]) -> None:
-    found = told(printed)
+    found = last_report(printed)
     assert found["history"]["seen"] == found["history"]["once"] == [ROWS]
     assert found["steps"] == STEPS + 3
     assert sum(found["fetched_by"].values()) == STEPS + 3
-    # TensorFlow's thread fetches what has ended before anybody could say that we fetch it: the exception.
+    # The exception: TensorFlow's thread fetches results of steps that end before our hook is set.
     assert found["fetched_by"]["Results"] > STEPS, found["fetched_by"]
     assert "the worker died with it" in found["error"]
     assert found["after"] == [ROWS]
@@ -121,14 +121,14 @@ PREDICT = """
             model.get_weights()) is None else None,
         "of workers": model.predict(strategy.distribute_datasets_from_function(of_worker), verbose=0),
     }
-    tell(apart={name: float(np.abs(p - expected).max()) for name, p in predicted.items()})
+    report(apart={name: float(np.abs(p - expected).max()) for name, p in predicted.items()})
 """
 
 
 @pytest.mark.part(PREDICT, setup=SETUP)
 def test_predictions_are_those_of_one_process_in_order(printed: list[str]) -> None:
-    assert told(printed)["apart"] == pytest.approx(dict.fromkeys(told(printed)["apart"], 0), abs=1e-6)
-    assert len(told(printed)["apart"]) == 4
+    assert last_report(printed)["apart"] == pytest.approx(dict.fromkeys(last_report(printed)["apart"], 0), abs=1e-6)
+    assert len(last_report(printed)["apart"]) == 4
 
 
 SAVE = """
@@ -166,14 +166,14 @@ SAVE = """
         loaded = keras.models.load_model(path)
     again = [one.predict(features, verbose=0) for one in (fresh, loaded)]
     loaded.fit(features, labels, batch_size=BATCH, verbose=0)
-    tell(elsewhere=json.loads(ended.stdout.splitlines()[-1]), predicted=predicted[:, 0].tolist(), evaluated=evaluated,
+    report(elsewhere=json.loads(ended.stdout.splitlines()[-1]), predicted=predicted[:, 0].tolist(), evaluated=evaluated,
          again=[float(np.abs(one - predicted).max()) for one in again], steps=int(loaded.optimizer.iterations))
 """
 
 
 @pytest.mark.part(SAVE, setup=SETUP)
-def test_what_was_saved_is_a_model_of_plain_keras(printed: list[str]) -> None:
-    found = told(printed)
+def test_a_saved_model_loads_in_plain_keras(printed: list[str]) -> None:
+    found = last_report(printed)
     evaluated, steps, predicted = found["elsewhere"]
     assert evaluated == pytest.approx(found["evaluated"], abs=1e-6) and steps == 2 * STEPS
     assert predicted == pytest.approx(found["predicted"], abs=1e-6)
@@ -217,12 +217,12 @@ ERRORS = """
         except Exception as error:
             found[name] = [type(error).__name__, str(error)]
         found[f"after {name}"] = train(plain(), x, y, batch_size=BATCH, epochs=2)
-    tell(**found)
+    report(**found)
 """
 
 
 @pytest.mark.part(ERRORS, setup=SETUP)
-def test_errors_are_raised_as_themselves_and_the_next_fit_works(printed: list[str]) -> None:
+def test_errors_keep_their_type_and_the_next_fit_works(printed: list[str]) -> None:
     expected = {
         "a step": ("InvalidArgumentError", "row 40 is not for us"),
         "a step of evaluate": ("InvalidArgumentError", "row 40 is not for us"),
@@ -231,11 +231,11 @@ def test_errors_are_raised_as_themselves_and_the_next_fit_works(printed: list[st
         "a generator": ("KeyError", "no such file"),
         "a shape": ("ValueError", "expected axis -1 of input shape to have value 4"),
         "data of workers": ("InvalidArgumentError", "a hole in the data"),
-        "a dataset from outside": ("UnsupportedError", "`dataset_fn` uses a dataset"),
-        "a changed dataset": ("UnsupportedError", "`dataset_fn` uses a dataset"),
+        "a dataset from outside": ("UnsupportedError", "`dataset_fn` must not use a dataset"),
+        "a changed dataset": ("UnsupportedError", "`dataset_fn` must not use a dataset"),
         "a callback": ("ZeroDivisionError", "division by zero"),
     }
-    found = told(printed)
+    found = last_report(printed)
     for name, (kind, message) in expected.items():
         assert found[name][0] == kind and message in found[name][1], (name, found[name])
         after = found[f"after {name}"]
@@ -267,15 +267,15 @@ LOOP = """
     for _ in range(199):
         last = coordinator.schedule(step, args=(iterator,))
     coordinator.join()
-    tell(steps=int(optimizer.iterations), rows=float(rows.result()), counted=float(mean.count),
+    report(steps=int(optimizer.iterations), rows=float(rows.result()), counted=float(mean.count),
          losses=[float(first), float(last.fetch())], done=coordinator.done(), same=coordinator is strategy.coordinator)
 """
 
 
 @pytest.mark.part(LOOP, setup=SETUP)
 def test_a_loop_with_a_cluster_coordinator(printed: list[str]) -> None:
-    found = told(printed)
-    # Every batch of the repeated data has 8 rows: it repeats before it makes batches.
+    found = last_report(printed)
+    # Every batch of the repeated data has 8 rows: `repeat` comes before `batch`.
     assert (found["steps"], found["rows"], found["counted"]) == (200, 1600, 200)
     assert found["losses"][1] < found["losses"][0] and found["done"] and found["same"]
 
@@ -297,16 +297,16 @@ ONE_WORKER = """
         own = tf.data.Dataset.from_tensor_slices((x, y))
         return own.shard(context.num_input_pipelines, context.input_pipeline_id).batch(BATCH)
     own = train(plain(), strategy.distribute_datasets_from_function(all_rows))
-    tell(optimizers=found, own=own)
+    report(optimizers=found, own=own)
 """
 
 
 @pytest.mark.parametrize("world_size", [1])
 @pytest.mark.part(ONE_WORKER, setup=SETUP)
 def test_one_worker_is_one_process(printed: list[str]) -> None:
-    found = told(printed)
+    found = last_report(printed)
     for name, one in found["optimizers"].items():
-        # An addition of what a moving average changes by rounds otherwise than the average itself.
+        # Adding the change of a moving average rounds differently from computing the average.
         assert one["apart"]["3"] <= (1e-6 if "Norm" in name else 0), name
         assert one["apart"]["12"] < 1e-6, name
         assert one["histories"][1] == {k: pytest.approx(v, abs=1e-6) for k, v in one["histories"][0].items()}
@@ -314,7 +314,7 @@ def test_one_worker_is_one_process(printed: list[str]) -> None:
     assert found["own"]["once"] == [ROWS] * 3 and found["own"]["used"] == [3] * ROWS
 
 
-# TensorFlow's own strategy in the place of ours, for which the coordinator connects to the same workers again.
+# TensorFlow's own strategy instead of ours: the coordinator reconnects to the same workers.
 LOST = """
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     stock = tf.distribute.ParameterServerStrategy(resolver)
@@ -337,12 +337,12 @@ LOST = """
         counted.append([int(optimizer.iterations), float(rows.result())])
         if counted[-1][0] < 200 * attempt and counted[-1][1] < 1600 * attempt:
             break
-    tell(counted=counted)
+    report(counted=counted)
 """
 
 
 @pytest.mark.part(LOST, setup=SETUP, ends_job=True)
 def test_tensorflow_without_us_loses_updates(printed: list[str]) -> None:
-    counted = told(printed)["counted"]
+    counted = last_report(printed)["counted"]
     steps, rows = counted[-1]
     assert steps < 200 * len(counted) and rows < 1600 * len(counted)

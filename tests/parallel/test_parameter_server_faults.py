@@ -1,4 +1,4 @@
-"""`parameter_server` when processes are killed, stopped, started again: it goes on exactly, or says what is wrong."""
+"""`parameter_server` when processes are killed, stopped or restarted: it continues exactly, or raises an error."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from tfdistkit.report import read_events
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(900)]
 
 HEARTBEAT_S = 6
-# What was silent for so long is named; the rest is for a busy machine.
+# A task that is silent for this long is named; the margin is for a busy machine.
 NAMED_WITHIN_S = HEARTBEAT_S + 20
-# A coordinator that ends well ends the others.
+# A coordinator that exits normally ends its tasks.
 ENDED_WITHIN_S = 10
 ROWS, STEPS = 1200, 150
-# So many steps may be on their way to a worker that dies, and are done again.
+# Steps in flight on a worker that dies, which run again.
 IN_FLIGHT = 8
 
-# The coordinator runs one stage after the other; workers tell of each step that they take.
+# The coordinator runs one stage after the other; workers report each step.
 STAGES = (
     f"""
     import pathlib, sys, time
@@ -67,8 +67,8 @@ STAGES = (
             own = strategy.distribute_datasets_from_function(of_worker)
             return model.fit(own, epochs=1000, verbose=0, callbacks=[Tell()])
         backup = tfdistkit.callbacks.BackupAndResume(stage, save_freq=40)
-        backup = [backup] if stage in ("backup", "told to end") else []
-        epochs = {"backup": 5, "told to end": 5, "again": 2}.get(stage, 1000)
+        backup = [backup] if stage in ("backup", "signalled") else []
+        epochs = {"backup": 5, "signalled": 5, "again": 2}.get(stage, 1000)
         return model.fit(x, y, batch_size=BATCH, epochs=epochs, verbose=0, callbacks=[Tell(), *backup])
 
     for stage in sys.argv[1].split(","):
@@ -86,7 +86,7 @@ STAGES = (
 
 
 def result(chief: Role, stage: str) -> dict[str, Any]:
-    """What a stage came to, after waiting for it."""
+    """Waits for a stage, and returns its result."""
     said = f"{stage} came to "
     chief.wait_for(said)
     wait_until(lambda: chief.printed.rpartition(said)[2].endswith("\n"), "a whole line")
@@ -94,7 +94,7 @@ def result(chief: Role, stage: str) -> dict[str, Any]:
 
 
 def exact(found: dict[str, Any]) -> bool:
-    """Whether each epoch saw each row exactly once."""
+    """Returns whether each epoch used each row exactly once."""
     assert "error" not in found, found["error"]
     return found["seen"] == found["once"] == [ROWS] * len(found["epochs"])
 
@@ -103,7 +103,7 @@ def test_workers_and_the_coordinator_are_killed_and_start_again(tmp_path: Path) 
     with roles(tmp_path, STAGES) as running:
         chief = running.start_all("killed,backup")
 
-        # A worker dies; two epochs pass without it; it starts again, and takes part.
+        # A worker dies; two epochs run without it; it restarts, and takes part.
         chief.wait_for("killed is under way")
         running.running["worker 0"].kill()
         chief.wait_for("killed ended an epoch", chief.printed.count("killed ended an epoch") + 2)
@@ -113,9 +113,11 @@ def test_workers_and_the_coordinator_are_killed_and_start_again(tmp_path: Path) 
         assert exact(found) and len(found["epochs"]) >= 3
         assert 0 <= found["to"] - found["from"] - STEPS * len(found["epochs"]) <= IN_FLIGHT
 
-        # The coordinator dies; the others stay, and it goes on where its backup was.
+        # The coordinator dies; its tasks stay, and it resumes from its backup.
         begun = found["to"]
-        chief.wait_for("backup is under way", 3)  # In the third epoch: while Keras writes a backup, there is none.
+        chief.wait_for(
+            "backup is under way", 3
+        )  # In the third epoch: while Keras writes a backup, there is no complete one.
         chief.kill()
         chief = running.start("chief 0", "backup,own data,gone")
         found = result(chief, "backup")
@@ -123,7 +125,7 @@ def test_workers_and_the_coordinator_are_killed_and_start_again(tmp_path: Path) 
         assert found["to"] == begun + 5 * STEPS
         assert all(one.process.poll() is None for one in running.running.values())
 
-        # A worker that reads data of its own dies for good: the epoch ends with the data of the other.
+        # A worker with its own data dies and does not restart: the epoch ends with the data of the other one.
         chief.wait_for("own data is under way")
         running.running["worker 1"].kill()
         found = result(chief, "own data")
@@ -144,27 +146,27 @@ def test_workers_and_the_coordinator_are_killed_and_start_again(tmp_path: Path) 
         assert "Failed to remove function remotely" not in chief.printed
 
 
-def test_all_are_told_to_end_and_start_again(tmp_path: Path) -> None:
-    """As a scheduler does it: the coordinator makes a last backup, while the others still serve it."""
+def test_all_tasks_get_a_signal_and_restart(tmp_path: Path) -> None:
+    """As under a scheduler: the coordinator writes a last backup, while its tasks still serve it."""
     with roles(tmp_path, STAGES) as running:
-        chief = running.start_all("told to end")
-        chief.wait_for("told to end is under way", 2)
+        chief = running.start_all("signalled")
+        chief.wait_for("signalled is under way", 2)
         for role in reversed(running.running.values()):
             role.process.send_signal(signal.SIGUSR1)
         assert chief.end(NAMED_WITHIN_S) == -signal.SIGUSR1
         for name in ("worker 0", "worker 1", "ps 0"):
             assert running.running[name].end(ENDED_WITHIN_S) == 0
-        assert (tmp_path / "told to end" / "training.backup").exists()
+        assert (tmp_path / "signalled" / "training.backup").exists()
 
-        chief = running.start_all("told to end")
-        found = result(chief, "told to end")
+        chief = running.start_all("signalled")
+        found = result(chief, "signalled")
         assert exact(found) and found["epochs"] == [0, 1, 2, 3, 4] and found["to"] == 5 * STEPS
-        assert 0 < chief.printed.count("told to end ended an epoch") < 5
+        assert 0 < chief.printed.count("signalled ended an epoch") < 5
         assert chief.end() == 0
         assert running.left() == []
 
 
-def test_what_is_stopped_is_named_and_a_server_that_dies(tmp_path: Path) -> None:
+def test_a_stopped_task_and_a_dead_server_are_named(tmp_path: Path) -> None:
     with roles(tmp_path, STAGES) as running:
         chief = running.start_all("silent,again,frozen,again,the last")
         again = 0
@@ -190,7 +192,7 @@ def test_what_is_stopped_is_named_and_a_server_that_dies(tmp_path: Path) -> None
         address = running.addresses["ps 0"]
         assert f"UnavailableError: Parameter server 0 ({address}) is gone, and the variables on it" in chief.printed
         time.sleep(3)
-        for name in ("worker 0", "worker 1"):  # They wait for another coordinator, as after one that was killed.
+        for name in ("worker 0", "worker 1"):  # They wait for a restart of the coordinator, as after a kill.
             assert running.running[name].process.poll() is None
             running.running[name].process.terminate()
             assert running.running[name].end() == -signal.SIGTERM
@@ -243,9 +245,9 @@ def test_the_launcher_kills_a_stopped_worker_and_its_steps_go_to_the_other(tmp_p
 
 @contextlib.contextmanager
 def another_machine() -> Iterator[tuple[str, str, str]]:
-    """A network namespace with a cable to this one: its name, our address, and its own. Only root may make one."""
+    """Makes a network namespace linked to this one: its name, our address, and its address. Needs root."""
     name, cable = f"tfdk{os.getpid()}", f"tf{os.getpid()}"
-    # Addresses of its own: what the kernel still knows of another run's cable is not taken for this one.
+    # Unique addresses, so that routes of an earlier run are not reused.
     first = ipaddress.ip_address("198.18.0.0") + 4 * random.SystemRandom().randrange(2**15)
     here, there = str(first + 1), str(first + 2)
 
@@ -255,7 +257,7 @@ def another_machine() -> Iterator[tuple[str, str, str]]:
     try:
         ip("netns", "add", name)
     except (OSError, subprocess.CalledProcessError) as error:
-        if os.environ.get("TFDISTKIT_REQUIRE_HOSTS"):  # As the tests of several hosts: what would be skipped fails.
+        if os.environ.get("TFDISTKIT_REQUIRE_HOSTS"):  # As for the tests of several hosts: fail instead of skip.
             raise
         pytest.skip(f"no network namespace can be made here: {getattr(error, 'stderr', error)}")
     try:
@@ -267,13 +269,13 @@ def another_machine() -> Iterator[tuple[str, str, str]]:
         ip("-n", name, "link", "set", "eth0", "up")
         yield name, here, there
     finally:
-        # The namespace alone would take the cable with it some time later.
+        # The namespace alone would remove the link some time later.
         subprocess.run(["ip", "link", "del", cable], check=False, capture_output=True, timeout=30)
         ip("netns", "del", name)
 
 
-def pull_cable(machine: str) -> None:
-    """Takes the cable out."""
+def cut_link(machine: str) -> None:
+    """Cuts the link."""
     subprocess.run(["ip", "-n", machine, "link", "set", "eth0", "down"], check=True, timeout=30)
 
 
@@ -288,7 +290,7 @@ def test_a_worker_that_is_cut_off_is_named(tmp_path: Path) -> None:
             chief = running.start_all("cut for good")
             chief.wait_for("cut for good is under way")
             start = time.monotonic()
-            pull_cable(machine)
+            cut_link(machine)
             kind, message = result(chief, "cut for good")["error"]
             assert time.monotonic() - start < NAMED_WITHIN_S
             assert kind == "UnavailableError"
@@ -297,5 +299,5 @@ def test_a_worker_that_is_cut_off_is_named(tmp_path: Path) -> None:
             assert chief.end(NAMED_WITHIN_S) == 0
             for name in ("worker 0", "ps 0"):
                 assert running.running[name].end(ENDED_WITHIN_S) == 0
-            running.running["worker 1"].kill()  # It cannot know.
+            running.running["worker 1"].kill()  # It cannot detect the cut.
             assert running.left() == []

@@ -1,15 +1,15 @@
-"""Metrics of the user's own under `parameter_server`, against one process."""
+"""Compares custom metrics under `parameter_server` with one process."""
 
 from __future__ import annotations
 
 import pytest
-from coordinator_setup import SETUP, told
+from coordinator_setup import SETUP, last_report
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.parametrize("engine", ["parameter_server"])]
 
 OWN_METRICS = """
     import os, sys
-    os.environ["TFDISTKIT_OWN_MODELS"] = "1"  # the coordinator's, to compare with
+    os.environ["TFDISTKIT_OWN_MODELS"] = "1"  # For the reference model of the coordinator.
     from pathlib import Path
     sys.path.append(str(Path(sys.path[0]).parent))
     from parity import models, own_metrics as own
@@ -47,18 +47,18 @@ OWN_METRICS = """
                         ("of workers", 1), ("of workers", 3)):
         pair = [results(scope, kind, steps) for scope in (contextlib.nullcontext(), strategy.scope())]
         found[f"{kind} {steps}"] = pair
-    tell(**found)
+    report(**found)
 """
 
 
 @pytest.mark.part(OWN_METRICS, setup=SETUP)
-def test_metrics_of_ones_own_see_one_batch_after_the_other(printed: list[str]) -> None:
-    """Workers run the batches in any order and at the same time; weights stay as they are."""
-    found = told(printed)
+def test_custom_metrics_are_updated_in_batch_order(printed: list[str]) -> None:
+    """Workers run the batches in any order and concurrently; weights do not change."""
+    found = last_report(printed)
     assert len(found) == 7
     for kind, (alone, together) in found.items():
         names = ["extremes_largest", "extremes_smallest"] if "workers" in kind else alone
         if kind == "own logs 1":
-            names = ["state"]  # Its logs are those of one step, which knows nothing of steps that run beside it.
+            names = ["state"]  # Its logs are those of one step, which does not include concurrent steps.
         for name in names:
             assert together[name] == pytest.approx(alone[name], rel=2e-6, abs=1e-6), (kind, name)

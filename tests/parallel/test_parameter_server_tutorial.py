@@ -1,4 +1,4 @@
-"""TensorFlow's parameter-server tutorial with Keras 3: `Model.fit` with data of the workers, and a loop of one's own.
+"""TensorFlow's parameter-server tutorial with Keras 3: `Model.fit` with data of the workers, and a custom loop.
 
 https://www.tensorflow.org/tutorials/distribute/parameter_server_training has both halves. The flow is that one's; the
 strategy line is ours, and what Keras 2 had and Keras 3 does not (DatasetCreator, tf ops on Keras tensors) is gone.
@@ -7,7 +7,7 @@ strategy line is ours, and what Keras 2 had and Keras 3 does not (DatasetCreator
 from __future__ import annotations
 
 import pytest
-from coordinator_setup import told
+from coordinator_setup import last_report
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.parametrize("engine", ["parameter_server"])]
 
@@ -50,7 +50,7 @@ MODEL_FIT = """
 
 @pytest.mark.part(MODEL_FIT, setup=SETUP)
 def test_the_half_with_model_fit(printed: list[str]) -> None:
-    found = told(printed)
+    found = last_report(printed)
     assert found["steps"] == 5 * 20 and found["logged"] == 1 + 5
     assert found["loss"][-1] < 0.5 * found["loss"][0] and found["evaluated"] < found["loss"][0]
     assert {f"epoch{epoch}.weights.h5" for epoch in range(1, 6)} | {"whole.keras"} <= set(found["files"])
@@ -61,7 +61,7 @@ LOOP = """
     HERBS, WEEDS = ["thyme", "sage", "mint", "dill"], ["nettle", "thistle", "dock", "bindweed"]
     EXAMPLES, BATCH, STEPS = 160, 8, 20
     with strategy.scope():
-        # Layers with tables: each worker gets a copy of them.
+        # Layers with lookup tables: each worker gets a copy.
         number_of_word = keras.layers.StringLookup(vocabulary=HERBS + WEEDS, mask_token=None)
         number_of_answer = keras.layers.StringLookup(vocabulary=["pull", "keep"], num_oov_indices=0, mask_token=None)
         words = keras.Input((3,), dtype="string", name="words")
@@ -139,7 +139,7 @@ LOOP = """
         counts.append(float(accuracy.count))
     loss = coordinator.schedule(step, args=(iterator,)).fetch()
 
-    # Evaluation here, and on the workers.
+    # Evaluation on the coordinator, and on the workers.
     for inputs, targets in tf.data.Dataset.from_tensor_slices(unseen).map(prepare).batch(BATCH):
         eval_accuracy.update_state(targets, tf.cast(model(inputs, training=False) > 0.5, tf.int64))
     inline = [float(eval_accuracy.result()), float(eval_accuracy.count)]
@@ -156,7 +156,7 @@ LOOP = """
 
 @pytest.mark.part(LOOP, setup=SETUP)
 def test_the_half_with_a_loop(printed: list[str]) -> None:
-    found = told(printed)
+    found = last_report(printed)
     assert found["steps"] == 5 * 20 + 1 and found["counts"] == [20 * 8] * 5
     assert found["accuracies"][-1] > 0.95 and found["loss"] < 0.5 and found["done"]
     assert found["inline"] == [1.0, 40] and found["on_workers"] == [1.0, 40]

@@ -1,4 +1,4 @@
-"""A rank that leaves `fit` alone and goes on with another call: an error that says where it is, on every rank."""
+"""A rank that leaves `fit` alone and makes another call: an error with its position, on every rank."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ APART = """
 @pytest.mark.part(APART, ends_job=True)
 @pytest.mark.parametrize("engine", ["multiworker"])
 def test_a_second_fit_on_one_rank_is_an_error_on_all(printed: list[str]) -> None:
-    numbers = []  # Other parts of the job may have counted some calls.
-    for said, where in zip(printed, ("at its begin", "epoch 1 of it"), strict=True):
+    numbers = []  # Other parts of the job may have made calls before.
+    for said, where in zip(printed, ("at its start", "epoch 1 of it"), strict=True):
         assert "The ranks run different steps" in said and "StopTogether" in said, said
         found = re.search(rf"`fit` number (\d+), {where}", said)
         assert found, said

@@ -1,4 +1,4 @@
-"""Rows of numbers that the ranks of one host exchange over Unix sockets: those of a collective, or by a collective."""
+"""Rows that the ranks of one host exchange over Unix sockets equal those of a collective; late ranks use one."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ EXCHANGES = """
 @pytest.mark.part(EXCHANGES)
 @EACH_ENGINE
 def test_rows_are_those_of_a_collective(printed: list[str]) -> None:
-    """Three rounds with a rank that comes late use one, and so do long rows; the others need none."""
-    told = [json.loads(one) for one in printed]
-    assert all(one["equal"] and one["long"] == [5000] for one in told)
-    assert told[0]["collectives"] == told[1]["collectives"]
-    # Two more may be those that connect. A busy machine may make a rank late in other rounds, too.
-    assert 3 <= told[0]["collectives"] <= 30
+    """Three rounds with a late rank use a collective, and so do long rows; the others do not."""
+    records = [json.loads(one) for one in printed]
+    assert all(one["equal"] and one["long"] == [5000] for one in records)
+    assert records[0]["collectives"] == records[1]["collectives"]
+    # Two more may come from connecting. On a busy machine a rank may be late in other rounds, too.
+    assert 3 <= records[0]["collectives"] <= 30

@@ -1,4 +1,4 @@
-"""The table of cases: what is trained, on what, how. No strategy is named here, so every engine runs the same.
+"""The table of cases: model, data and training of each. It names no strategy, so every engine runs the same cases.
 
 A model, optimizer, loss or metric is written as `by(name, ...)`: a call to be made later, where Keras is loaded.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Call:
-    """A call to be made where Keras is loaded: of something in `models`, or else in `keras`."""
+    """A call to make after Keras is imported: of a name in `models`, or else in `keras`."""
 
     path: str
     args: tuple[Any, ...]
@@ -19,13 +19,13 @@ class Call:
 
 
 def by(path: str, *args: Any, **options: Any) -> Call:
-    """Writes down a call."""
+    """Records a call."""
     return Call(path, args, options)
 
 
 @dataclass(frozen=True)
 class Case:
-    """One thing that has to come out the same on several replicas as in one process.
+    """A training whose results on several replicas must equal those of one process.
 
     Args:
         name: Its name in the tests.
@@ -78,12 +78,12 @@ def yes_or_no(name: str, **changes: Any) -> Case:
 
 
 def trained(name: str, **options: Any) -> Case:
-    """A case of which the training alone is looked at; `evaluate` and `predict` are those of another case."""
+    """A case that only trains; another case covers `evaluate` and `predict`."""
     return Case(name, run="fit_only", **options)
 
 
 def sgd(*args: Any, **options: Any) -> Call:
-    """Plain gradient descent shows a wrong scale of gradients, which Adam hides."""
+    """Plain gradient descent, which shows a wrong scale of gradients; Adam hides it."""
     return by("optimizers.SGD", *args, **options)
 
 
@@ -212,7 +212,7 @@ _OWN_METRICS = (
 
 
 def metrics(name: str, **changes: Any) -> Case:
-    """A case that looks at the logs of every batch and at the state of the metrics."""
+    """A case that compares the logs of every batch and the state of the metrics."""
     defaults = dict(run="fit_batches", metrics=_OWN_METRICS, optimizer=sgd(0.05), rows=70, global_batch=32)
     return Case(name, **{**defaults, **changes})
 

@@ -1,4 +1,4 @@
-"""Reads what the engines wrote and says how far two records are from each other. Plain numpy."""
+"""Reads the records of the engines, and measures the difference of two records. Plain numpy."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import numpy as np
 # Differences are relative to the size of the number; below this, to this.
 SMALLEST_SIZE = 1e-3
 
-# What is a list of numbers for each logged name.
+# Values with a list of numbers for each logged name.
 CURVES = ("history", "evaluate", "resumed", "other_resumed", "batches", "test_batches", "results", "values")
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """What one rank wrote of one case.
+    """The record of a case of one rank.
 
     Args:
         values: The json: logs, paths of variables, an error.
@@ -66,7 +66,7 @@ def of_tensors(expected: np.ndarray, found: np.ndarray) -> float:
 
 
 def differences(expected: Recorded, found: Recorded) -> dict[str, float]:
-    """Returns by name how far everything recorded is from what was expected; infinity for what is missing."""
+    """Returns by name the difference of each recorded value from the expected one; infinity for a missing value."""
     result = {}
     for group in CURVES:
         for name, curve in expected.values.get(group, {}).items():
@@ -77,7 +77,7 @@ def differences(expected: Recorded, found: Recorded) -> dict[str, float]:
 
 
 def rank_differences(ranks: list[Recorded]) -> list[str]:
-    """Returns the names of what is not equal on all ranks, bit for bit."""
+    """Returns the names of values that are not bitwise equal on all ranks."""
     first = ranks[0]
     names = [group for group in CURVES if any(r.values.get(group) != first.values.get(group) for r in ranks)]
     for name, tensor in first.arrays.items():

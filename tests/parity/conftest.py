@@ -1,4 +1,4 @@
-"""Each engine runs once a session, on all the cases that the chosen tests ask for."""
+"""Runs each engine once per session, on all cases of the selected tests."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ DEADLINE_S = 900
 
 
 class Engines:
-    """The engines of a session, each started when a test first asks for it.
+    """The engines of a session, each started on first use.
 
     Args:
-        folder: Where they write.
-        names: The cases that are asked for, by engine.
-        alone: The engines of one process that the tests ask for. Each keeps one core busy, so two run at a time.
-        provide: Returns the folder that a fixture of this name makes (Horovod), or skips the test.
+        folder: The folder of their records.
+        names: Returns the cases of an engine.
+        alone: The engines of one process. Each keeps one core busy, so two run at a time.
+        provide: Returns the folder of a fixture by its name (Horovod), or skips the test.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Engines:
         self._rows: dict[str, dict[str, list[dict[str, Any]]]] = {}
 
     def start(self, engine: str, names: list[str] | None = None) -> None:
-        """Starts an engine, unless it was started."""
+        """Starts an engine once."""
         if engine not in self._jobs:
             if engine in self._alone:
                 self._alone.remove(engine)
@@ -60,15 +60,15 @@ class Engines:
         except engines.EngineError as error:
             self._ended[engine] = error
         if engine not in engines.PROCESSES:
-            self.start_next()  # on the core that this one leaves
+            self.start_next()  # On the core that is now free.
 
     def start_next(self) -> None:
-        """Starts the next engine of one process, if there is one left."""
+        """Starts the next engine of one process, if any."""
         if self._alone:
             self.start(self._alone[0])
 
     def records(self, engine: str, case: str) -> list[Recorded]:
-        """Returns what each rank of an engine wrote of a case."""
+        """Returns the record of each rank of an engine for a case."""
         self.start(engine)
         self._wait(engine)
         try:
@@ -77,7 +77,7 @@ class Engines:
             raise self._ended[engine] or AssertionError(f"{engine} left no record of {case}") from None
 
     def rows(self, engine: str, names: tuple[str, ...]) -> dict[str, list[dict[str, Any]]]:
-        """Runs rows of the facts (`run_rows.ROWS`) once; returns what each rank saw, by row."""
+        """Runs rows of the fault table (`run_rows.ROWS`) once; returns the results of each rank, by row."""
         key = f"{engine}.{'-'.join(names)}"
         if key not in self._rows:
             folder = self.folder / key
@@ -88,13 +88,13 @@ class Engines:
         return self._rows[key]
 
     def kill(self) -> None:
-        """Ends what still runs."""
+        """Ends all processes."""
         for job in self._jobs.values():
             job.kill()
 
 
 def _case_names(session: pytest.Session, engine: str) -> list[str]:
-    """The cases of the chosen tests, by parameter or by the mark `cases`; the reference runs those of all engines."""
+    """Returns the cases of the selected tests, by parameter or mark `cases`; the reference runs all of them."""
     chosen: set[str] = set()
     for item in session.items:
         params = item.callspec.params if hasattr(item, "callspec") else {}
@@ -105,7 +105,7 @@ def _case_names(session: pytest.Session, engine: str) -> list[str]:
 
 
 def _engines_alone(session: pytest.Session) -> list[str]:
-    """The engines of one process that the chosen tests ask for, without the reference."""
+    """Returns the engines of one process that the selected tests need, without the reference."""
     params = [item.callspec.params for item in session.items if hasattr(item, "callspec")]
     chosen = dict.fromkeys(p["engine"] for p in params if "engine" in p and "case" in p)
     return [engine for engine in chosen if engine not in engines.PROCESSES and engine != "one"]
@@ -113,7 +113,7 @@ def _engines_alone(session: pytest.Session) -> list[str]:
 
 @pytest.fixture(scope="session")
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
-    """All engines of this session; the reference starts at once."""
+    """Provides all engines of this session; starts the reference at once."""
     alone = _engines_alone(request.session)
     names = functools.partial(_case_names, request.session)
     running = Engines(tmp_path_factory.mktemp("parity"), names, alone, request.getfixturevalue)
@@ -123,15 +123,14 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     running.kill()
 
 
-# Which cases run each time under engines that share with `multiworker`, which runs all, all but what carries the sums
-# or where the variables are: each how many cases, and from which on. The others are `thorough`; the programs of
-# tests/fuzz run under these engines too.
+# Engines that share most code with `multiworker`, which runs all cases: they run every n-th case, as (n, offset).
+# The other cases are `thorough`; the programs of tests/fuzz run under these engines too.
 _SOME = {"mirrored": (2, 0), "central_storage": (3, 0), "horovod": (6, 1), "horovod_mpi": (12, 4)}
 
 
-@pytest.hookimpl(tryfirst=True)  # before marks choose
+@pytest.hookimpl(tryfirst=True)  # Before marks select tests.
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leaves the cases that differ in little to `-m thorough`; what another test looks at (`cases`) stays."""
+    """Marks redundant cases as `thorough`, except cases that other tests use (mark `cases`)."""
     place = {name: number for number, name in enumerate(CASES)}
     for item in items:
         params = item.callspec.params if hasattr(item, "callspec") else {}

@@ -10,7 +10,7 @@ WORDS = ("ant", "bee", "cat", "dog", "eel", "fox", "gnu", "hen")
 
 
 def make_data(kind: str, rows: int, seed: int = 0) -> tuple[Any, Any]:
-    """Returns the inputs and targets of a kind of data, `rows` rows of it.
+    """Returns `rows` rows of inputs and targets of a kind of data.
 
     Args:
         kind: The name of one of the functions below.
@@ -40,7 +40,7 @@ def _binary(random: np.random.RandomState, rows: int) -> tuple[Any, Any]:
 
 
 def _classes(random: np.random.RandomState, rows: int) -> tuple[Any, Any]:
-    """Integers in and out."""
+    """Returns integer inputs and integer targets."""
     x = random.randint(0, 50, (rows, 7)).astype("int64")
     return x, (x[:, :1] % 4).astype("int32")
 
@@ -77,7 +77,7 @@ def _nested(random: np.random.RandomState, rows: int) -> tuple[Any, Any]:
 
 
 def _strings(random: np.random.RandomState, rows: int) -> tuple[Any, Any]:
-    """A column of words beside a column of integers."""
+    """Returns a column of words and a column of integers."""
     chosen = random.randint(0, len(WORDS), (rows, 1))
     count = random.randint(0, 5, (rows, 1)).astype("int64")
     return {"word": np.array(WORDS, object)[chosen], "count": count}, (chosen % 3 + count).astype("float32")

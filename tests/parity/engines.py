@@ -1,4 +1,4 @@
-"""Starts the processes of an engine, waits for them with a deadline, and leaves none behind."""
+"""Starts the processes of an engine, waits for them with a timeout, and ends all of them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _BACKENDS = {"multiworker": "local", "horovod": "horovod", "horovod_mpi": "mpi"}
 
 _TESTS = Path(__file__).resolve().parent.parent
 
-# Variables that would make a child part of another job, or loud.
+# Variables that would make a child part of another job, or verbose.
 _REMOVED = ("TF_CONFIG", "TFDISTKIT_RUN_DIR", "TF_XLA_FLAGS", "PYTEST_CURRENT_TEST")
 
 
 class EngineError(Exception):
-    """The processes of an engine did not end well; the message holds the end of their logs."""
+    """Raised when processes of an engine fail; the message holds the end of their logs."""
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Job:
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def wait(self, deadline_s: float, check: bool = True) -> list[int | None]:
-        """Waits for all processes and ends those that are left.
+        """Waits for all processes, and kills those that are left.
 
         Args:
             deadline_s: Seconds from now.
@@ -69,20 +69,20 @@ class Job:
         return codes
 
     def kill(self) -> None:
-        """Ends what is left, children included."""
+        """Kills the remaining processes and their children."""
         for process in self.processes:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
 
     def logs(self) -> str:
-        """The end of what the processes printed."""
+        """Returns the end of the processes' output."""
         files = sorted(self.folder.glob("log.*"))
         return "\n".join(f"--- {file.name}\n{file.read_text(errors='replace')[-3000:]}" for file in files)
 
 
 def child_env() -> dict[str, str]:
-    """The environment of a process of a test: one thread, no GPU, no job."""
+    """Returns the environment for a test process: one thread, no GPU, no job."""
     env = {name: value for name, value in os.environ.items() if name not in _REMOVED}
     path = [str(_TESTS), str(_TESTS.parent), env.get("PYTHONPATH", "")]
     return {
@@ -96,7 +96,7 @@ def child_env() -> dict[str, str]:
 
 
 def start(folder: Path, arguments: list[str], processes: int = 1, env: dict[str, str] | None = None) -> Job:
-    """Starts `python ARGUMENTS` once, or in several processes that TF_CONFIG makes one job.
+    """Starts `python ARGUMENTS` once, or in several processes of one job, by TF_CONFIG.
 
     Args:
         folder: Where their logs go.
@@ -128,7 +128,7 @@ def start(folder: Path, arguments: list[str], processes: int = 1, env: dict[str,
 
 
 def start_cases(engine: str, folder: Path, names: list[str], path: str = "") -> Job:
-    """Starts an engine on cases of the table, as a user would: those of several processes by `tfdistkit run`."""
+    """Starts an engine on cases of the table; engines of several processes by `tfdistkit run`, as a user would."""
     arguments = ["-m", "parity.run_cases", engine, str(folder), *names]
     if engine in _BACKENDS:
         how = ["--backend", _BACKENDS[engine], "-np", str(PROCESSES[engine])]

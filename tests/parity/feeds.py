@@ -1,4 +1,4 @@
-"""How the data of a case reaches `fit`: arrays, datasets, generators, PyDatasets."""
+"""Converts the data of a case to the input of `fit`: arrays, datasets, generators, PyDatasets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def columns(case: Case, rows: int | None = None, seed: int = 0) -> tuple[Any, ..
 
 
 def dataset(data: tuple[Any, ...], batch: int) -> tf.data.Dataset:
-    """Returns batches of nested arrays in their order."""
+    """Yields batches of nested arrays in order."""
     return tf.data.Dataset.from_tensor_slices(data).batch(batch)
 
 
@@ -51,7 +51,7 @@ class Batches(keras.utils.PyDataset):
 
 
 def _arrays(data: tuple[Any, ...], batch: int, shuffle: bool) -> dict[str, Any]:
-    names = dict(zip(("x", "y", "sample_weight"), data))  # the weights are not always there
+    names = dict(zip(("x", "y", "sample_weight"), data))  # Weights are optional.
     return {**names, "batch_size": batch, "shuffle": shuffle}
 
 
@@ -75,7 +75,7 @@ FEEDS = {
 
 
 def fit_arguments(case: Case, data: tuple[Any, ...] | None = None) -> dict[str, Any]:
-    """Returns what `fit` gets for a case: its data, its validation data, its other options."""
+    """Returns the arguments of `fit` for a case: data, validation data, other options."""
     arguments = {**FEEDS[case.feed](data or columns(case), case.global_batch), **case.fit}
     if case.weights == "class":
         arguments["class_weight"] = CLASS_WEIGHTS

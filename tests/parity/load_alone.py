@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-sys.modules["tfdistkit"] = None  # type: ignore[assignment]  # every import of it is an ImportError now
+sys.modules["tfdistkit"] = None  # type: ignore[assignment]  # Makes every import of it an ImportError.
 try:
     import tfdistkit  # noqa: F401
 except ImportError:

@@ -13,7 +13,7 @@ def own_rank() -> int:
 
 
 def logical_cpus(number: int) -> list[str]:
-    """Splits the CPU, before TensorFlow takes it, and returns the names of the parts."""
+    """Splits the CPU into logical devices before TensorFlow initializes it, and returns their names."""
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * number)
     return [f"CPU:{i}" for i in range(number)]
@@ -42,5 +42,5 @@ ENGINES = {
 
 
 def make_strategy(engine: str) -> tf.distribute.Strategy:
-    """Makes the strategy of an engine; for `one`, that of a program without any."""
+    """Makes the strategy of an engine; for `one`, returns TensorFlow's default strategy."""
     return ENGINES[engine]()

@@ -1,4 +1,4 @@
-"""The models, losses and layers of the case table. Nothing here knows of a strategy."""
+"""The models, losses and layers of the case table, independent of strategies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from keras import layers, ops
 import tfdistkit
 from parity.data import WORDS
 
-# What local BatchNormalization is by definition on N replicas, computed in one process (`batch_normalization`).
+# Computes the local BatchNormalization of N replicas in one process (`batch_normalization`).
 replicas_to_emulate = 1
 
 
@@ -21,17 +21,17 @@ def chain(shape: tuple[int, ...], *stack: Any, dtype: str | None = None) -> kera
 
 
 def mlp(*extra: Any, **dense: Any) -> keras.Model:
-    """A hidden layer, whatever layers are given, and one output."""
+    """A hidden layer, the given layers, and one output."""
     return chain((10,), layers.Dense(16, activation="tanh", **dense), *extra, layers.Dense(1))
 
 
 def classifier(*extra: Any) -> keras.Model:
-    """As `mlp`, for a yes or no."""
+    """As `mlp`, for binary targets."""
     return chain((10,), layers.Dense(16, activation="relu"), *extra, layers.Dense(1, activation="sigmoid"))
 
 
 def embedding() -> keras.Model:
-    """Its gradient is sparse (IndexedSlices)."""
+    """A model with a sparse gradient (IndexedSlices)."""
     stack = layers.Embedding(50, 8), layers.GlobalAveragePooling1D(), layers.Dense(1, activation="sigmoid")
     return chain((7,), *stack, dtype="int32")
 
@@ -111,7 +111,7 @@ def sentences() -> keras.Model:
 
 
 class ActivityLoss(layers.Layer):
-    """Adds a loss of its own: a mean over the rows of the batch."""
+    """Adds a loss: a mean over the rows of the batch."""
 
     def call(self, inputs: Any) -> Any:
         self.add_loss(0.1 * ops.mean(ops.square(inputs)))
@@ -119,7 +119,7 @@ class ActivityLoss(layers.Layer):
 
 
 class FaultyGradient(layers.Layer):
-    """Passes its inputs on; the gradient of the few rows that start with a large number is NaN."""
+    """Returns its inputs; the gradient of the few rows that start with a large number is NaN."""
 
     def call(self, inputs: Any) -> Any:
         @tf.custom_gradient
@@ -156,7 +156,7 @@ class SplitNormalization(layers.BatchNormalization):
 
 
 def batch_normalization(**options: Any) -> Any:
-    """Local BatchNormalization; in the reference of one process what two replicas make of it."""
+    """Local BatchNormalization; in the reference process, that of two replicas."""
     kind = SplitNormalization if replicas_to_emulate == 2 else layers.BatchNormalization
     return kind(**options)
 
@@ -171,7 +171,7 @@ def scalar_loss() -> Any:
 
 
 class OwnTrainStep(keras.Model):
-    """The custom training step of the Keras guide, which also logs the loss as it is."""
+    """The custom training step of the Keras guide, which also logs the loss itself."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -193,7 +193,7 @@ class OwnTrainStep(keras.Model):
 
 
 def masked_loss() -> Any:
-    """A loss function that returns as many values as its rows ask for."""
+    """A loss function whose number of values depends on the content of the rows."""
 
     def errors_of_positive(y: Any, predicted: Any) -> Any:
         return tf.boolean_mask(ops.square(y - predicted)[:, 0], y[:, 0] > 0)
@@ -220,7 +220,7 @@ class OwnMean(OwnTrainStep):
 
 
 class GradientPenalty(OwnMean):
-    """A gradient inside of the loss, by the inputs, as WGAN-GP has it."""
+    """A loss with a gradient with respect to the inputs, as in WGAN-GP."""
 
     def loss_of(self, x: Any, y: Any) -> Any:
         with tf.GradientTape() as tape:
@@ -231,7 +231,7 @@ class GradientPenalty(OwnMean):
 
 
 class AverageLoss(OwnMean):
-    """TensorFlow's way to write a distributed loss, in a Keras step."""
+    """A distributed loss in TensorFlow's convention, in a Keras step."""
 
     def __init__(self, global_batch: int | None = None) -> None:
         super().__init__("l2")
@@ -253,7 +253,7 @@ class OwnComputeLoss(OwnMean):
 
 
 class OwnAccumulation(OwnMean):
-    """Sums the gradients of two batches in variables of its own."""
+    """Sums the gradients of two batches in its own variables."""
 
     def build(self, shape: Any) -> None:
         super().build(shape)
@@ -299,7 +299,7 @@ class SharpnessAware(OwnMean):
 
 
 class ClippingSGD(keras.optimizers.SGD):
-    """Clips what it is given, in an `apply` of its own."""
+    """Clips gradients in an overridden `apply`."""
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         grads, _ = tf.clip_by_global_norm(list(grads), 0.05)

@@ -1,4 +1,4 @@
-"""Metrics that users write, and models that feed metrics by hand. Nothing here knows of a strategy."""
+"""Custom metrics, and models that update metrics by hand, independent of strategies."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TruePositives(keras.metrics.Metric):
 
 
 class Extremes(keras.metrics.Metric):
-    """The largest error and the smallest prediction, from a state that does not begin with zero."""
+    """The largest error and the smallest prediction, with an initial state other than zero."""
 
     def __init__(self, name: str = "extremes", aggregation: str = "sum") -> None:
         super().__init__(name=name)
@@ -49,7 +49,7 @@ class Extremes(keras.metrics.Metric):
 
 
 class MeanOfBatches(keras.metrics.Metric):
-    """A mean of the batches' means, which holds a metric of Keras and one of its own kind."""
+    """A mean of the batches' means, which contains a metric of Keras and another custom metric."""
 
     def __init__(self, name: str = "mean_of_batches") -> None:
         super().__init__(name=name)
@@ -72,7 +72,7 @@ class MeanOfBatches(keras.metrics.Metric):
 
 
 class CenteredError(keras.metrics.MeanSquaredError):
-    """A metric of Keras that looks at the batch before it goes on."""
+    """A subclass of a Keras metric that inspects the batch first."""
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         return super().update_state(y_true - ops.mean(y_true, 0), y_pred, sample_weight)
@@ -105,7 +105,7 @@ def function(name: str) -> Any:
 
 
 class Trackers(keras.Model):
-    """Feeds its metrics by hand: numbers, sums, rows; and logs numbers of its own."""
+    """Updates its metrics by hand with numbers, sums and rows, and logs other numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ class Trackers(keras.Model):
 
 
 class OwnLogs(Trackers):
-    """Logs what is no result of a metric: a loss, what follows from a result, rows, a vector, a variable."""
+    """Logs values that are not metric results: a loss, a function of a result, rows, a vector, a variable."""
 
     def logs_of(self, x: Any, y: Any, predicted: Any, loss: Any) -> dict[str, Any]:
         super().logs_of(x, y, predicted, loss)
@@ -168,7 +168,7 @@ class OwnLogs(Trackers):
 
 
 class LossAlone(Trackers):
-    """Returns the loss under the name of the tracker that `compile` made, which nobody feeds."""
+    """Returns the loss under the name of the tracker that `compile` made, which is never updated."""
 
     metrics = keras.Model.metrics
 
@@ -181,7 +181,7 @@ class LossAlone(Trackers):
 
 
 class OwnComputeMetrics(keras.Sequential):
-    """Overrides `compute_metrics` as Keras's documentation does, with a number that follows from two results."""
+    """Overrides `compute_metrics` as in Keras's documentation, with a number computed from two results."""
 
     def __init__(self) -> None:
         super().__init__([keras.Input((10,)), layers.Dense(1)])

@@ -1,4 +1,4 @@
-"""Runs cases under one engine and writes what came out: `python -m parity.run_cases ENGINE FOLDER [CASE ...]`.
+"""Runs cases under one engine and writes records: `python -m parity.run_cases ENGINE FOLDER [CASE ...]`.
 
 Each rank writes `FOLDER/<case>.<rank>.json` and `.npz`. A case that fails has an "error" there, and the next
 one runs.
@@ -44,7 +44,7 @@ def run_case(case: Case, strategy: Any, folder: str, rank: int) -> None:
 
 
 def main(engine: str, folder: str, names: list[str]) -> None:
-    """Runs the cases of these names, all by default."""
+    """Runs the named cases; all by default."""
     keras.config.disable_traceback_filtering()
     strategy = make_strategy(engine)
     models.replicas_to_emulate = 2 if engine == "one" else 1

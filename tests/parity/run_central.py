@@ -1,4 +1,4 @@
-"""What `central_storage` stores, where it computes, and that nothing races: `python -m parity.run_central FOLDER`.
+"""Records where `central_storage` stores and computes, and its races: `python -m parity.run_central FOLDER`.
 
 The variables live on CPU:0, where no replica computes; the replicas are on CPU:1 and CPU:2. Writes `seen.json`:
 by part, what it returned, or its error.
@@ -58,13 +58,13 @@ def _many_slots(width: int) -> tuple[keras.Model, Any]:
 
 
 def _live(width: int) -> dict[str, int]:
-    """How many variables of the shape of the first kernel there are in this process, by device."""
+    """Counts the variables of the shape of the first kernel in this process, by device."""
     found = [v for v in gc.get_objects() if isinstance(v, tf.Variable) and v.shape == (10, width)]
     return Counter(_device(v.device) for v in found if not isinstance(v, tf.distribute.DistributedValues))
 
 
 def stored(central: Any) -> Any:
-    """Where the variables of a trained model are; for comparison, those of `mirrored`."""
+    """Returns the devices of the variables of a trained model; for comparison, also those of `mirrored`."""
     x, y = make_data("numbers", 64)
     seen: dict[str, Any] = {"live": {}}
     mirrored = tfdistkit.strategy("mirrored", devices=WORKERS)
@@ -81,7 +81,7 @@ def stored(central: Any) -> Any:
 
 
 def optimizers(central: Any) -> Any:
-    """By optimizer of Keras, its variables that are not central; an empty list is what should be."""
+    """Returns for each Keras optimizer its variables that are not central; each list should be empty."""
     seen = {}
     for name, kind in sorted(vars(keras.optimizers).items()):
         if not isinstance(kind, type) or not issubclass(kind, keras.optimizers.Optimizer) or name in _WRAPPERS:
@@ -90,13 +90,13 @@ def optimizers(central: Any) -> Any:
             model = models.chain((6,), layers.Dense(4))
             optimizer = kind()
             optimizer.build(model.trainable_variables)
-        # Adafactor has scalars that stand for what it does not need.
+        # Adafactor has scalars as placeholders for unused slots.
         seen[name] = [v.path for v in optimizer.variables if not isinstance(v.value, CentralVariable) and v.shape.rank]
     return seen
 
 
 def computed(central: Any) -> Any:
-    """Which devices got matrix products and updates, of the graphs that TensorFlow ran."""
+    """Returns the devices of matrix products and updates in the graphs that TensorFlow ran."""
     x, y = make_data("numbers", 32)
     with central.scope():
         model, _ = _many_slots(8)
@@ -112,7 +112,7 @@ def computed(central: Any) -> Any:
 
 
 class WhereAmI(layers.Layer):
-    """Notes the devices of what reaches it, in eager steps."""
+    """Records the devices of its inputs, in eager steps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ def computed_eagerly(central: Any) -> Any:
 
 
 class LateDense(layers.Layer):
-    """A Dense layer that reads its kernel late: after as many loops as the last column says."""
+    """A Dense layer that reads its kernel late: after the number of loops in the last column."""
 
     def build(self, shape: Any) -> None:
         self.kernel = self.add_weight(shape=(10, 10), name="kernel")
@@ -148,12 +148,12 @@ class LateDense(layers.Layer):
         spun = tf.while_loop(lambda i, a: i < loops, lambda i, a: (i + 1.0, tf.nn.softmax(a @ a)), [0.0, start])[1]
         with tf.control_dependencies([spun]):
             kernel = tf.convert_to_tensor(self.kernel.value)
-        x = x + tf.where(spun[0, 0] > 2.0, 1.0, 0.0)  # never; but TensorFlow cannot know
+        x = x + tf.where(spun[0, 0] > 2.0, 1.0, 0.0)  # Never; but TensorFlow cannot know it.
         return tf.concat([tf.tanh(x @ kernel), inputs[:, -1:]], 1)
 
 
 class TwoUpdates(keras.Model):
-    """Updates twice in a step, clips a weight by itself, and logs what the weights are in the end."""
+    """Updates twice in a step, clips a weight, and logs the final weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -179,7 +179,7 @@ class TwoUpdates(keras.Model):
 
 
 def _trainings(strategy: Any, times: int) -> list[tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]]:
-    """Trains on the same rows from the same start, each time with other delays; returns weights, slots and logs."""
+    """Trains on the same rows from the same initial weights with other delays; returns weights, slots and logs."""
     x, y = make_data("numbers", 8 * 24)
     keras.utils.set_random_seed(7)
     with strategy.scope():
@@ -203,7 +203,7 @@ def _trainings(strategy: Any, times: int) -> list[tuple[list[np.ndarray], list[n
 
 
 def races(central: Any) -> Any:
-    """Many trainings whose replicas read late, each time others: equal bit for bit, and as one process."""
+    """Many trainings in which different replicas read late: bitwise equal, and equal to one process."""
     (expected,) = _trainings(tf.distribute.get_strategy(), 1)
     start = time.monotonic()
     trained = _trainings(central, RACES)
@@ -213,7 +213,7 @@ def races(central: Any) -> Any:
 
 
 def written(central: Any) -> Any:
-    """What replicas write into a variable by themselves, by its aggregation, in graphs and eagerly."""
+    """Replicas write different values to a variable, for each aggregation, in graphs and eagerly."""
     seen = {}
     for aggregation in ("NONE", "ONLY_FIRST_REPLICA", "SUM", "MEAN"):
         with central.scope():

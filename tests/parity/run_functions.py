@@ -1,4 +1,4 @@
-"""Steps as users write them - methods, functions in functions, loops - under one engine.
+"""Runs custom steps - methods, nested functions, loops - under one engine.
 
 `python -m parity.run_functions ENGINE FOLDER` writes `FOLDER/<part>.<rank>.json` after each part: null, or its error.
 A part that hangs ends the process with the stacks of all threads.
@@ -29,7 +29,7 @@ from parity.making import make_strategy, own_rank
 from tfdistkit.errors import UnsupportedError
 from tfdistkit.strategies.sync import collective_timeout
 
-# Longer than all parts take on a busy machine.
+# Longer than the time of all parts on a busy machine.
 _DEADLINE_S = 900
 
 ONE = np.array([1.0, 2.0], "float32")
@@ -59,7 +59,7 @@ class Trainer:
 
     @tf.function
     def step(self, x: Any) -> Any:
-        """Needs AutoGraph, and the object."""
+        """A method that needs AutoGraph, and the object."""
         if tf.reduce_sum(x) > 0.0:
             result = tf.reduce_sum(x) * self.factor
         else:
@@ -68,29 +68,29 @@ class Trainer:
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.float32)])
     def signed(self, x: Any) -> Any:
-        """Has a signature."""
+        """A method with an input signature."""
         return tf.reduce_sum(x) * self.factor
 
     @tf.function(reduce_retracing=True, autograph=False)
     def options(self, x: Any, *, times: float = 1.0) -> Any:
-        """Has options, and a keyword."""
+        """A method with options, and a keyword."""
         return self.factor * times * tf.reduce_sum(x)
 
     @tf.function
     def nested(self, x: Any) -> Any:
-        """Calls another."""
+        """A method that calls another one."""
         return self.step(x) + self.signed(x)
 
     @classmethod
     @tf.function
     def of_class(cls, x: Any) -> Any:
-        """Belongs to the class."""
+        """A class method."""
         return tf.reduce_sum(x) * cls.factor
 
     @staticmethod
     @tf.function
     def of_none(x: Any) -> Any:
-        """Belongs to nothing."""
+        """A static method."""
         return tf.reduce_sum(x) if tf.reduce_sum(x) > 0.0 else tf.zeros([])
 
     @tf.function
@@ -105,7 +105,7 @@ class Module(tf.Module):
 
     @tf.function
     def step(self, x: Any) -> Any:
-        """Needs AutoGraph."""
+        """A method that needs AutoGraph."""
         if tf.reduce_sum(x) > 0.0:
             return 2.0 * tf.reduce_sum(x)
         return tf.reduce_sum(x)
@@ -130,7 +130,7 @@ def methods(strategy: Any) -> None:
         _expect(strategy, run(lambda x: trainer.step(x)), 6.0)
         _expect(strategy, strategy.run(functools.partial(trainer.step, one)), 6.0)
         _expect(strategy, tf.function(functools.partial(strategy.run, trainer.step))((one,)), 6.0)
-        # As the programs above left them, outside of any strategy.
+        # With the state from the programs above, outside of any strategy.
         _expect(strategy, [trainer.nested(-one), trainer(-one), module.step(one)], [-9.0, -3.0, 6.0])
         assert float(trainer.of_none(one)) == 3.0
 
@@ -144,7 +144,7 @@ def called_before(strategy: Any) -> None:
 
 
 def freed(strategy: Any) -> None:
-    """What was given to `strategy.run` is not kept."""
+    """Functions given to `strategy.run` are freed."""
     trainer = Trainer()
     strategy.run(trainer.step, args=(tf.constant(ONE),))
     reference = weakref.ref(trainer)
@@ -154,7 +154,7 @@ def freed(strategy: Any) -> None:
 
 
 def copies(strategy: Any) -> None:
-    """Copies of what holds a strategy hold the same one; a pickle is refused in words."""
+    """Copies of objects with a strategy share it; a pickle raises an error of ours."""
 
     class Holder(keras.callbacks.Callback):
         def __init__(self) -> None:
@@ -172,7 +172,7 @@ def copies(strategy: Any) -> None:
 
 
 def same_object(strategy: Any) -> None:
-    """Replicas add one and the same tensor, eagerly and in a graph: as many parts as replicas."""
+    """Replicas sum the same tensor, eagerly and in a graph: it counts once for each replica."""
     replicas = strategy.num_replicas_in_sync
     dense, sparse = tf.constant([0.25]), tf.IndexedSlices(tf.constant([[0.25]]), tf.constant([1]), tf.constant([2, 1]))
     for gradient, shape in ((dense, (1,)), (sparse, (2, 1))):
@@ -198,7 +198,7 @@ def same_object(strategy: Any) -> None:
 
 
 def sparse_input(strategy: Any) -> None:
-    """`fit` of a scipy matrix is that of its dense values."""
+    """`fit` on a scipy matrix equals `fit` on its dense values."""
     x, y = make_data("numbers", 22)
     x[x < 0.3] = 0.0
     seen = []
@@ -214,7 +214,7 @@ def sparse_input(strategy: Any) -> None:
 
 
 def other_strategies(strategy: Any) -> None:
-    """Strategies on the same devices of one process, TensorFlow's among them, keep out of each other's way."""
+    """Strategies on the same devices of one process, also TensorFlow's, do not interfere."""
     if len(strategy.extended.worker_devices) == 1:
         return
     devices = list(strategy.extended.worker_devices)
@@ -264,14 +264,14 @@ def _train(strategy: Any, eagerly: bool, in_function: bool) -> list[Any]:
 
 
 def functions_in_steps(strategy: Any) -> None:
-    """Losses and layers in tf.functions of the user's own, in steps that are traced again, and in eager ones."""
+    """Losses and layers in the user's tf.functions, in steps that are retraced, and in eager steps."""
     for eagerly in (False, True):
         expected = _train(strategy, eagerly, False)
         np.testing.assert_allclose(_train(strategy, eagerly, True), expected, rtol=1e-5, atol=1e-6)
 
 
 def functions_in_loops(strategy: Any) -> None:
-    """The same loss, in loops of the user's own: two functions in one another, and steps that are traced twice."""
+    """The same loss in custom loops: nested functions, and steps that are traced twice."""
     x, y = make_data("numbers", 22)
     plain = keras.losses.MeanSquaredError()
     inner = tf.function(lambda y, p: plain(y, p))
@@ -304,7 +304,7 @@ def functions_in_loops(strategy: Any) -> None:
 
 
 def loops(strategy: Any) -> None:
-    """A sum over the replicas in a loop of the step, or in a function of an eager one: right, or an error."""
+    """A sum over the replicas in a loop of the step, or in a function of an eager step: correct, or an error."""
     replicas = strategy.num_replicas_in_sync
     several = len(strategy.extended.worker_devices) > 1
 
@@ -342,7 +342,7 @@ def loops(strategy: Any) -> None:
 
 
 def branches(strategy: Any) -> None:
-    """A sum in a branch: right where all replicas take it, and an error where some go past it."""
+    """A sum in a branch: correct if all replicas take the branch, an error if only some do."""
     collective_timeout._BRANCH_TIMEOUT_S = 3.0
     replicas = strategy.num_replicas_in_sync
 
@@ -379,7 +379,7 @@ PARTS = (
 
 
 def main(engine: str, folder: str, *only: str) -> None:
-    """Runs all parts, or those that are named, in this process."""
+    """Runs all parts, or the named ones, in this process."""
     faulthandler.dump_traceback_later(_DEADLINE_S, exit=True)
     strategy = make_strategy(engine)
     parts = (*PARTS, branches) if len(strategy.extended.worker_devices) > 1 else PARTS  # No collective runs after it.

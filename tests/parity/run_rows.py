@@ -1,4 +1,4 @@
-"""The smallest calls that show what stock Keras or TensorFlow does wrong, run under one engine.
+"""Runs minimal calls that show faults of stock Keras or TensorFlow, under one engine.
 
 `python -m parity.run_rows ENGINE FOLDER ROW ...` writes `FOLDER/<row>.<rank>.json` after each row: what it
 returned, or its error. Which row is which: docs/exactness.md.
@@ -45,7 +45,7 @@ def m1(strategy: Any) -> Any:
 
 
 def m2(strategy: Any) -> Any:
-    """What Keras does to the first batch, here of 7 rows (4 and 3), to learn its shapes."""
+    """Keras builds a model on the first batch, here of 7 rows (4 and 3)."""
     batch = next(iter(strategy.experimental_distribute_dataset(_batches(7, 32))))
     if not getattr(strategy, "is_tfdistkit_strategy", False):
         strategy.reduce("MEAN", batch, axis=None)
@@ -59,7 +59,7 @@ def m3(strategy: Any) -> Any:
 
 
 def m5(strategy: Any) -> Any:
-    """`steps_per_execution` > 1. For the stock strategy M1 and M3 are put right first, else they hide it."""
+    """`steps_per_execution` > 1. For the stock strategy, M1 and M3 are fixed first, because they hide it."""
     trainer = importlib.import_module("keras.src.backend.tensorflow.trainer")
     patched = contextlib.ExitStack()
     model = _compiled(strategy, steps_per_execution=2)
@@ -99,7 +99,7 @@ def m7(strategy: Any) -> Any:
 
 
 def m8(strategy: Any) -> Any:
-    """The same after a global batch of 1 row, of which one of two replicas gets none."""
+    """The same after a global batch of 1 row, which leaves one of two replicas empty."""
     return _moving_mean(strategy, 1)
 
 
@@ -151,7 +151,7 @@ def k8(strategy: Any) -> Any:
 
 
 def k9(strategy: Any) -> Any:
-    """What Dropout keeps on each replica of this process."""
+    """Returns the values that Dropout keeps on each replica of this process."""
     with strategy.scope():
         layer = keras.layers.Dropout(0.5, seed=3)
     masks = tf.function(lambda: strategy.run(lambda: layer(tf.ones((100,)), training=True)))()
@@ -159,7 +159,7 @@ def k9(strategy: Any) -> Any:
 
 
 def c1(strategy: Any) -> Any:
-    """Layers with a state of their own that the replicas write: what `fit` says, by layer."""
+    """Returns the outcome of `fit` for each layer with state that the replicas write."""
     x, y = make_data("numbers", 64)
     seen = {}
     for name, options in (("BatchNormalization", {}), ("Dropout", {"rate": 0.5})):
@@ -173,7 +173,7 @@ def c1(strategy: Any) -> Any:
 
 
 def c2(strategy: Any) -> Any:
-    """Loss and accuracy of one Dense layer: what `evaluate` says, and what they are."""
+    """Returns loss and accuracy of one Dense layer: from `evaluate`, and computed directly."""
     x, y = make_data("binary", 100)
     one_layer = lambda: models.chain((10,), keras.layers.Dense(1, activation="sigmoid"))  # noqa: E731
     model = _compiled(strategy, one_layer, loss="binary_crossentropy", metrics=["accuracy"])
@@ -189,7 +189,7 @@ ROWS = {row.__name__: row for row in (m1, m2, m3, m5, m6, m7, m8, m9, k3, k4, k8
 
 
 def main(engine: str, folder: str, names: list[str]) -> None:
-    """Runs rows one after the other; a later one may find TensorFlow in the state that an error left."""
+    """Runs rows one after the other; an error of TensorFlow may affect later rows."""
     strategy = make_strategy(engine)
     for name in names:
         keras.utils.set_random_seed(1)
@@ -201,7 +201,7 @@ def main(engine: str, folder: str, names: list[str]) -> None:
             json.dump(seen, file)
         print(name, str(seen)[:300], flush=True)
     if engine == "stock_multiworker":
-        os._exit(0)  # After a failed collective TensorFlow may wait for the others on its way out.
+        os._exit(0)  # After a failed collective TensorFlow may wait for its peers at exit.
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Batches that four replicas cannot share evenly: `python -m parity.run_uneven FOLDER`.
+"""Runs batches that do not divide evenly among four replicas: `python -m parity.run_uneven FOLDER`.
 
 Writes `seen.json`: by part, what it returned, or its error.
 """
@@ -25,7 +25,7 @@ TARGETS = IMAGES.mean((1, 2, 3))[:, None]
 
 
 class RowsSeen(layers.Layer):
-    """Notes how many rows each replica computes with, and passes them on."""
+    """Records the number of rows of each replica, and returns its inputs."""
 
     seen: list[int] = []
 
@@ -46,10 +46,10 @@ def _model(*first: layers.Layer) -> keras.Model:
 
 
 def _numbers(model: keras.Model) -> dict[str, Any]:
-    """Every way to train and look at a model, on batches of 5, 3 and 1 rows."""
+    """Trains, evaluates and predicts in every way, on batches of 5, 3 and 1 rows."""
     numbers: dict[str, Any] = {}
     for rows in (5, 3, 1):
-        data = (IMAGES[: 2 * rows + 1], TARGETS[: 2 * rows + 1])  # a last batch of one row
+        data = (IMAGES[: 2 * rows + 1], TARGETS[: 2 * rows + 1])  # The last batch has one row.
         history = model.fit(*data, batch_size=rows, epochs=2, shuffle=False, verbose=0).history
         numbers[f"fit {rows}"] = list(history.values())
         numbers[f"evaluate {rows}"] = model.evaluate(*data, batch_size=rows, verbose=0)
@@ -62,7 +62,7 @@ def _numbers(model: keras.Model) -> dict[str, Any]:
 
 
 def equal(strategy: tf.distribute.Strategy) -> dict[str, Any]:
-    """The numbers of one process, and those of four replicas, in float64: small losses are all rounding in float32."""
+    """Compares one process with four replicas, in float64: in float32 small losses are only rounding."""
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
     try:
@@ -76,7 +76,7 @@ def equal(strategy: tf.distribute.Strategy) -> dict[str, Any]:
 
 
 def parts(strategy: tf.distribute.Strategy) -> list[int]:
-    """How many rows the replicas computed with, for a batch of 10 and for one of 5."""
+    """Returns the rows of each replica, for a batch of 10 and for one of 5."""
     with strategy.scope():
         model = _model(RowsSeen())
     for rows in (10, 5):
@@ -108,7 +108,7 @@ class OfGraphs(keras.Model):
 
 
 def graphs(strategy: tf.distribute.Strategy) -> dict[str, Any]:
-    """What is said of batches whose tensors have other rows, and what comes out where they are named."""
+    """Errors for batches whose tensors have different rows, and results where the rows are named."""
     found: dict[str, Any] = {}
     with strategy.scope():
         model = OfGraphs()
@@ -131,7 +131,7 @@ def graphs(strategy: tf.distribute.Strategy) -> dict[str, Any]:
 
 
 def arguments(strategy: tf.distribute.Strategy) -> dict[str, Any]:
-    """A loop of the user's own that hands a vector of seeds to its replicas before the batch."""
+    """A custom loop that passes a vector of seeds to its replicas before the batch."""
     with strategy.scope():
         loss_function = keras.losses.MeanSquaredError()
 
@@ -149,7 +149,7 @@ def arguments(strategy: tf.distribute.Strategy) -> dict[str, Any]:
 
 
 def ragged(strategy: tf.distribute.Strategy) -> dict[str, Any]:
-    """`train_on_batch` with ragged rows and a number, under a step of the user's own."""
+    """`train_on_batch` with ragged rows and a number, under a custom step."""
 
     class OfWords(keras.Model):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What Keras looks like, and what models without a strategy come to: `python run_untouched.py WAY OUT.json`.
+"""Records Keras's functions, and results of models without a strategy: `python run_untouched.py WAY OUT.json`.
 
 WAY is `without` (tfdistkit cannot be imported), `imported`, or `after_strategy` (one was made in this process).
 """
@@ -19,7 +19,7 @@ from keras import optimizers as opt
 
 
 def attributes() -> dict[str, int]:
-    """The identity of every function and class of Keras, and of every function of those classes."""
+    """Returns the identity of every function and class of Keras, and of every function of those classes."""
     found: dict[str, int] = {}
     for name, module in sorted(sys.modules.items()):
         if not name.startswith("keras.src") or module is None:
@@ -49,7 +49,7 @@ def train(model: keras.Model, optimizer: Any, **options: Any) -> str:
 
 
 def trained() -> list[str]:
-    """Trains models that meet every hook: clipping, accumulation, loss scaling, dropout, statistics."""
+    """Trains models that call every hook: clipping, accumulation, loss scaling, dropout, statistics."""
     digests = []
     for optimizer, options in (
         (opt.Adam(0.01), {}),
@@ -64,10 +64,10 @@ def trained() -> list[str]:
 
 
 def main(way: str, out: str) -> None:
-    """Writes what this process sees."""
+    """Writes the record of this process."""
     before = attributes()
     if way == "without":
-        sys.modules["tfdistkit"] = None  # type: ignore[assignment]  # every import of it is an ImportError now
+        sys.modules["tfdistkit"] = None  # type: ignore[assignment]  # Makes every import of it an ImportError.
     else:
         import tfdistkit
 

@@ -1,4 +1,4 @@
-"""How a case is trained: by `fit`, batch by batch, in a loop of its own. All under whatever strategy is given."""
+"""Trains a case by `fit`, batch by batch, or in a custom loop, under a given strategy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EPOCHS = 3
 
 
 class Record:
-    """What came out of a case on one rank.
+    """Records the results of a case on one rank.
 
     Args:
         folder: Where it may leave files.
@@ -29,11 +29,11 @@ class Record:
         self.arrays: dict[str, np.ndarray] = {}
 
     def add_logs(self, name: str, logs: Any) -> None:
-        """Keeps named numbers, or named lists of numbers."""
+        """Records named numbers, or named lists of numbers."""
         self.values[name] = {key: np.asarray(value, "float64").tolist() for key, value in logs.items()}
 
     def add_weights(self, name: str, variables: Any) -> None:
-        """Keeps variables, without the states of random generators: each replica has its own."""
+        """Records variables, except states of random generators, which differ between replicas."""
         kept = [v for v in variables if "seed" not in v.path]
         self.values[f"{name}_paths"] = [v.path for v in kept]
         for number, variable in enumerate(kept):
@@ -41,13 +41,13 @@ class Record:
             self.arrays[f"{name}.{number:03}"] = np.asarray(value, "float32" if "float" in str(value.dtype) else None)
 
     def add_arrays(self, name: str, values: Any) -> None:
-        """Keeps nested arrays."""
+        """Records nested arrays."""
         for number, value in enumerate(tf.nest.flatten(values)):
             self.arrays[f"{name}.{number:03}"] = np.asarray(value, "float32")
 
 
 def make(value: Any) -> Any:
-    """Makes the calls that the table wrote down, nested ones too."""
+    """Makes the calls of the table, also nested ones."""
     if isinstance(value, Call):
         parts = value.path.split(".")
         home = next((m for m in (models, own_metrics) if hasattr(m, value.path)), keras)
@@ -71,12 +71,12 @@ def compiled(case: Case) -> keras.Model:
 
 
 def fit_only(case: Case, strategy: tf.distribute.Strategy, record: Record) -> keras.Model:
-    """Trains by `fit` and keeps the curve, the weights and the optimizer's state."""
+    """Trains by `fit`, and records the curve, the weights and the optimizer's state."""
     with strategy.scope():
         model = compiled(case)
     data = feeds.columns(case)
     history = model.fit(**feeds.fit_arguments(case, data), epochs=EPOCHS, verbose=0).history
-    # TensorFlow computes in place in arrays that it shares with Python, if it takes them for its own.
+    # TensorFlow may write in place to arrays that it shares with Python.
     for given, fresh in zip(tf.nest.flatten(data), tf.nest.flatten(feeds.columns(case))):
         assert np.array_equal(given, fresh), f"`fit` wrote into the caller's arrays: {(given != fresh).sum()} numbers"
     record.add_logs("history", history)
@@ -99,7 +99,7 @@ def fit(case: Case, strategy: tf.distribute.Strategy, record: Record) -> keras.M
 
 
 class BatchLogs(keras.callbacks.Callback):
-    """Keeps the logs of every batch."""
+    """Records the logs of every batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class BatchLogs(keras.callbacks.Callback):
 
 
 def fit_batches(case: Case, strategy: tf.distribute.Strategy, record: Record) -> None:
-    """Trains and evaluates, and keeps the logs of every batch and the state of all metrics."""
+    """Trains and evaluates, and records the logs of every batch and the state of all metrics."""
     with strategy.scope():
         model = compiled(case)
     train, test = BatchLogs(), BatchLogs()
@@ -186,12 +186,12 @@ def loop_average_loss(case: Case, strategy: tf.distribute.Strategy, record: Reco
 
 
 def loop_keras_loss(case: Case, strategy: tf.distribute.Strategy, record: Record) -> None:
-    """A Keras loss as it comes; the replicas' losses are summed."""
+    """An unscaled Keras loss; the replicas' losses are summed."""
     _loop(case, strategy, record, keras.losses.MeanSquaredError())
 
 
 def save_and_resume(case: Case, strategy: tf.distribute.Strategy, record: Record) -> None:
-    """Saves in both forms, loads both under the strategy, goes on with each for an epoch."""
+    """Saves in both formats, loads both under the strategy, and trains each for an epoch."""
     trained = fit(case, strategy, record)
     whole, weights = os.path.join(record.folder, "model.keras"), os.path.join(record.folder, "model.weights.h5")
     trained.save(whole)

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(900)]
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What each part of run_central.py returned."""
+    """Returns the results of each part of run_central.py."""
     folder = tmp_path_factory.mktemp("central")
     engines.start(folder, ["-m", "parity.run_central", str(folder)]).wait(600)
     return dict(json.loads((folder / "seen.json").read_text()))
@@ -32,15 +32,15 @@ def test_each_trainable_variable_and_slot_exists_once(seen: dict[str, Any]) -> N
     stored = _of(seen, "stored")
     assert stored["parameter_devices"] == ["CPU:0"]
     assert len(stored["trainable"]) == 6
-    # Two scalars of the optimizer and of LossScaleOptimizer each, two more of the latter, four slots a variable.
+    # Two scalars of the optimizer, four of LossScaleOptimizer, four slots for each variable.
     assert len(stored["optimizer"]) == 2 + 4 + 4 * 6
     for kind in ("trainable", "optimizer"):
         assert all(devices == ["CPU:0"] for devices in stored[kind].values()), stored[kind]
-    # Where the process has variables like the first kernel: it and its four slots. The look finds all copies.
+    # Devices of the variables of the first kernel's shape: the kernel and its four slots, in all copies.
     assert stored["live"] == {"central_storage": {"CPU:0": 5}, "mirrored": {"CPU:1": 5, "CPU:2": 5}}
 
 
-def test_what_replicas_have_for_themselves_stays_with_them(seen: dict[str, Any]) -> None:
+def test_state_of_replicas_is_on_their_devices(seen: dict[str, Any]) -> None:
     state = _of(seen, "stored")["state"]
     assert len(state) == 3 and all(devices == ["CPU:1", "CPU:2"] for devices in state.values()), state
 
@@ -59,7 +59,7 @@ def test_all_replicas_compute_and_the_device_of_the_variables_updates(seen: dict
     assert seen["computed_eagerly"] == ["CPU:1", "CPU:2"]
 
 
-def test_nothing_depends_on_which_replica_is_late(seen: dict[str, Any]) -> None:
+def test_results_do_not_depend_on_which_replica_is_late(seen: dict[str, Any]) -> None:
     races = _of(seen, "races")
     assert races["different"] == 1, races
     limits = {"weights": 1e-6, "slots": 1e-5, "logs": 1e-6}
@@ -67,7 +67,7 @@ def test_nothing_depends_on_which_replica_is_late(seen: dict[str, Any]) -> None:
 
 
 def test_a_write_of_the_replicas_is_aggregated(seen: dict[str, Any]) -> None:
-    """1, and replica r adds 10 * (r + 1) twice; what both replicas read afterwards, and what is stored."""
+    """Starts at 1, and replica r adds 10 * (r + 1) twice; compares the value on both replicas and the stored one."""
     sums = {"NONE": 10.0, "ONLY_FIRST_REPLICA": 10.0, "SUM": 30.0, "MEAN": 15.0}
     written = _of(seen, "written")
     assert written == {
@@ -81,7 +81,7 @@ def test_an_update_where_replicas_cannot_wait_is_refused(seen: dict[str, Any]) -
     refused = _of(seen, "inner")
     assert len(refused["errors"]) == 3
     for error in refused["errors"]:
-        assert "UnsupportedError: A step updates a variable in a branch, in a loop or in a tf.function" in error
+        assert "UnsupportedError: A step must not update variables in a branch, in a loop or in a tf.function" in error
         assert "Expected: every update in the step itself" in error and '"mirrored"' in error
     assert refused["variable"] == 1.0
 

@@ -1,4 +1,4 @@
-"""Every case of the table, under every engine, against one process on the same global batches."""
+"""Compares every case of the table, under every engine, with one process on the same global batches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from parity import engines
 from parity.cases import CASES
 from parity.comparing import differences, rank_differences
 
-# A new strategy that trains synchronously is one more word here, and one row in making.py.
+# A new synchronous strategy needs one more name here, and one row in making.py.
 ENGINES = (
     "mirrored",
     "central_storage",
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(1800)]
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_equals_one_process(runs: Any, engine: str, case: str) -> None:
-    runs.start(engine)  # beside the reference
+    runs.start(engine)  # In parallel with the reference.
     (expected,), ranks = runs.records("one", case), runs.records(engine, case)
     for record in (expected, *ranks):
         assert record.error is None, record.values["traceback"]
@@ -54,7 +54,7 @@ def test_every_looser_tolerance_has_a_reason() -> None:
         assert case.tolerance == 1e-6 or len(case.reason) > 20, case.name
 
 
-def test_reasons_stand_in_the_docs() -> None:
+def test_reasons_are_in_the_docs() -> None:
     page = Path(__file__).parents[2] / "docs" / "exactness.md"
     text = " ".join(page.read_text().split())
     for case in CASES.values():
@@ -64,7 +64,7 @@ def test_reasons_stand_in_the_docs() -> None:
 
 @pytest.mark.cases("save_and_resume")
 @pytest.mark.parametrize("engine", ENGINES)
-def test_what_was_saved_is_what_was_trained(runs: Any, engine: str) -> None:
+def test_saved_state_equals_trained_state(runs: Any, engine: str) -> None:
     for record in runs.records(engine, "save_and_resume"):
         for kind in ("weights", "optimizer"):
             trained = [record.arrays[n] for n in sorted(record.arrays) if n.startswith(f"{kind}.")]
@@ -78,7 +78,7 @@ def test_what_was_saved_is_what_was_trained(runs: Any, engine: str) -> None:
 @pytest.mark.cases("save_and_resume")
 @pytest.mark.parametrize("engine", ENGINES)
 def test_loads_where_there_is_no_tfdistkit(runs: Any, engine: str, tmp_path: Path) -> None:
-    """A process that cannot import tfdistkit reads the file of each rank."""
+    """A process that cannot import tfdistkit loads the file of each rank."""
     for rank, record in enumerate(runs.records(engine, "save_and_resume")):
         saved = runs.folder / engine / f"save_and_resume.{rank}" / "model.keras"
         script = Path(__file__).with_name("load_alone.py")

@@ -1,4 +1,4 @@
-"""Steps as users write them: methods, functions in functions, loops, one tensor for all replicas.
+"""Custom steps: methods, nested functions, loops, one tensor for all replicas.
 
 The processes of an engine run all parts of `run_functions.py` once, and each test looks at one of them.
 """
@@ -16,7 +16,7 @@ from parity import engines
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(1200)]
 
-# Those that run each time are those that others share their steps with.
+# These two share their code with the others, which are `thorough`.
 ENGINES = (
     *("mirrored", "multiworker"),
     *(pytest.param(engine, marks=pytest.mark.thorough) for engine in ("one_device", "central_storage")),
@@ -30,7 +30,7 @@ PARTS = (
 
 @pytest.fixture(scope="module")
 def errors(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], list[str | None]]:
-    """Returns what went wrong in a part under an engine, one element for each of its processes."""
+    """Returns the error of a part under an engine, one element for each of its processes."""
     folders: dict[str, Path] = {}
     params = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
 
@@ -50,7 +50,7 @@ def errors(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
 
 
 @pytest.mark.parametrize("engine", ["mirrored", "central_storage"])
-def test_a_sum_in_a_branch_is_right_or_ends(errors: Callable[[str, str], list[str | None]], engine: str) -> None:
+def test_a_sum_in_a_branch_is_correct_or_times_out(errors: Callable[[str, str], list[str | None]], engine: str) -> None:
     (error,) = errors(engine, "branches")
     assert error is None, error
 

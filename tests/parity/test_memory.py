@@ -1,4 +1,4 @@
-"""Steps of one process keep no memory: their collectives use a few keys again and again."""
+"""Steps of one process do not leak memory: their collectives reuse a few keys."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ inner = tf.function(lambda x: all_reduce(x) + all_reduce(2.0 * x))
 
 
 def step(x):
-    for _ in range(collective_keys._KEYS_OF_ONE):  # More collectives in a step than one function has keys.
+    for _ in range(collective_keys._KEYS_OF_ONE):  # More collectives in a step than a collective has keys.
         x = inner(x) / 6.0
     return x
 
@@ -61,7 +61,7 @@ json.dump(found, open(sys.argv[2], "w"))
 """
 
 
-def test_keys_are_used_again(tmp_path: Path) -> None:
+def test_keys_are_reused(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     engines.start(tmp_path, ["script.py", "mirrored", "found.json"]).wait(200)
     found = json.loads((tmp_path / "found.json").read_text())

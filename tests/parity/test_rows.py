@@ -1,7 +1,7 @@
-"""The known faults of Keras 3 under tf.distribute, row by row: seen without us, gone with us.
+"""The known faults of Keras 3 under tf.distribute, row by row: present without tfdistkit, fixed with it.
 
-Each test first shows the fault under a stock strategy. When a new TensorFlow or Keras mends one, that part
-fails with a message that says so: then the row and its seam can go. docs/exactness.md lists the rows.
+Each test first shows the fault under a stock strategy. When a new TensorFlow or Keras fixes it, that part
+fails with a message that says so: then the row and its patch can go. docs/exactness.md lists the rows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(1800)]
 
 ENGINES = ("mirrored", "central_storage", "multiworker")
 
-# What the stock strategy runs; a row that poisons TensorFlow's collectives comes last.
+# Cases of the stock strategy; a row that breaks TensorFlow's collectives comes last.
 _STOCK_CASES = ["clipnorm", "rows_103_sgd", "accumulation", "ema_overwrite", "strings", "gan", "own_train_step"]
 _STOCK = {
     "mirrored": ("k4", "k8", "k9", "m9"),
@@ -46,10 +46,10 @@ def _versions() -> str:
 
 
 def assert_broken(broken: bool, row: str, seen: Any) -> None:
-    """Fails, loudly, when the stock strategy is right."""
+    """Fails if the stock strategy no longer has the fault."""
     assert broken, (
         f"{row}: the stock strategy no longer shows this fault with {_versions()}; it gave {str(seen)[:500]}. "
-        "Say so in docs/exactness.md, and see whether its seam can go."
+        "Update docs/exactness.md, and check whether its patch can go."
     )
 
 

@@ -1,4 +1,4 @@
-"""The private names that we stand on are there, and Keras is left alone where no strategy of ours is used."""
+"""The private names that we use exist, and Keras is unchanged where no strategy of ours is used."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_an_attribute_that_went_away_is_named() -> None:
 
 @pytest.fixture(scope="module")
 def untouched(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What processes without tfdistkit, with it, and with a strategy of it see."""
+    """Returns the records of processes without tfdistkit, with it, and with one of its strategies."""
     folder = tmp_path_factory.mktemp("untouched")
     ways = ("without", "imported", "after_strategy")
     jobs = [engines.start(folder / way, [_SCRIPT, way, str(folder / f"{way}.json")]) for way in ways]
@@ -94,7 +94,7 @@ def untouched(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_the_import_changes_nothing_in_keras(untouched: dict[str, Any]) -> None:
     seen = SimpleNamespace(**untouched["imported"])
     assert seen.names > 2000 and seen.changed == []
-    # The same look sees the hooks once a strategy of ours is made: it can fail.
+    # The same record shows the hooks once a strategy of ours is made, so the test can fail.
     assert untouched["after_strategy"]["changed"]
 
 

@@ -1,4 +1,4 @@
-"""Batches that do not divide: parts differ by one row, no replica computes on none, only what has rows is cut.
+"""Batches that do not divide: parts differ by one row, no replica computes on zero rows.
 
 Two replicas are tested with the other cases (test_exactness.py); here one process has four.
 """
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(600)]
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What each part of run_uneven.py returned."""
+    """Returns the results of each part of run_uneven.py."""
     folder = tmp_path_factory.mktemp("uneven")
     engines.start(folder, ["-m", "parity.run_uneven", str(folder)]).wait(400)
     return dict(json.loads((folder / "seen.json").read_text()))

@@ -185,7 +185,7 @@ def test_several_workers_need_a_strategy_to_agree_on_a_seed(monkeypatch: pytest.
     monkeypatch.setattr("tfdistkit.collectives.registry._last", None)
     cluster = '{"cluster": {"worker": ["localhost:1", "localhost:2"]}, "task": {"type": "worker", "index": 1}}'
     monkeypatch.setenv("TF_CONFIG", cluster)
-    with pytest.raises(UnsupportedError, match="no strategy yet"):
+    with pytest.raises(UnsupportedError, match="must be called before the first collective"):
         from_arrays(np.arange(4), shuffle=True)
     assert values(from_arrays(np.arange(4))) == [1, 3]
     assert per_replica_batch_size(5) == 2

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 DEADLINE_S = 120
-# Distinct addresses of this machine's own; nothing listens there.
+# Distinct addresses of this machine without a listener.
 TWO_WORKERS = '{"cluster": {"worker": ["127.0.0.1:9", "127.0.0.1:10"]}, "task": {"type": "worker", "index": 0}}'
 EVALUATOR = json.dumps(
     {
@@ -23,7 +23,7 @@ EVALUATOR = json.dumps(
 
 
 def printed(code: str, **variables: str) -> str:
-    """Runs code in a process of its own, where `error(call)` prints what a call raises; returns what it printed."""
+    """Runs code in a new process, where `error(call)` prints the exception of a call; returns the output."""
     prelude = """
     import tfdistkit
     def error(call):
@@ -60,7 +60,7 @@ def test_names_and_aliases_make_strategies_of_tf_distribute() -> None:
         for name in ("multiworker", "ddp", "multi_worker_mirrored", "multi-worker"):
             made = tfdistkit.strategy(name)
             print(name, isinstance(made, tf.distribute.MultiWorkerMirroredStrategy), made.num_replicas_in_sync)
-        import os  # An evaluator beside workers and servers works alone.
+        import os  # An evaluator beside workers and servers is a single process.
         os.environ["TF_CONFIG"] = {EVALUATOR!r}
         print("evaluator", isinstance(tfdistkit.strategy("auto"), tf.distribute.OneDeviceStrategy))
         """
@@ -92,9 +92,9 @@ def test_unknown_names_and_options_name_the_nearest() -> None:
     assert "Did you mean 'devices'?" in lines[1]
     assert "Did you mean 'communication'?" in lines[2]
     assert "Did you mean 'ring'?" in lines[3]
-    assert "needs GPUs" in lines[4]
+    assert 'must be "auto" or "ring"' in lines[4]
     assert "timeout_s=0" in lines[5]
-    assert "not a string" in lines[6]
+    assert "must be a string" in lines[6]
     assert lines[7] == "True"
 
 
@@ -118,20 +118,20 @@ def test_devices_by_name_and_by_number() -> None:
         """
     )
     lines = [line for line in out.splitlines() if not line.startswith(("For several", "names such"))]
-    assert "not a positive number" in lines[0]
-    assert "neither names nor a number" in lines[1]
-    assert "names a device twice" in lines[2]
-    assert "names GPU:0, which is not here" in lines[3] and "CPU:0" in lines[3]
-    assert "no device name" in lines[4]
-    assert "neither names nor a number" in lines[5]
-    assert "several devices" in lines[6]
-    assert "`parameter_device` names GPU:7, which is not here" in lines[7]
-    assert "`parameter_device` holds no device names" in lines[8] and "parameter_device=3" in lines[8]
+    assert "`devices` must be an integer >= 1" in lines[0]
+    assert "names of devices or a number" in lines[1]
+    assert "must name each device once" in lines[2]
+    assert "which has no GPU:0" in lines[3] and "CPU:0" in lines[3]
+    assert "must hold device names only" in lines[4]
+    assert "names of devices or a number" in lines[5]
+    assert "must name one device" in lines[6]
+    assert "`parameter_device` must name devices of this machine, which has no GPU:7" in lines[7]
+    assert "`parameter_device` must be device names" in lines[8] and "parameter_device=3" in lines[8]
     assert "CPU:1" in lines[9]
     assert lines[10:] == ["2", "('CPU:1',)", "('CPU:0',)"]
 
 
-def test_a_number_of_devices_without_gpus_says_that_it_takes_logical_cpus() -> None:
+def test_a_number_of_devices_without_gpus_warns_of_logical_cpus() -> None:
     out = printed(
         """
         import logging
@@ -143,7 +143,7 @@ def test_a_number_of_devices_without_gpus_says_that_it_takes_logical_cpus() -> N
 
 
 @pytest.mark.parametrize("call", ['"mirrored", devices=2', '"multiworker"'])
-def test_a_strategy_asked_for_too_late_says_what_to_move_where(call: str) -> None:
+def test_a_strategy_made_too_late_is_an_error_with_a_fix(call: str) -> None:
     out = printed(
         f"""
         import tensorflow as tf
@@ -157,7 +157,7 @@ def test_a_strategy_asked_for_too_late_says_what_to_move_where(call: str) -> Non
 
 
 @pytest.mark.parametrize("name", ["mirrored", "one_device", "central_storage"])
-def test_a_strategy_of_one_process_refuses_to_be_one_of_several(name: str) -> None:
+def test_a_strategy_of_one_process_is_refused_in_a_job_of_several(name: str) -> None:
     out = printed(f'error(lambda: tfdistkit.strategy("{name}"))', TF_CONFIG=TWO_WORKERS)
     assert out.startswith("UnsupportedError: ")
     assert "worker 0 of 2 in TF_CONFIG" in out
@@ -165,7 +165,7 @@ def test_a_strategy_of_one_process_refuses_to_be_one_of_several(name: str) -> No
 
 
 @pytest.mark.parametrize("role", ["chief", "worker", "ps"])
-def test_a_strategy_without_servers_is_refused_where_there_are_some(role: str) -> None:
+def test_a_strategy_without_servers_is_refused_in_a_cluster_with_servers(role: str) -> None:
     cluster = {"chief": ["127.0.0.1:9"], "worker": ["127.0.0.1:10"], "ps": ["127.0.0.1:11"]}
     out = printed(
         """
@@ -178,10 +178,10 @@ def test_a_strategy_without_servers_is_refused_where_there_are_some(role: str) -
     )
     assert out.count("UnsupportedError: The strategy '") == 4
     assert out.count(f"Received: {role} 0 in TF_CONFIG with 1 chief, 1 worker, 1 ps. Expected: the strategy") == 4
-    assert out.count('Ask for tfdistkit.strategy("parameter_server")') == 4 and out.endswith("\nFalse\n")
+    assert out.count('Use tfdistkit.strategy("parameter_server")') == 4 and out.endswith("\nFalse\n")
 
 
-def test_a_wrong_tf_config_is_told_before_tensorflow_starts() -> None:
+def test_a_wrong_tf_config_is_an_error_before_tensorflow_starts() -> None:
     out = printed('error(lambda: tfdistkit.strategy("auto"))', TF_CONFIG="{not json")
     assert out.startswith("ClusterConfigError: ")
     assert "JSON" in out
@@ -204,8 +204,8 @@ def test_registered_strategies_are_made_by_name() -> None:
     lines = out.splitlines()
     assert lines[:2] == ["building 1 7", "OneDeviceStrategy"]
     assert "Did you mean 'size'?" in lines[2]
-    assert "taken by tfdistkit itself" in lines[3]
-    assert "cannot be called" in lines[4]
+    assert "must not be the name of a strategy of tfdistkit" in lines[3]
+    assert "`build` must be callable" in lines[5]
 
 
 def test_an_installed_package_adds_a_strategy_by_an_entry_point(tmp_path) -> None:
@@ -220,7 +220,7 @@ def test_an_installed_package_adds_a_strategy_by_an_entry_point(tmp_path) -> Non
     assert "OneDeviceStrategy" in printed('print(tfdistkit.strategy("theirs"))', PYTHONPATH=path)
 
 
-def test_a_keras_that_does_not_run_on_tensorflow_is_told() -> None:
+def test_another_keras_backend_is_an_error() -> None:
     out = printed(
         """
         import sys, types
@@ -233,17 +233,20 @@ def test_a_keras_that_does_not_run_on_tensorflow_is_told() -> None:
     assert "KERAS_BACKEND=tensorflow" in out
 
 
-def test_the_backend_that_is_set_is_told_where_its_package_is_missing(tmp_path: Path) -> None:
-    # Stands in for a machine without JAX, wherever this runs.
+def test_the_error_names_the_keras_backend_whose_package_is_missing(tmp_path: Path) -> None:
+    # Simulates a machine without JAX.
     code = 'import sys; sys.modules["jax"] = None; error(lambda: tfdistkit.strategy("mirrored"))'
     (tmp_path / "keras.json").write_text('{"backend": "jax"}')
-    for variables, told in (({"KERAS_BACKEND": "jax"}, "KERAS_BACKEND=jax"), ({"KERAS_HOME": str(tmp_path)}, "jax")):
+    for variables, received in (
+        ({"KERAS_BACKEND": "jax"}, "KERAS_BACKEND=jax"),
+        ({"KERAS_HOME": str(tmp_path)}, "jax"),
+    ):
         out = printed(code, **variables)
-        assert out.startswith("OptionError: Keras does not run on TensorFlow.") and told in out, out
+        assert out.startswith("OptionError: Keras must run on TensorFlow.") and received in out, out
         assert "KERAS_BACKEND=tensorflow" in out and "not installed" not in out
 
 
-def test_auto_takes_the_options_of_all_that_it_may_become() -> None:
+def test_auto_takes_the_options_of_every_strategy_it_may_choose() -> None:
     out = printed(
         """
         print(type(tfdistkit.strategy("auto", timeout_s=20, communication="ring", op="sum")).__name__)
@@ -252,18 +255,18 @@ def test_auto_takes_the_options_of_all_that_it_may_become() -> None:
         """
     ).splitlines()
     assert out[0] == "OneDeviceStrategy"
-    assert "`time_out` is no option of the strategy 'auto'. Did you mean 'timeout_s'?" in out[1]
+    assert "The strategy 'auto' has no option `time_out`. Did you mean 'timeout_s'?" in out[1]
     assert out[2].startswith("OptionError: ") and "devices" in out[2]
 
 
-def test_a_missing_tensorflow_is_told_with_the_command_that_installs_it() -> None:
-    # Stands in for a machine without TensorFlow: None in sys.modules makes the import fail as it would there.
+def test_a_missing_tensorflow_is_an_error_with_the_install_command() -> None:
+    # Simulates a machine without TensorFlow: None in sys.modules makes the import fail.
     out = printed('import sys; sys.modules["tensorflow"] = None; error(lambda: tfdistkit.strategy("mirrored"))')
     assert out.startswith("MissingDependencyError: ")
     assert "Install it: pip install 'tensorflow-cpu>=2.18,<2.22' 'keras>=3.10,<3.16'" in out
 
 
-def test_an_old_version_is_refused_before_it_does_damage_and_a_new_one_warned_of() -> None:
+def test_an_old_version_is_refused_and_a_new_one_warned_of() -> None:
     out = printed(
         """
         import sys, warnings
@@ -298,7 +301,7 @@ def test_an_old_version_is_refused_before_it_does_damage_and_a_new_one_warned_of
 
 
 def test_a_worker_takes_the_gpu_of_its_local_rank() -> None:
-    # A fake: this machine has no GPUs. It shows which of TensorFlow's public calls are made with what.
+    # A fake, because this machine has no GPUs. It records the calls of TensorFlow's public functions.
     out = printed(
         """
         import tensorflow as tf

@@ -1,4 +1,4 @@
-"""A model, an optimizer or a metric made outside of its strategy's scope: right numbers, or an error in our words."""
+"""A model, an optimizer or a metric made outside of its strategy's scope: exact results, or an error of ours."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ OUTCOMES = {
     "a layer of before that is built in the scope": "trained",
     "a helper outside, to predict": "trained",
     "another strategy of ours": "trained",
-    "compiled outside, with an optimizer": "The optimizer was made outside of the scope of the model's strategy",
-    "an optimizer of before": "The optimizer was made outside of the scope of the model's strategy",
-    "a second optimizer of before": "The optimizer was made outside of the scope of the model's strategy",
-    "an optimizer of before in a loop": "The optimizer was made outside of the scope of the model's strategy",
-    "layers of before": "Weights of the model were made outside of the scope of its strategy",
-    "called outside": "Weights of the model were made outside of the scope of its strategy",
-    "a model of before, compiled in the scope": "`fit` of a model that was not made in the scope of the strategy",
-    "a model of before, fit in the scope": "`fit` of a model that was not made in the scope of the strategy",
-    "compiled in another": "`compile` in the scope of another strategy than that of the model",
-    "fit in another": "`fit` in the scope of another strategy than that of the model",
-    "a scope of ours in a scope of ours": "A strategy's scope stands inside the scope of another strategy",
-    "a scope of TensorFlow's in ours": "A strategy's scope stands inside the scope of another strategy",
-    "a scope of ours in TensorFlow's": "A strategy's scope stands inside the scope of another strategy",
-    "a model of Keras 2": "A model of `tf_keras` (Keras 2) stands in the scope",
-    "made in a scope": "was called inside of a strategy's scope",
+    "compiled outside, with an optimizer": "The optimizer must be made in the scope of the model's strategy",
+    "an optimizer of before": "The optimizer must be made in the scope of the model's strategy",
+    "a second optimizer of before": "The optimizer must be made in the scope of the model's strategy",
+    "an optimizer of before in a loop": "The optimizer must be made in the scope of the model's strategy",
+    "layers of before": "Trainable weights of a model must be made in the scope of its strategy",
+    "called outside": "Trainable weights of a model must be made in the scope of its strategy",
+    "a model of before, compiled in the scope": "`fit` needs a model that was made in the scope of the strategy",
+    "a model of before, fit in the scope": "`fit` needs a model that was made in the scope of the strategy",
+    "compiled in another": "`compile` must not be called in the scope of a strategy other than the model's",
+    "fit in another": "`fit` must not be called in the scope of a strategy other than the model's",
+    "a scope of ours in a scope of ours": "A strategy's scope must not be inside the scope of another strategy",
+    "a scope of TensorFlow's in ours": "A strategy's scope must not be inside the scope of another strategy",
+    "a scope of ours in TensorFlow's": "A strategy's scope must not be inside the scope of another strategy",
+    "a model of Keras 2": "must not be one of `tf_keras` (Keras 2)",
+    "made in a scope": "must be called outside of any strategy's scope",
 }
 
 CODE = """
@@ -127,13 +127,13 @@ CODE = """
 
     def helper():
         model = scoped()
-        first = keras.Model(model.inputs, model.layers[0].output)  # Outside: to look inside.
+        first = keras.Model(model.inputs, model.layers[0].output)  # Outside of the scope: a model to inspect a layer.
         np.testing.assert_allclose(first.predict(x, verbose=0), model.predict(x, verbose=0), rtol=1e-6)
         early_net.predict(x, verbose=0), early_net(x)
         return fit(model)
 
     def of_keras_2():
-        # A fake: the real one wants another TensorFlow package than the tests have.
+        # A fake: the real package needs another TensorFlow than the tests.
         import types
         legacy = sys.modules["tf_keras"] = types.ModuleType("tf_keras")
         exec("import tensorflow as tf\\ndef Dense(): return tf.Variable(1.0)", legacy.__dict__)
@@ -200,15 +200,15 @@ def run(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ["one_device", "mirrored"])
-def test_what_is_made_outside_of_the_scope(name: str) -> None:
+def test_parts_made_outside_of_the_scope(name: str) -> None:
     found = run(name)
     assert found.keys() == OUTCOMES.keys()
-    of_replicas = {"a metric of before": "A metric was made outside of the scope"} if name == "mirrored" else {}
+    of_replicas = {"a metric of before": "A metric must be made in the scope"} if name == "mirrored" else {}
     for case, (kind, said) in found.items():
         expected = {**OUTCOMES, **of_replicas}[case]
         if expected == "trained":
             assert kind == "trained", (case, said)
         else:
             assert kind == "UnsupportedError" and expected in said, (case, kind, said)
-            assert "Expected: " in said and "\n" in said, said  # What to do stands on a line of its own.
+            assert "Expected: " in said and "\n" in said, said  # The fix is on a separate line.
     assert of_replicas or found["a metric of before"][1][0] == pytest.approx(found["in the scope"][1][0], abs=1e-6)

@@ -1,4 +1,4 @@
-"""Metrics of the user's own in one process: under `one_device`, and where no strategy is."""
+"""Custom metrics in one process: under `one_device`, and without a strategy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ pytestmark = pytest.mark.tensorflow
 
 
 def test_a_result_may_be_the_variable() -> None:
-    """The example of Keras's documentation of `Metric` does that."""
+    """As in the example of Keras's documentation of `Metric`."""
     import keras
 
     import tfdistkit

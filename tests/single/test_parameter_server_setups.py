@@ -100,12 +100,17 @@ CASES: dict[str, tuple[str | None, dict[str, Any], str, list[str]]] = {
         "UnsupportedError",
         ["tfdistkit.layers.ShardedEmbedding"],
     ),
-    "no steps on the way": (config(), {"max_inflight_per_worker": 0}, "OptionError", ["1 or more"]),
-    "half a step": (config(), {"max_inflight_per_worker": 1.5}, "OptionError", ["1 or more"]),
-    "no time": (config(), {"timeout_s": 0}, "OptionError", ["`timeout_s` is no time"]),
-    "a word for a time": (config(), {"heartbeat_timeout_s": "20"}, "OptionError", ["`heartbeat_timeout_s` is no time"]),
+    "no steps in flight": (config(), {"max_inflight_per_worker": 0}, "OptionError", ["an integer >= 1"]),
+    "half a step": (config(), {"max_inflight_per_worker": 1.5}, "OptionError", ["an integer >= 1"]),
+    "a timeout of 0": (config(), {"timeout_s": 0}, "OptionError", ["`timeout_s` must be a positive number of seconds"]),
+    "a timeout that is a string": (
+        config(),
+        {"heartbeat_timeout_s": "20"},
+        "OptionError",
+        ["`heartbeat_timeout_s` must be a positive number of seconds"],
+    ),
     "an unknown option": (config(), {"heartbeat_s": 3}, "OptionError", ["heartbeat_s", "heartbeat_timeout_s"]),
-    # The listener of the fixture has this port, and answers nobody.
+    # The listener of the fixture has this port, and never answers.
     "the chief's port is taken": (
         config(chief=[f"127.0.0.1:{PORTS[4]}"]),
         {},
@@ -124,12 +129,12 @@ CASES: dict[str, tuple[str | None, dict[str, Any], str, list[str]]] = {
         "ClusterConfigError",
         [f"Port {PORTS[4]} of this task is taken"],
     ),
-    "nobody comes": (
+    "no task is reachable": (
         config(),
         {"timeout_s": TIMEOUT_S},
         "RendezvousError",
         [
-            "Not all tasks came within 2 seconds",
+            "Not all tasks were reachable within 2 seconds",
             f"worker 1 at 127.0.0.1:{PORTS[2]}: nothing listens there",
             f"ps 0 at 127.0.0.1:{PORTS[3]}",
         ],
@@ -150,10 +155,15 @@ CASES: dict[str, tuple[str | None, dict[str, Any], str, list[str]]] = {
         config({"type": "worker", "index": 0}),
         {"timeout_s": TIMEOUT_S},
         "RendezvousError",
-        ["The coordinator did not come within 2 seconds", f"the chief at 127.0.0.1:{PORTS[0]}", "worker 0 waited"],
+        ["The coordinator was not reachable within 2 seconds", f"the chief at 127.0.0.1:{PORTS[0]}", "worker 0 waited"],
     ),
     # The last: it starts TensorFlow.
-    "TensorFlow was used before": (config(), {}, "TooLateError", ["comes too late"]),
+    "TensorFlow was used before": (
+        config(),
+        {},
+        "TooLateError",
+        ["must be made before the first TensorFlow operation"],
+    ),
 }
 
 

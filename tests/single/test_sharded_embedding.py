@@ -1,4 +1,4 @@
-"""`ShardedEmbedding` does what `Embedding` does, in any number of parts, and their files fit each other."""
+"""`ShardedEmbedding` equals `Embedding` with any number of shards, and their files are compatible."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_precision(policy: str) -> None:
 
 
 OPTIMIZERS = ["SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adadelta", "Adamax", "Nadam", "Ftrl", "Lion"]
-# They look at the whole of a variable, which is a part here.
+# They compute on a whole variable, which is a shard here.
 BY_VARIABLE = ["Lamb", "Adafactor", "Muon"]
 
 
@@ -87,7 +87,7 @@ def test_every_optimizer(name: str) -> None:
     before = np.concatenate([v.numpy() for v in ours.weights])
     try:
         expected = steps(plain, make(0.1))
-    except AttributeError as error:  # The Muon of Keras 3.10 takes no variable of TensorFlow's.
+    except AttributeError as error:  # Muon of Keras 3.10 does not accept variables of TensorFlow.
         pytest.skip(f"{name} of Keras {keras.__version__} cannot train Keras's own Embedding: {error}")
     came = steps(ours, make(0.1))
     assert np.isfinite(came).all() and not np.allclose(came, before)
@@ -102,7 +102,7 @@ def model_with(table: Any) -> Any:
 
 
 def state(model: Any) -> list[np.ndarray]:
-    """Everything that is saved, the parts of the table put together."""
+    """Returns all saved values, with the shards of the table joined."""
     from tfdistkit.keras_adapter.table_parts import joined
 
     parts = model.layers[0].weights
@@ -112,7 +112,7 @@ def state(model: Any) -> list[np.ndarray]:
     return [*weights, *(np.asarray(store[key]) for key in sorted(store, key=int))]
 
 
-def test_files_fit_any_number_of_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_load_with_any_number_of_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tfdistkit.layers import partition
 
     x, y = np.array([[1, 2, 3], [4, 9, 10]]), np.ones((2, 1))
@@ -132,7 +132,7 @@ def test_files_fit_any_number_of_parts(tmp_path: Path, monkeypatch: pytest.Monke
         for one, other in zip(expected, came):
             np.testing.assert_array_equal(one, other)
 
-    # As on another number of servers: the number of parts is not in the file if the user did not choose it.
+    # As with another number of servers: the default number of shards is not in the file.
     monkeypatch.setattr(partition, "count_shards", lambda *_: 2)
     model = model_with(sharded(ROWS, 4))
     model.fit(x, y, verbose=0)
@@ -147,13 +147,13 @@ def test_files_fit_any_number_of_parts(tmp_path: Path, monkeypatch: pytest.Monke
     np.testing.assert_allclose(state(model)[0], state(loaded)[0], rtol=1e-6)
 
 
-def test_state_that_has_no_rows_fits_the_same_parts_only() -> None:
+def test_state_without_rows_loads_with_the_same_shards_only() -> None:
     optimizers = [keras.optimizers.Adafactor(rate) for rate in (0.1, 0.2, 0.3)]
     for optimizer, shards in zip(optimizers, (4, 4, 3)):
         steps(pair(shards)[1], optimizer)
     store: dict[str, Any] = {}
     optimizers[0].save_own_variables(store)
-    # With 4 parts the file has as many arrays as the optimizer for 3 parts has variables.
+    # With 4 shards the file has as many arrays as the optimizer for 3 shards has variables.
     assert len(store) == len(optimizers[2].variables)
     before = [v.numpy() for v in optimizers[2].variables]
     with pytest.warns(UserWarning, match="Skipping variable loading .* other parts"):
@@ -164,7 +164,7 @@ def test_state_that_has_no_rows_fits_the_same_parts_only() -> None:
             np.testing.assert_array_equal(one.numpy(), other)
 
 
-def test_tables_are_taken_and_given_whole() -> None:
+def test_get_and_set_weights_use_whole_tables() -> None:
     plain, ours = pair(3)
     table = np.arange(44.0, dtype="float32").reshape(ROWS, 4)
     ours.set_weights([table])
@@ -179,7 +179,7 @@ def test_tables_are_taken_and_given_whole() -> None:
     assert (again.shards, again.shard_bytes, again.input_dim) == (3, ours.shard_bytes, ROWS)
 
 
-def test_tables_too_large_for_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_too_large_for_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
     from tfdistkit.layers import initial_rows
 
     monkeypatch.setattr(initial_rows, "_LARGEST_WHOLE_BYTES", 0)
@@ -194,7 +194,7 @@ def test_tables_too_large_for_one_place(monkeypatch: pytest.MonkeyPatch) -> None
         assert np.std(ours.whole_table()) == pytest.approx(np.std(whole), rel=0.02)
 
 
-def test_how_many_parts() -> None:
+def test_default_number_of_shards() -> None:
     from tfdistkit.layers import partition
 
     gigabyte = 2**30
@@ -219,7 +219,7 @@ def test_how_many_parts() -> None:
         (OptionError, "shard_bytes='1 GB'", {"shard_bytes": "1 GB"}),
         (OptionError, "output_dim=True", {"output_dim": True}),
         (UnsupportedError, "lora_rank=2", {"lora_rank": 2}),
-        (UnsupportedError, "looks along the whole table", {"embeddings_constraint": "max_norm"}),
+        (UnsupportedError, "must work on rows or elements", {"embeddings_constraint": "max_norm"}),
     ],
 )
 def test_mistakes(error: type[Exception], says: str, options: dict[str, Any]) -> None:

@@ -1,14 +1,14 @@
-"""How tensors meet: collectives for user code, the same calls over TensorFlow and over Horovod.
+"""Collectives for user code: all-reduce, gather, broadcast, barrier; the same calls over TensorFlow and Horovod.
 
 ```python
 from tfdistkit import collectives
 
-everybodys = collectives.all_gather(embeddings)
+of_all_ranks = collectives.all_gather(embeddings)
 ```
 
-They work in eager mode and in `tf.function`, inside of `strategy.run` (and so in a `train_step`) between the
-replicas, and outside between the processes of the strategy that `tfdistkit.strategy` made last. With one process
-they return what they get. All ranks make the same calls in the same order.
+They work in eager mode and in `tf.function`: inside of `strategy.run` (and so in a `train_step`) between the
+replicas, and outside of it between the processes of the last strategy that `tfdistkit.strategy` made. With one
+process they return their input. All ranks make the same calls in the same order.
 """
 
 from tfdistkit.collectives.mismatches import check

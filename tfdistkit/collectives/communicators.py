@@ -1,7 +1,7 @@
-"""Who carries a collective: TensorFlow, Horovod, or nobody because this process is alone.
+"""The transports of collectives: TensorFlow, Horovod, or none for a single process.
 
-A communicator moves tensors and knows nothing of gradients, dtypes that need a carrier, or users' mistakes:
-`operations` does, once for all of them. What is here works in eager mode and in graphs, and anywhere in them.
+A communicator moves tensors. Gradients, dtypes that must be cast, and validation are in `operations`, once for all
+transports. All methods work in eager mode and in graphs, also in branches and loops.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _SUM = tf.distribute.ReduceOp.SUM
 
 
 class Communicator:
-    """Carries tensors between `size` ranks. A transport of its own says how to sum; the rest can stand on that.
+    """Moves tensors between `size` ranks. A subclass defines `sum` and `rank`; the other methods use these.
 
     Args:
-        size: How many ranks take part.
+        size: The number of ranks.
     """
 
-    name = "nobody"
+    name = "none"
 
     def __init__(self, size: int = 1):
         self.size = size
@@ -33,33 +33,33 @@ class Communicator:
         return tf.constant(0)
 
     def sum(self, tensors: list[tf.Tensor], timeout_s: float | None = None) -> list[tf.Tensor]:
-        """Sums tensors over the ranks, those of a dtype in one go; waits `timeout_s` for them, if that is given."""
+        """Sums tensors over the ranks, one operation for each dtype; waits `timeout_s` for its peers, if given."""
         return tensors
 
     def table(self, row: tf.Tensor, timeout_s: float | None = None) -> tf.Tensor:
-        """Returns one row for each rank; rows have one shape."""
+        """Returns a table with one row of each rank; all rows have the same shape."""
         place = tf.one_hot(self.rank(), self.size, dtype=row.dtype)
         return self.sum([tf.reshape(place, [self.size] + [1] * row.shape.rank) * row], timeout_s)[0]
 
     def gather(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Concatenates along axis 0, in the order of the ranks; lengths may differ.
+        """Concatenates along axis 0, in rank order; lengths may differ.
 
-        A sum of tensors that are zero but for one's own rows: twice the traffic of a real gather. TensorFlow's
-        own traces a function for each call in eager mode (0.1 s), and cannot stand in a branch where a process
-        has several replicas.
+        Sums tensors that are zero except for the rank's own rows: twice the traffic of a gather. TensorFlow's gather
+        traces a function for each call in eager mode (0.1 s), and cannot run in a branch where a process has several
+        replicas.
         """
-        first, total = self.place_of_own(tensor)
+        first, total = self.row_offset(tensor)
         own = tf.shape(tensor)[0]
-        around = [[first, total - first - own]] + [[0, 0]] * (tensor.shape.rank - 1)
-        return self.sum([tf.pad(tensor, around)])[0]
+        padding = [[first, total - first - own]] + [[0, 0]] * (tensor.shape.rank - 1)
+        return self.sum([tf.pad(tensor, padding)])[0]
 
-    def place_of_own(self, tensor: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns where this rank's rows begin among the rows of all ranks, and how many those are."""
+    def row_offset(self, tensor: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the offset of this rank's rows among the rows of all ranks, and the number of rows of all ranks."""
         lengths = self.table(tf.shape(tensor)[0])
         return tf.reduce_sum(lengths[: self.rank()]), tf.reduce_sum(lengths)
 
     def extreme(self, tensor: tf.Tensor, op: str) -> tf.Tensor:
-        """Takes the smallest ("min") or the largest ("max") over the ranks."""
+        """Returns the minimum ("min") or the maximum ("max") over the ranks."""
         table = self.gather(tensor[None])
         return tf.reduce_min(table, 0) if op == "min" else tf.reduce_max(table, 0)
 
@@ -68,32 +68,32 @@ class Communicator:
         return self.sum([tf.where(self.rank() == root_rank, tensor, tf.zeros_like(tensor))])[0]
 
     def reduce_scatter(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Sums, and returns this rank's share of the rows; the first ranks get one more if they do not divide."""
+        """Sums, and returns this rank's share of the rows; the first ranks get one more if the division is uneven."""
         return self.own_share(self.sum([tensor])[0])
 
     def own_share(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns this rank's share of the rows of a tensor that all ranks have."""
+        """Returns this rank's share of the rows of a tensor that is the same on all ranks."""
         rows = tf.shape(tensor)[0]
         least, more, rank = rows // self.size, rows % self.size, self.rank()
         first = rank * least + tf.minimum(rank, more)
         return tensor[first : first + least + tf.cast(rank < more, tf.int32)]
 
     def all_to_all(self, tensor: tf.Tensor, splits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Sends `splits[r]` rows to rank r; returns what came, in the order of the ranks, and how many from each."""
+        """Sends `splits[r]` rows to rank r; returns the received rows, in rank order, and how many came from each."""
         sent = self.table(splits)  # [from, to]
-        everything, rank = self.gather(tensor), self.rank()
+        all_rows, rank = self.gather(tensor), self.rank()
         ends = tf.reshape(tf.cumsum(tf.reshape(sent, [-1])), [self.size, self.size])
         received = sent[:, rank]
         pieces = tf.ragged.range(ends[:, rank] - received, ends[:, rank])
-        return tf.gather(everything, pieces.values), received
+        return tf.gather(all_rows, pieces.values), received
 
 
 class TensorFlowCommunicator(Communicator):
-    """Over the collectives of a `tf.distribute.Strategy`, between its replicas.
+    """Runs collectives of a `tf.distribute.Strategy`, between its replicas.
 
     Args:
         strategy: The strategy.
-        size: How many ranks take part: replicas inside of `strategy.run`, processes outside.
+        size: The number of ranks: replicas inside of `strategy.run`, processes outside of it.
     """
 
     name = "TensorFlow's collectives"
@@ -118,9 +118,9 @@ class TensorFlowCommunicator(Communicator):
         return self._in_replica(lambda context: tf.cast(context.replica_id_in_sync_group, tf.int32))
 
     def sum(self, tensors: list[tf.Tensor], timeout_s: float | None = None) -> list[tf.Tensor]:
-        """Sums tensors over the ranks, those of a dtype in one go; waits `timeout_s` for them, if that is given."""
+        """Sums tensors over the ranks, one operation for each dtype; waits `timeout_s` for its peers, if given."""
         summed = list(tensors)
-        for dtype in dict.fromkeys(t.dtype for t in tensors):  # In the same order on every rank.
+        for dtype in dict.fromkeys(t.dtype for t in tensors):  # The same order on every rank.
             of_dtype = [i for i, t in enumerate(tensors) if t.dtype == dtype]
             values = self._all_reduce([tensors[i] for i in of_dtype], timeout_s)
             for i, value in zip(of_dtype, values):
@@ -132,8 +132,8 @@ class TensorFlowCommunicator(Communicator):
         return self._in_replica(lambda context: context.all_reduce(_SUM, tensors, options))
 
     def gather(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Concatenates along axis 0, in the order of the ranks; lengths may differ."""
+        """Concatenates along axis 0, in rank order; lengths may differ."""
         if tf.executing_eagerly() or process_count(self._strategy) != self.size:
             return super().gather(tensor)
-        # A copy made here has a device, which the gather asks for.
+        # The identity has a device, which the gather needs.
         return self._in_replica(lambda context: context.all_gather(tf.identity(tensor), 0))

@@ -1,10 +1,11 @@
-"""The gradients of collectives, the same whoever carries them.
+"""Collectives with gradients, the same over every transport.
 
-Every rank's result counts: the gradient of a rank's input is what the sum of the ranks' losses gives for it. So
-the gradient of a gather is the sum of what all ranks send back, cut to one's own rows.
+The gradient of a rank's input is that of the sum of all ranks' losses. So the gradient of a gather is the sum of the
+upstream gradients of all ranks, sliced to the rank's own rows.
 
 In a Keras step the loss is the mean of the ranks' losses, weighted by rows, and each rank's gradients are weighted when
-they are averaged. What crosses ranks is weighted where it leaves, and that of the rank where it arrives taken out.
+they are averaged. A gradient that crosses ranks is multiplied by the weight of the rank that it leaves, and divided by
+the weight of the rank where it arrives.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ import tensorflow as tf
 
 from tfdistkit.collectives.communicators import Communicator
 
-# Returns the weight that this rank's gradients will get, or None; strategies say how.
+# Returns the weight that this rank's gradients will get, or None; set by the strategies.
 _find_share: Callable[[], Any] = lambda: None  # noqa: E731
 
 
 def weigh_gradients_by(find_share: Callable[[], Any]) -> None:
-    """Says where gradients are averaged with weights after they were taken.
+    """Sets the function that returns the weight of this rank's gradients.
 
     Args:
         find_share: Returns this rank's weight, a scalar tensor or number, or None where gradients are summed.
@@ -32,10 +33,10 @@ def weigh_gradients_by(find_share: Callable[[], Any]) -> None:
 
 
 def with_gradient_times(value: Any, factor: Any) -> Any:
-    """Returns a tensor as it is, and multiplies its gradient.
+    """Returns a tensor unchanged, and multiplies its gradient.
 
     Args:
-        value: A tensor; what is not floating passes.
+        value: A tensor; returned as it is if it is not floating-point.
         factor: A scalar tensor or number.
     """
     if not isinstance(value, tf.Tensor) or not value.dtype.is_floating:
@@ -50,7 +51,7 @@ def with_gradient_times(value: Any, factor: Any) -> Any:
 
 def _weighted(collective: Callable[..., Any]) -> Any:
     @functools.wraps(collective)
-    def around(communicator: Communicator, value: Any, *args: Any) -> Any:
+    def wrapper(communicator: Communicator, value: Any, *args: Any) -> Any:
         share = _find_share()
         if share is None:
             return collective(communicator, value, *args)
@@ -59,12 +60,12 @@ def _weighted(collective: Callable[..., Any]) -> Any:
         result = collective(communicator, value, *args)
         return tf.nest.map_structure(lambda v: with_gradient_times(v, share), result)
 
-    return around
+    return wrapper
 
 
 @_weighted
 def summed(communicator: Communicator, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Sums tensors over the ranks. Its gradient is the sum of the gradients of all ranks."""
+    """Sums tensors over the ranks. The gradient is the sum of the gradients of all ranks."""
     if not all(t.dtype.is_floating for t in tensors):
         return _summed_mixed(communicator, tensors)
 
@@ -76,7 +77,7 @@ def summed(communicator: Communicator, tensors: list[tf.Tensor]) -> list[tf.Tens
 
 
 def _summed_mixed(communicator: Communicator, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Integers have no gradients."""
+    """Sums floating-point tensors with gradients, and integers, which have none, without."""
     results = list(tensors)
     for floating in (True, False):
         group = [i for i, t in enumerate(tensors) if t.dtype.is_floating == floating]
@@ -90,16 +91,16 @@ def _summed_mixed(communicator: Communicator, tensors: list[tf.Tensor]) -> list[
 
 @_weighted
 def extreme(communicator: Communicator, tensor: tf.Tensor, op: str) -> tf.Tensor:
-    """Takes the smallest or largest over the ranks. The gradient goes to the ranks that have it, in equal parts."""
+    """Returns the minimum or maximum over the ranks. Ranks that hold the value share the gradient equally."""
 
     @tf.custom_gradient
     def forward(value: tf.Tensor) -> Any:
         result = communicator.extreme(value, op)
 
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            has_it = tf.cast(value == result, upstream.dtype)
-            total, ranks = summed.__wrapped__(communicator, [upstream, has_it])
-            return tf.math.divide_no_nan(total * has_it, ranks)
+            holds_it = tf.cast(value == result, upstream.dtype)
+            total, ranks = summed.__wrapped__(communicator, [upstream, holds_it])
+            return tf.math.divide_no_nan(total * holds_it, ranks)
 
         return result, gradient
 
@@ -108,13 +109,13 @@ def extreme(communicator: Communicator, tensor: tf.Tensor, op: str) -> tf.Tensor
 
 @_weighted
 def gathered(communicator: Communicator, tensor: tf.Tensor) -> tf.Tensor:
-    """Concatenates along axis 0. The gradient is the sum of the gradients of all ranks, cut to one's own rows."""
+    """Concatenates along axis 0. The gradient is the sum of the gradients of all ranks, sliced to the own rows."""
 
     @tf.custom_gradient
     def forward(value: tf.Tensor) -> Any:
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
             [total] = summed.__wrapped__(communicator, [upstream])
-            first, _ = communicator.place_of_own(value)
+            first, _ = communicator.row_offset(value)
             return total[first : first + tf.shape(value)[0]]
 
         return communicator.gather(value), gradient
@@ -126,7 +127,7 @@ def gathered(communicator: Communicator, tensor: tf.Tensor) -> tf.Tensor:
 
 @_weighted
 def broadcasted(communicator: Communicator, tensor: tf.Tensor, root_rank: int) -> tf.Tensor:
-    """Returns the root's tensor. The gradient of the root's is the sum over all ranks; of the others', zero."""
+    """Returns the root's tensor. The gradient is the sum over all ranks on the root, and zero elsewhere."""
 
     @tf.custom_gradient
     def forward(value: tf.Tensor) -> Any:
@@ -154,7 +155,7 @@ def reduce_scattered(communicator: Communicator, tensor: tf.Tensor) -> tf.Tensor
 
 @_weighted
 def exchanged(communicator: Communicator, tensor: tf.Tensor, splits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Sends each rank its rows. The gradient sends the gradients of the rows back."""
+    """Sends each rank its rows. The gradient sends the gradients of the rows back to their senders."""
 
     @tf.custom_gradient
     def forward(value: tf.Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""What can be done to gradients on their way between the ranks: another sum, fewer bytes."""
+"""Gradient all-reduce over Horovod with compression, Adasum, scaling or dense IndexedSlices."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from tfdistkit.collectives.horovod_transport import hvd
 
 
 def densify(gradients: list[Any]) -> list[Any]:
-    """Turns IndexedSlices into dense tensors: for small tables, whose rows nearly all have a gradient."""
+    """Converts IndexedSlices to dense tensors: cheaper for small tables, of which most rows have a gradient."""
     return [tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g for g in gradients]
 
 
 def sum_as_float16(gradients: list[Any], process_set: Any) -> list[Any]:
-    """Sums gradients that travel as float16: half the bytes, and rounding to 11 bits; more than 65,504 overflows."""
+    """Sums gradients sent as float16: half the bytes, 11 bits of precision; values above 65,504 overflow."""
     small = [_cast(g, tf.float16) for g in gradients]
     summed = transport.all_reduce(small, tf.distribute.ReduceOp.SUM, process_set)
     return [_cast(s, g.dtype) for s, g in zip(summed, gradients)]
 
 
 def sum_as_bfloat16(gradients: list[Any], process_set: Any) -> list[Any]:
-    """Sums gradients that travel as bfloat16: half the bytes, 8 bits of precision, the range of float32.
+    """Sums gradients sent as bfloat16: half the bytes, 8 bits of precision, the range of float32.
 
-    Horovod has no bfloat16, so the bits travel as uint16: each rank gets one part of everybody's gradients,
-    sums it in float32, and sends the sum to all. That moves as many bytes as a ring all-reduce.
+    Horovod has no bfloat16, so the bits are sent as uint16: each rank receives one part of all ranks' gradients, sums
+    it in float32, and sends the sum to all. That moves as many bytes as a ring all-reduce.
     """
     dense = [i for i, g in enumerate(gradients) if not isinstance(g, tf.IndexedSlices)]
     sparse = [i for i, g in enumerate(gradients) if isinstance(g, tf.IndexedSlices)]
     results = list(gradients)
-    # The rows of IndexedSlices are gathered, not summed: they travel as they are.
+    # The rows of IndexedSlices are gathered, not summed, so they keep their dtype.
     rows = transport.all_reduce([gradients[i] for i in sparse], tf.distribute.ReduceOp.SUM, process_set)
     for i, gradient in zip(sparse, rows):
         results[i] = gradient
@@ -56,11 +56,11 @@ def _sum_bits(flat: tf.Tensor, process_set: Any) -> tf.Tensor:
 
 
 def adasum(gradients: list[Any], dtype: tf.DType | None = None) -> list[Any]:
-    """Combines gradients by Adasum (https://arxiv.org/abs/2006.02924): those that agree are averaged, others summed.
+    """Combines gradients by Adasum (https://arxiv.org/abs/2006.02924): parallel ones averaged, orthogonal ones summed.
 
     Args:
         gradients: Dense tensors.
-        dtype: What they travel as. Default: as they are.
+        dtype: The dtype to send. Default: their own.
     """
     sent = [transport.opaque(g if dtype is None else _cast(g, dtype)) for g in gradients]
     combined = transport.awaited(
@@ -70,7 +70,7 @@ def adasum(gradients: list[Any], dtype: tf.DType | None = None) -> list[Any]:
 
 
 def scale(gradients: list[Any], factor: float) -> list[Any]:
-    """Multiplies gradients by a number."""
+    """Multiplies gradients, dense or IndexedSlices, by a number."""
     return [
         tf.IndexedSlices(g.values * tf.cast(factor, g.dtype), g.indices, g.dense_shape)
         if isinstance(g, tf.IndexedSlices)

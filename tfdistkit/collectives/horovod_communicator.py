@@ -1,8 +1,8 @@
-"""Collectives of user code over Horovod, which has an operation of its own for each.
+"""Runs the collectives of user code over Horovod, which has an operation for each.
 
-TensorFlow takes Horovod's operations for pure functions. It leaves one out whose result nobody uses, and runs one
-of constants while it traces: on this rank, and perhaps not on the others, which then wait for ever. So in a graph
-nothing begins with a constant (`opaque`), and everything runs (`_kept`).
+TensorFlow treats Horovod's operations as pure functions. It prunes an operation whose result is unused, and folds an
+operation on constants while it traces: on this rank, and perhaps not on its peers, which then hang. So in a graph no
+input is a constant (`opaque`), and every operation runs (`_kept`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tfdistkit.errors import UnsupportedError, explain
 
 
 class HorovodCommunicator(Communicator):
-    """Over Horovod, between the ranks of a process set.
+    """Runs collectives over Horovod, between the ranks of a process set.
 
     Args:
         process_set: The Horovod process set.
@@ -38,21 +38,21 @@ class HorovodCommunicator(Communicator):
         return opaque(tf.constant(self._process_set.rank()))
 
     def sum(self, tensors: list[tf.Tensor], timeout_s: float | None = None) -> list[tf.Tensor]:
-        """Sums tensors over the ranks, those of a dtype in one fused operation.
+        """Sums tensors over the ranks, one fused operation for each dtype.
 
-        Horovod has no deadline for one operation: with `timeout_s`, the wait is in a thread that is left behind
-        when the time is up.
+        Horovod has no timeout for one operation: with `timeout_s`, a thread waits, which is abandoned when the time
+        is up.
         """
         if timeout_s is not None:
             return self._within(timeout_s, tensors)
         return [_kept(t) for t in transport.all_reduce(tensors, tf.distribute.ReduceOp.SUM, self._process_set)]
 
     def gather(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Concatenates along axis 0, in the order of the ranks; lengths may differ."""
+        """Concatenates along axis 0, in rank order; lengths may differ."""
         return _kept(transport.all_gather(tensor, 0, self._process_set))
 
     def extreme(self, tensor: tf.Tensor, op: str) -> tf.Tensor:
-        """Takes the smallest ("min") or the largest ("max") over the ranks."""
+        """Returns the minimum ("min") or the maximum ("max") over the ranks."""
         chosen = hvd.Min if op == "min" else hvd.Max
         return _kept(hvd.allreduce(opaque(tensor), op=chosen, **self._as(f"all_reduce_{op}")))
 
@@ -62,11 +62,11 @@ class HorovodCommunicator(Communicator):
         return _kept(transport.broadcast(tensor, ranks[root_rank], self._process_set))
 
     def reduce_scatter(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Sums, and returns this rank's share of the rows; the first ranks get one more if they do not divide."""
+        """Sums, and returns this rank's share of the rows; the first ranks get one more if the division is uneven."""
         return _kept(hvd.reducescatter(opaque(tensor), op=hvd.Sum, **self._as("reduce_scatter")))
 
     def all_to_all(self, tensor: tf.Tensor, splits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Sends `splits[r]` rows to rank r; returns what came, in the order of the ranks, and how many from each."""
+        """Sends `splits[r]` rows to rank r; returns the received rows, in rank order, and how many came from each."""
         result, received = hvd.alltoall(opaque(tensor), opaque(splits), **self._as("all_to_all"))
         return _kept(result), received
 
@@ -74,9 +74,9 @@ class HorovodCommunicator(Communicator):
         if not tf.executing_eagerly():
             raise UnsupportedError(
                 explain(
-                    "Horovod cannot end a barrier inside of `tf.function` after a time.",
+                    "`timeout_s` must be None inside of `tf.function`: Horovod has no timeout for a single operation.",
                     received=f"timeout_s={timeout_s!r}",
-                    expected="`timeout_s=None` there, or the strategy 'multiworker'",
+                    do='Remove it, or use tfdistkit.strategy("multiworker").',
                 )
             )
         waiting: concurrent.futures.Future[list[tf.Tensor]] = concurrent.futures.Future()
@@ -87,13 +87,13 @@ class HorovodCommunicator(Communicator):
             except Exception as error:
                 waiting.set_exception(error)
 
-        # Not of a pool, whose threads Python waits for at its end.
+        # Not a pool: Python joins the threads of a pool when it exits.
         threading.Thread(target=wait, daemon=True).start()
         try:
             return waiting.result(timeout_s)
         except concurrent.futures.TimeoutError:
-            said = f"Collective has timed out: {timeout_s} s in a barrier."
-            raise tf.errors.DeadlineExceededError(None, None, said) from None
+            message = f"Collective has timed out: {timeout_s} s in a barrier."
+            raise tf.errors.DeadlineExceededError(None, None, message) from None
 
     def _as(self, kind: str) -> dict[str, Any]:
         name = next_name(kind, self._process_set)
@@ -113,10 +113,10 @@ def job_size() -> int:
 
 
 def add_process_set(ranks: tuple[int, ...]) -> Any:
-    """Makes a Horovod process set, on all ranks at once.
+    """Adds a Horovod process set; all ranks call it together.
 
     Raises:
-        UnsupportedError: if Horovod was started without leave to do so.
+        UnsupportedError: if Horovod was initialised without HOROVOD_DYNAMIC_PROCESS_SETS=1.
     """
     if len(ranks) == hvd.size():
         return hvd.global_process_set  # Horovod has no second set of the same ranks.
@@ -125,9 +125,9 @@ def add_process_set(ranks: tuple[int, ...]) -> Any:
     except ValueError as error:
         raise UnsupportedError(
             explain(
-                "Horovod cannot make a process set now.",
+                "Horovod must be initialised with HOROVOD_DYNAMIC_PROCESS_SETS=1 to add a process set, and the set "
+                "must be new.",
                 received=f"ranks={list(ranks)}: {error}",
-                expected="HOROVOD_DYNAMIC_PROCESS_SETS=1 when it is initialised, and a set that is not there yet",
                 do="Set HOROVOD_DYNAMIC_PROCESS_SETS=1 for all ranks, and make each process set once.",
             )
         ) from error

@@ -1,8 +1,8 @@
-"""Horovod's operations as our strategies need them: lists, every dtype, names that do not follow layer names.
+"""Wraps Horovod's operations for the strategies: lists of tensors, every dtype, names independent of layers.
 
-The only module that imports Horovod. Names: Horovod matches the tensors of the ranks by the names of their
-operations, and its defaults follow the names of layers, which differ between ranks that built other models
-before. Here they are numbered within the outermost function that is being traced.
+The only module that imports Horovod. Horovod matches tensors of the ranks by operation name, and its default names
+follow the names of layers, which differ between ranks that built other models before. Here operations are numbered
+within the outermost function that is being traced.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ except ImportError as error:
         )
     ) from error
 
-# What Horovod cannot carry, and what carries it.
+# Dtypes that Horovod cannot send, and the dtype that carries each.
 _CARRIED_AS = {tf.bfloat16: tf.float32, tf.uint32: tf.int64, tf.uint64: tf.int64}
 
 _COUNTER = "_tfdistkit_horovod_operations"
 
 
 def all_reduce(tensors: list[Any], reduce_op: tf.distribute.ReduceOp, process_set: Any = None) -> list[Any]:
-    """Sums or averages tensors over the ranks, the dense ones of a dtype in one fused operation.
+    """Sums or averages tensors over the ranks, one fused operation for the dense tensors of each dtype.
 
     Args:
         tensors: Tensors or IndexedSlices, of the same dtypes and shapes on every rank; IndexedSlices may
@@ -54,7 +54,7 @@ def all_reduce(tensors: list[Any], reduce_op: tf.distribute.ReduceOp, process_se
             dense.setdefault(tf.convert_to_tensor(tensor).dtype, []).append(i)
     for dtype, indices in dense.items():
         carried = [tf.cast(tensors[i], _CARRIED_AS.get(dtype, dtype)) for i in indices]
-        carried[0] = opaque(carried[0])  # One for all: they are one operation.
+        carried[0] = opaque(carried[0])  # One is enough: they are inputs of one operation.
         reduced = hvd.grouped_allreduce(
             carried,
             op=hvd.Sum,
@@ -78,11 +78,11 @@ def _divide(value: tf.Tensor, size: int) -> tf.Tensor:
 
 
 def all_gather(tensor: tf.Tensor, axis: int = 0, process_set: Any = None) -> tf.Tensor:
-    """Concatenates the tensors of all ranks in the order of the ranks.
+    """Concatenates the tensors of all ranks in rank order.
 
     Args:
-        tensor: Of any length along `axis`; the same elsewhere on every rank.
-        axis: Where to concatenate.
+        tensor: A tensor whose length along `axis` may differ between ranks.
+        axis: The axis to concatenate along.
         process_set: The Horovod process set to stay in. Default: all ranks.
 
     Returns:
@@ -104,11 +104,11 @@ def all_gather(tensor: tf.Tensor, axis: int = 0, process_set: Any = None) -> tf.
 
 
 def broadcast(tensor: tf.Tensor, root_rank: int = 0, process_set: Any = None) -> tf.Tensor:
-    """Gives every rank the tensor of one.
+    """Broadcasts a tensor from one rank to all.
 
     Args:
-        tensor: Of the same dtype and shape on every rank.
-        root_rank: Whose tensor it is to be.
+        tensor: A tensor of the same dtype and shape on every rank.
+        root_rank: The rank that sends.
         process_set: The Horovod process set to stay in. Default: all ranks.
 
     Returns:
@@ -123,7 +123,7 @@ def broadcast(tensor: tf.Tensor, root_rank: int = 0, process_set: Any = None) ->
         ignore_name_scope=True,
         process_set=process_set or hvd.global_process_set,
     )
-    # A scalar comes back as a vector of one.
+    # Horovod returns a scalar as a vector of one element.
     return awaited(tf.cast(tf.reshape(sent, tf.shape(tensor)), tensor.dtype))
 
 
@@ -131,11 +131,11 @@ def all_to_all(tensor: tf.Tensor, process_set: Any = None) -> tf.Tensor:
     """Sends the n-th part of a tensor to the n-th rank.
 
     Args:
-        tensor: Its first dimension is divided evenly among the ranks.
+        tensor: A tensor whose first dimension is divided evenly among the ranks.
         process_set: The Horovod process set to stay in. Default: all ranks.
 
     Returns:
-        What the ranks sent to this one, in their order.
+        The parts that the ranks sent to this one, in rank order.
     """
     received: tf.Tensor = hvd.alltoall(
         opaque(tensor),
@@ -147,32 +147,32 @@ def all_to_all(tensor: tf.Tensor, process_set: Any = None) -> tf.Tensor:
 
 
 def awaited(results: Any) -> Any:
-    """Lets the function or the loop iteration that is being traced end only when an operation has ended.
+    """Makes the traced function or loop iteration wait for some operations before it ends.
 
-    Horovod's operations are not stateful in TensorFlow's eyes: a loop (`steps_per_execution`) would start
-    the next iteration while this one's sum is on its way, and Horovod refuses a second one of its name.
+    TensorFlow does not treat Horovod's operations as stateful: a loop (`steps_per_execution`) would start the next
+    iteration while this one's all-reduce is in flight, and Horovod refuses a second operation of the same name.
     """
     if not tf.executing_eagerly():
         with tf.control_dependencies(tf.nest.flatten(results, expand_composites=True)):
-            # An assertion is stateful, so the end of the iteration waits for it.
+            # An assertion is stateful, so the iteration waits for it.
             tf.raw_ops.Assert(condition=tf.constant(True), data=[tf.constant("unreachable")])
     return results
 
 
 def opaque(tensor: tf.Tensor) -> tf.Tensor:
-    """Hides from the graph that is being traced that a tensor is a constant.
+    """Hides from the traced graph that a tensor is a constant.
 
-    Horovod's operations are pure functions in TensorFlow's eyes: one of constants is run while a graph is traced
-    or optimised, and its result put into the graph for good - on a rank that traces now, while the others wait.
+    TensorFlow treats Horovod's operations as pure functions: it folds an operation on constants while it traces or
+    optimises a graph - on the rank that traces, while its peers wait.
     """
     last = registry.last_made()
     return tensor if tf.executing_eagerly() or last is None or last.calls is None else last.calls.hide(tensor)
 
 
 def next_name(kind: str, process_set: Any = None) -> str | None:
-    """The next name in the outermost function; None in eager mode, where Horovod counts by itself.
+    """Returns the next operation name in the outermost function; None in eager mode, where Horovod counts by itself.
 
-    Each process set has numbers of its own, for only its ranks count its operations.
+    Each process set has its own numbers, because only its ranks count its operations.
     """
     if tf.executing_eagerly():
         return None

@@ -1,9 +1,9 @@
-"""Finds ranks that call a collective with different things, before it hangs or adds what does not belong together.
+"""Detects ranks that call different collectives, or one with other dtypes or shapes, before it hangs or sums garbage.
 
-Each rank writes down its call (`all_reduce sum: float32 [4, 8]`), the ranks exchange these lines, and each
-compares them. The exchange is a collective itself, so every rank must make it for the same calls: it goes by the
-number of the call among those of its kind, which is counted where the call runs - in a graph, inside of the graph -
-and never by what one rank alone knows (that it traces again, from which line it calls).
+Each rank describes its call in a line (`all_reduce sum: float32 [4, 8]`), the ranks exchange these lines, and each
+compares them. The exchange is a collective itself, so every rank must make it for the same calls. Which calls these
+are depends on the count of calls of a kind, counted where the call runs - in a graph, inside of the graph - and never
+on what one rank alone knows (a retrace, the line of the call).
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from tfdistkit.collectives.communicators import Communicator
 from tfdistkit.collectives.registry import CallCounts
 from tfdistkit.errors import OptionError, explain
 
-# How many calls of each kind are compared if nobody says otherwise.
+# Calls of each kind that are compared by default.
 FIRST_CALLS = 3
 
-# What a line may take, in bytes; what is longer is cut, but its hash is compared too.
+# Bytes of a line; a longer one is cut, but the hash of the whole line is compared too.
 _LINE_BYTES = 512
 
 _mode: bool | None = None
 
 
 def check(always: bool | None = True) -> None:
-    """Says how many collectives are compared between the ranks before they run.
+    """Sets which collectives are compared between the ranks before they run.
 
-    Call it with the same argument on every rank, before the first collective; a `tf.function` keeps what was
-    said when it was traced. The environment variable `TFDISTKIT_CHECK_COLLECTIVES` (`1` or `0`) does the same.
+    Call it with the same argument on every rank, before the first collective; a `tf.function` keeps the setting
+    from when it was traced. The environment variable `TFDISTKIT_CHECK_COLLECTIVES` (`1` or `0`) does the same.
 
     Args:
-        always: True compares every call, for one more small collective each; False compares none; None
-            compares the first three of each function, as if nothing had been said.
+        always: True compares every call, for one more small collective each; False compares none; None (the
+            default without this call) compares the first three of each function.
     """
     global _mode
     _mode = always
 
 
 def compares() -> bool | None:
-    """Returns whether calls are compared: all of them, none, or (None) the first ones."""
+    """Returns which calls are compared: all (True), none (False), or the first ones (None)."""
     if _mode is not None:
         return _mode
     return {"1": True, "0": False}.get(env.text(env.CHECK_COLLECTIVES) or "")
@@ -50,14 +50,14 @@ def compares() -> bool | None:
 def compared(
     communicator: Communicator, counts: CallCounts | None, call: str, tensors: list[tf.Tensor], free_axis: int | None
 ) -> list[tf.Tensor]:
-    """Returns `tensors`, which are there only when all ranks make the same call with the like.
+    """Returns `tensors` after all ranks have made the same call with the same dtypes and shapes.
 
     Args:
-        communicator: What goes between the ranks.
-        counts: Where calls are counted; None compares nothing.
+        communicator: The transport between the ranks.
+        counts: Counts the calls; None compares nothing.
         call: The name of the function, then its other arguments.
-        tensors: What it is called with.
-        free_axis: The axis along which lengths may differ, if there is one.
+        tensors: The tensors of the call.
+        free_axis: The axis along which lengths may differ, if any.
 
     Returns:
         The tensors. Where ranks differ, OptionError in eager mode; in a graph, InvalidArgumentError.
@@ -84,22 +84,22 @@ def compared(
         return [tf.identity(t) for t in tensors]
 
 
-def meet(communicator: Communicator, call: str, timeout_s: float | None) -> tf.Tensor:
-    """Lets the ranks exchange a call and nothing else: a barrier that tells who is elsewhere.
+def compare_call(communicator: Communicator, call: str, timeout_s: float | None) -> tf.Tensor:
+    """Compares only the name of a call between the ranks: a barrier whose error names ranks in other calls.
 
     Args:
-        communicator: What goes between the ranks.
-        call: What this rank calls.
-        timeout_s: Seconds to wait; None waits as long as the strategy does.
+        communicator: The transport between the ranks.
+        call: The call of this rank.
+        timeout_s: Seconds to wait; None uses the timeout of the strategy.
 
     Returns:
-        A tensor that is there when all ranks have come.
+        A tensor that is available once all ranks have made the call.
     """
     return _exchange(communicator, _line(call, [], None), timeout_s)
 
 
 def _line(call: str, tensors: list[tf.Tensor], free_axis: int | None) -> tf.Tensor:
-    """Writes a call down: the hash of the line, and the line."""
+    """Describes a call: the hash of the line, and the line."""
     pieces: list[Any] = [call]
     for i, tensor in enumerate(tensors):
         pieces.append(f"{'; ' if i else ': '}{tensor.dtype.name} [")
@@ -125,17 +125,17 @@ def _exchange(communicator: Communicator, line: tf.Tensor, timeout_s: float | No
 
 def _compare(table: Any) -> Any:
     """Raises:
-    OptionError: if the ranks wrote down different calls.
+    OptionError: if the ranks describe different calls.
     """
     lines = [bytes(row.tolist()).rstrip(b"\0").decode(errors="replace") for row in table.numpy().astype("uint8")]
     if len(set(lines)) == 1:
         return tf.constant(0, tf.int64)
-    said = [line.partition("|")[2] for line in lines]
+    calls = [line.partition("|")[2] for line in lines]
     raise OptionError(
         explain(
-            "The ranks do not call a collective with the same thing.",
-            received="; ".join(f"rank {rank}: {line}" for rank, line in enumerate(said)),
+            "All ranks must make the same collective call.",
+            received="; ".join(f"rank {rank}: {line}" for rank, line in enumerate(calls)),
             expected="the same function, dtypes and shapes on every rank, in the same order",
-            do="Look for a call that depends on the rank, or on data that only one rank has.",
+            do="Remove what depends on the rank: a call under `if rank == 0:`, a shape of the rank's own data.",
         )
     )

@@ -1,4 +1,4 @@
-"""Collectives of user code that are not about a tensor: waiting for each other, and Python objects."""
+"""Collectives without a tensor argument: `barrier`, and `broadcast_object` for Python objects."""
 
 from __future__ import annotations
 
@@ -10,70 +10,69 @@ import tensorflow as tf
 
 from tfdistkit.collectives import registry
 from tfdistkit.collectives.communicators import Communicator
-from tfdistkit.collectives.mismatches import compared, meet
+from tfdistkit.collectives.mismatches import compare_call, compared
 from tfdistkit.collectives.operations import require_rank
 from tfdistkit.collectives.process_sets import ProcessSet
 from tfdistkit.collectives.resolve import communicator, explained
 from tfdistkit.errors import OptionError, UnsupportedError, explain
+from tfdistkit.validation import require_positive
 
 _FAILED = -1
 
 
 @explained
 def barrier(timeout_s: float | None = None, process_set: ProcessSet | None = None) -> None:
-    """Waits until all ranks have come here.
+    """Blocks until every rank has called it.
 
-    In a graph the other operations with effects (variables, other collectives) keep their order around it.
+    In a graph, other operations with side effects (variables, other collectives) keep their order around it.
 
     Args:
-        timeout_s: Seconds to wait. Default: the `timeout_s` of the strategy; over Horovod, without end. After a
-            barrier that timed out the ranks no longer agree, so end the job.
+        timeout_s: Seconds to wait. Default: the `timeout_s` of the strategy; over Horovod, no timeout. After a
+            barrier that timed out the ranks are out of step, so end the job.
         process_set: The ranks that take part. Default: all. Horovod only.
 
     Raises:
-        OptionError: (a ValueError) if `timeout_s` is no time; in eager mode also if another rank calls another
-            collective (in a graph that is a `tf.errors.InvalidArgumentError`).
+        OptionError: (a ValueError) if `timeout_s` is not a positive number; in eager mode also if another rank calls
+            another collective (in a graph that is a `tf.errors.InvalidArgumentError`).
         UnsupportedError: (a RuntimeError) with `timeout_s` in a `tf.function` over Horovod.
-        tf.errors.DeadlineExceededError: if a rank did not come in time.
+        tf.errors.DeadlineExceededError: if a rank does not call it in time.
     """
-    if timeout_s is not None and (isinstance(timeout_s, bool) or not timeout_s > 0):
-        raise OptionError(
-            explain("`timeout_s` is no time.", received=f"timeout_s={timeout_s!r}", expected="seconds, more than 0")
-        )
+    if timeout_s is not None:
+        timeout_s = require_positive("timeout_s", timeout_s, "seconds")
     between = communicator(process_set)
     if between.size == 1:
         return
-    meet(between, "barrier", timeout_s)
+    compare_call(between, "barrier", timeout_s)
 
 
 @explained
 def broadcast_object(obj: Any = None, root_rank: int = 0, process_set: ProcessSet | None = None) -> Any:
-    """Gives every rank a copy of the Python object of one.
+    """Broadcasts a Python object from one rank to all.
 
-    The object travels as a pickle, and unpickling runs what the sender says: the ranks trust each other, as
+    The object is sent as a pickle, and unpickling runs code that the sender chooses: the ranks trust each other, as
     processes of one job that run the same script do.
 
     Args:
-        obj: The object, on `root_rank`; what the others give is ignored.
-        root_rank: Whose object it is; counted within `process_set` if one is given.
+        obj: The object, on `root_rank`; ignored on the other ranks.
+        root_rank: The rank that sends; counted within `process_set` if one is given.
         process_set: The ranks that take part. Default: all. Horovod only.
 
     Returns:
         The object itself on `root_rank`, a copy elsewhere.
 
     Raises:
-        OptionError: (a ValueError) on every rank if the object cannot be pickled, or there is no such rank.
+        OptionError: (a ValueError) on every rank if the object cannot be pickled, or `root_rank` is out of range.
         UnsupportedError: (a RuntimeError) inside of a `tf.function`.
     """
     if not tf.executing_eagerly():
         raise UnsupportedError(
             explain(
-                "`broadcast_object` cannot run inside of `tf.function`: Python objects are not part of a graph.",
-                expected="a call outside of it, or `broadcast` of a tensor",
+                "`broadcast_object` must be called outside of `tf.function`: Python objects are not part of a graph.",
+                do="Move the call out of the function, or send a tensor with `broadcast`.",
             )
         )
     between = communicator(process_set)
-    require_rank(root_rank, between.size)
+    root_rank = require_rank(root_rank, between.size)
     if between.size == 1:
         return obj
     last = registry.last_made()
@@ -89,11 +88,11 @@ def _send(between: Communicator, obj: Any, root_rank: int) -> None:
     try:
         data = pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
     except Exception as error:
-        # The others wait for a length.
+        # The other ranks wait for a length.
         between.broadcast(tf.constant([_FAILED], tf.int64), root_rank)
         raise OptionError(explain(f"`obj` cannot be pickled: {error}.", received=f"a {type(obj).__name__}")) from error
     between.broadcast(tf.constant([len(data)], tf.int64), root_rank)
-    # As whole int64: TensorFlow sums no bytes, and one number for each byte would be eight times as much.
+    # Packed into int64: TensorFlow cannot sum bytes, and an int64 for each byte would send eight times as much.
     padded = data + bytes(-len(data) % 8)
     between.broadcast(tf.constant(np.frombuffer(padded, np.int64)), root_rank)
 

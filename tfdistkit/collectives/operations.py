@@ -1,4 +1,4 @@
-"""The collectives that user code calls on tensors: arguments checked, dtypes carried, ranks compared, gradients."""
+"""Collectives on tensors for user code: validate arguments, cast dtypes, compare ranks, differentiate."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from tfdistkit.collectives.communicators import Communicator
 from tfdistkit.collectives.mismatches import compared
 from tfdistkit.collectives.process_sets import ProcessSet
 from tfdistkit.collectives.resolve import communicator, explained
-from tfdistkit.errors import OptionError, explain, nearest
+from tfdistkit.errors import OptionError, explain
+from tfdistkit.validation import require_choice, require_integer
 
 _OPS = ("sum", "average", "min", "max")
 
-# What neither TensorFlow nor Horovod sums, and what carries it.
+# Dtypes that neither TensorFlow nor Horovod sums, and the dtype that carries each.
 _CARRIED_AS = {
     tf.bfloat16: tf.float32,
     tf.bool: tf.int32,
@@ -32,14 +33,14 @@ _CARRIED = {tf.float16, tf.float32, tf.float64, tf.int32, tf.int64}
 
 @explained
 def all_reduce(tensor: Any, op: str = "sum", process_set: ProcessSet | None = None) -> tf.Tensor:
-    """Sums, averages, or takes the smallest or largest of a tensor over all ranks.
+    """Reduces a tensor over all ranks: its sum, average, minimum or maximum.
 
     Differentiable: the gradient of a sum is the sum of the gradients of all ranks.
 
     Args:
         tensor: A number, array, tensor or variable, of the same dtype and shape on every rank.
         op: `"sum"`, `"average"` (rounded down for integers), `"min"` or `"max"` (for booleans: all, any).
-            Over TensorFlow's collectives the last two gather the tensors of all ranks.
+            Over TensorFlow's collectives, `"min"` and `"max"` gather the tensors of all ranks.
         process_set: The ranks that take part. Default: all. Horovod only.
 
     Returns:
@@ -48,7 +49,7 @@ def all_reduce(tensor: Any, op: str = "sum", process_set: ProcessSet | None = No
     Raises:
         OptionError: (a ValueError) if `op` is unknown, or the tensor cannot be sent; in eager mode also if the
             ranks call with different shapes or dtypes (in a graph that is a `tf.errors.InvalidArgumentError`).
-        UnsupportedError: (a RuntimeError) if there is no way from here to the other ranks.
+        UnsupportedError: (a RuntimeError) if the other ranks cannot be reached from this call.
     """
     return _reduce([_tensor(tensor)], op, process_set)[0]
 
@@ -72,7 +73,9 @@ def grouped_all_reduce(
         UnsupportedError: (a RuntimeError) as `all_reduce`.
     """
     if isinstance(tensors, (tf.Tensor, tf.Variable)):
-        raise OptionError(explain("`tensors` is one tensor.", expected="a list of tensors", do="Call `all_reduce`."))
+        raise OptionError(
+            explain("`tensors` must be a list of tensors.", received="one tensor", do="Call `all_reduce` for it.")
+        )
     return _reduce([_tensor(t) for t in tensors], op, process_set)
 
 
@@ -81,21 +84,21 @@ def all_gather(tensor: Any, axis: int = 0, process_set: ProcessSet | None = None
     """Concatenates the tensors of all ranks, in the order of the ranks.
 
     Differentiable: for losses over the whole global batch, such as contrastive ones. The gradient of a rank's
-    rows is the sum of what the losses of all ranks say about them.
+    rows is the sum of their gradients over the losses of all ranks.
 
     Args:
         tensor: A tensor of the same dtype on every rank, and of the same shape but for its length along
             `axis`. Scalars make a vector.
-        axis: Where to concatenate; from the end if negative.
+        axis: The axis to concatenate along; counted from the end if negative.
         process_set: The ranks that take part. Default: all. Horovod only.
 
     Returns:
         The concatenation, the same on every rank.
 
     Raises:
-        OptionError: (a ValueError) if there is no such axis, or the tensor cannot be sent; in eager mode also if
-            the ranks do not fit together (in a graph that is a `tf.errors.InvalidArgumentError`).
-        UnsupportedError: (a RuntimeError) if there is no way from here to the other ranks.
+        OptionError: (a ValueError) if `axis` is out of range, or the tensor cannot be sent; in eager mode also if the
+            ranks call with different dtypes or shapes (in a graph that is a `tf.errors.InvalidArgumentError`).
+        UnsupportedError: (a RuntimeError) if the other ranks cannot be reached from this call.
     """
     tensor = _tensor(tensor)
     if tensor.shape.rank == 0:
@@ -114,26 +117,26 @@ def all_gather(tensor: Any, axis: int = 0, process_set: ProcessSet | None = None
 
 @explained
 def broadcast(tensor: Any, root_rank: int = 0, process_set: ProcessSet | None = None) -> tf.Tensor:
-    """Gives every rank the tensor of one.
+    """Broadcasts a tensor from one rank to all.
 
     Differentiable: the gradient of the root's tensor is the sum of the gradients of all ranks.
 
     Args:
-        tensor: A tensor of the same dtype and shape on every rank; the values of the others do not matter.
-        root_rank: Whose tensor it is to be; counted within `process_set` if one is given.
+        tensor: A tensor of the same dtype and shape on every rank; only the values on `root_rank` are used.
+        root_rank: The rank that sends; counted within `process_set` if one is given.
         process_set: The ranks that take part. Default: all. Horovod only.
 
     Returns:
         The tensor of `root_rank`.
 
     Raises:
-        OptionError: (a ValueError) if there is no such rank, or the tensor cannot be sent; in eager mode also if
-            the ranks do not fit together (in a graph that is a `tf.errors.InvalidArgumentError`).
-        UnsupportedError: (a RuntimeError) if there is no way from here to the other ranks.
+        OptionError: (a ValueError) if `root_rank` is out of range, or the tensor cannot be sent; in eager mode also if
+            the ranks call with different dtypes or shapes (in a graph that is a `tf.errors.InvalidArgumentError`).
+        UnsupportedError: (a RuntimeError) if the other ranks cannot be reached from this call.
     """
     tensor = _tensor(tensor)
     between = communicator(process_set)
-    require_rank(root_rank, between.size)
+    root_rank = require_rank(root_rank, between.size)
     if between.size == 1:
         return tf.identity(tensor)
     [tensor] = _compared(between, process_set, f"broadcast root_rank={root_rank}", [tensor])
@@ -142,9 +145,9 @@ def broadcast(tensor: Any, root_rank: int = 0, process_set: ProcessSet | None = 
 
 @explained
 def reduce_scatter(tensor: Any, op: str = "sum", process_set: ProcessSet | None = None) -> tf.Tensor:
-    """Reduces a tensor over all ranks and leaves each rank its share of the rows.
+    """Reduces a tensor over all ranks, and returns to each rank its share of the rows.
 
-    Over TensorFlow's collectives, and for `"min"` and `"max"`, this is an `all_reduce` that is cut.
+    Over TensorFlow's collectives, and for `"min"` and `"max"`, this is an `all_reduce` followed by a slice.
 
     Args:
         tensor: A tensor of at least one dimension, of the same dtype and shape on every rank.
@@ -152,7 +155,7 @@ def reduce_scatter(tensor: Any, op: str = "sum", process_set: ProcessSet | None 
         process_set: The ranks that take part. Default: all. Horovod only.
 
     Returns:
-        The rows of this rank: rank 0 has the first. Where they do not divide, the first ranks get one more.
+        The rows of this rank: rank 0 has the first. The first ranks get one more where the rows do not divide evenly.
 
     Raises:
         OptionError: (a ValueError) as `all_reduce`, and if the tensor is a scalar.
@@ -173,24 +176,24 @@ def reduce_scatter(tensor: Any, op: str = "sum", process_set: ProcessSet | None 
 
 @explained
 def all_to_all(tensor: Any, splits: Any = None, process_set: ProcessSet | None = None) -> Any:
-    """Sends each rank some of the rows, and receives some from each.
+    """Sends some rows to each rank, and receives some from each.
 
-    Over TensorFlow's collectives every rank receives the rows of all and keeps its own.
+    Over TensorFlow's collectives, every rank receives the rows of all ranks and keeps those sent to it.
 
     Args:
         tensor: A tensor of at least one dimension, of the same dtype on every rank, and of the same shape but for
             its first dimension.
-        splits: How many rows go to each rank, in their order; they may differ from rank to rank, and have to
-            sum to the rows of `tensor`. Default: the same number to each.
+        splits: How many rows go to each rank, in rank order; they may differ from rank to rank, and must sum to
+            the number of rows of `tensor`. Default: the same number to each.
         process_set: The ranks that take part. Default: all. Horovod only.
 
     Returns:
-        What came, in the order of the ranks. With `splits`, a tuple of that and of how many rows came from each.
+        The received rows, in rank order. With `splits`, a tuple of them and of how many came from each rank.
 
     Raises:
-        OptionError: (a ValueError) if `splits` do not fit, or the rows do not divide; in eager mode also if the
-            ranks do not fit together (in a graph that is a `tf.errors.InvalidArgumentError`).
-        UnsupportedError: (a RuntimeError) if there is no way from here to the other ranks.
+        OptionError: (a ValueError) if `splits` is wrong, or the rows do not divide; in eager mode also if the ranks
+            call with different dtypes or shapes (in a graph that is a `tf.errors.InvalidArgumentError`).
+        UnsupportedError: (a RuntimeError) if the other ranks cannot be reached from this call.
     """
     tensor = _with_rows(_tensor(tensor))
     between = communicator(process_set)
@@ -203,14 +206,13 @@ def all_to_all(tensor: Any, splits: Any = None, process_set: ProcessSet | None =
     return result if splits is None else (result, received)
 
 
-def require_rank(root_rank: int, size: int) -> None:
-    """Raises:
-    OptionError: if there is no rank of that number.
+def require_rank(root_rank: int, size: int) -> int:
+    """Returns `root_rank` as an int.
+
+    Raises:
+        OptionError: if it is not a rank below `size`.
     """
-    if isinstance(root_rank, bool) or not isinstance(root_rank, int) or not 0 <= root_rank < size:
-        raise OptionError(
-            explain("`root_rank` is no rank.", received=f"root_rank={root_rank!r}", expected=f"0 to {size - 1}")
-        )
+    return require_integer("root_rank", root_rank, 0, size - 1)
 
 
 def _reduce(tensors: list[tf.Tensor], op: str, process_set: ProcessSet | None) -> list[tf.Tensor]:
@@ -242,26 +244,26 @@ def _compared(
 
 
 def _tensor(value: Any) -> tf.Tensor:
-    """Makes a tensor of what was given, of a dtype that can be sent and with a known number of dimensions."""
+    """Converts a value to a dense tensor of a dtype that can be sent, with a known number of dimensions."""
     if isinstance(value, (tf.RaggedTensor, tf.SparseTensor, str, bytes)) or (
         isinstance(value, tf.distribute.DistributedValues) and not isinstance(value, tf.Variable)
     ):
         kind = type(value).__name__
         raise OptionError(
-            explain("`tensor` is no dense tensor of one replica.", received=f"a {kind}", expected="a dense tensor")
+            explain("`tensor` must be a dense tensor of one replica, or convertible to one.", received=f"a {kind}")
         )
     tensor = tf.convert_to_tensor(value)
     if tensor.dtype not in _CARRIED and tensor.dtype not in _CARRIED_AS:
         names = ", ".join(sorted(d.name for d in {*_CARRIED, *_CARRIED_AS}))
         raise OptionError(
             explain(
-                "`tensor` has a dtype that cannot be sent.",
+                "`tensor` must have a dtype that collectives can send.",
                 received=tensor.dtype.name,
                 expected=f"one of: {names}",
             )
         )
     if tensor.shape.rank is None:
-        raise OptionError(explain("`tensor` has an unknown number of dimensions.", do="Call its `set_shape` first."))
+        raise OptionError(explain("`tensor` must have a known number of dimensions.", do="Call its `set_shape` first."))
     return tensor
 
 
@@ -274,57 +276,39 @@ def _divided(total: tf.Tensor, size: int) -> tf.Tensor:
 
 
 def _op(op: str, tensors: list[tf.Tensor]) -> str:
-    name = str(op).lower()
-    if name not in _OPS:
-        raise OptionError(
-            explain(
-                f"`op` is unknown.{nearest(name, list(_OPS))}",
-                received=f"op={op!r}",
-                expected=f"one of: {', '.join(_OPS)}",
-            )
-        )
+    name = require_choice("op", str(op).lower(), _OPS)
     if name in ("sum", "average") and any(t.dtype == tf.bool for t in tensors):
         raise OptionError(
             explain(
-                "Booleans have no sum.",
-                received=f"op={op!r} of a bool tensor",
-                expected="'min' (all) or 'max' (any), or numbers",
+                '`op` must be "min" (all) or "max" (any) for a tensor of booleans.',
+                received=f"op={op!r}",
+                do="To count, cast it first: tf.cast(tensor, tf.int32).",
             )
         )
     return name
 
 
 def _axis(axis: int, tensor: tf.Tensor) -> int:
-    dimensions = tensor.shape.rank
-    if isinstance(axis, bool) or not isinstance(axis, int) or not -dimensions <= axis < dimensions:
-        raise OptionError(
-            explain(
-                "`axis` is no axis of the tensor.",
-                received=f"axis={axis!r} of a tensor with {dimensions} dimensions",
-                expected=f"{-dimensions} to {dimensions - 1}",
-            )
-        )
-    return axis % dimensions
+    dimensions = int(tensor.shape.rank)
+    return require_integer("axis", axis, -dimensions, dimensions - 1) % dimensions
 
 
 def _with_rows(tensor: tf.Tensor) -> tf.Tensor:
     if tensor.shape.rank == 0:
-        raise OptionError(
-            explain("`tensor` is a scalar, which has no rows to divide.", expected="at least one dimension")
-        )
+        raise OptionError(explain("`tensor` must have rows to divide: at least one dimension.", received="a scalar"))
     return tensor
 
 
 def _splits(splits: Any, tensor: tf.Tensor, size: int) -> tf.Tensor:
-    """Returns how many rows go to each rank; what is known to be wrong is an error before anything is sent."""
+    """Returns how many rows go to each rank; validates what is known before anything is sent."""
     rows = tensor.shape[0]
     if splits is None:
         if rows is not None and rows % size:
             raise OptionError(
                 explain(
-                    "The rows of `tensor` do not divide by the ranks.",
+                    "The number of rows of `tensor` must be a multiple of the number of ranks.",
                     received=f"{rows} rows, {size} ranks",
-                    expected="a multiple of the ranks, or `splits`",
+                    do="Give `splits` to send different numbers of rows.",
                 )
             )
         return tf.repeat(tf.shape(tensor)[0] // size, size)
@@ -337,5 +321,5 @@ def _splits(splits: Any, tensor: tf.Tensor, size: int) -> tf.Tensor:
     else:
         return splits
     raise OptionError(
-        explain("`splits` do not fit.", received=wrong, expected=f"{size} numbers that sum to the rows of `tensor`")
+        explain(f"`splits` must be {size} integers >= 0 that sum to the number of rows of `tensor`.", received=wrong)
     )

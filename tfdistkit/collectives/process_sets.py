@@ -1,4 +1,4 @@
-"""Some of the ranks, for collectives among them. Horovod only."""
+"""`ProcessSet`: a subset of the ranks, for collectives among them. Horovod only."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from tfdistkit.errors import OptionError, explain
 
 
 class ProcessSet:
-    """Some of the ranks of a job that runs over Horovod: what `process_set=` of a collective takes.
+    """A subset of the ranks of a Horovod job: the argument `process_set=` of a collective.
 
-    Every rank makes it, in the same order, those too that are not in it; then only its ranks call collectives
-    with it. A strategy that trains in a process set of its own does not need one here.
+    Every rank of the job makes it, in the same order, also the ranks outside of it; then only its ranks call
+    collectives with it. A strategy that trains in its own process set does not need one here.
 
     Args:
         ranks: The ranks that take part, each once, at least one.
 
     Raises:
-        OptionError: (a ValueError) if these are no ranks of this job.
+        OptionError: (a ValueError) if `ranks` are not ranks of this job.
         UnsupportedError: (a RuntimeError) if the strategy is not `horovod`, or Horovod was started without
             `HOROVOD_DYNAMIC_PROCESS_SETS=1`.
     """
@@ -32,22 +32,25 @@ class ProcessSet:
         from tfdistkit.collectives.horovod_communicator import add_process_set, job_size  # only where Horovod is there
 
         size = job_size()
-        whole = [r for r in self.ranks if isinstance(r, int) and 0 <= r < size]
-        if not whole or len(set(whole)) != len(self.ranks):
+        valid = [r for r in self.ranks if isinstance(r, int) and 0 <= r < size]
+        if not valid or len(set(valid)) != len(self.ranks):
             raise OptionError(
-                explain("`ranks` are no ranks.", received=f"ranks={list(ranks)!r}", expected=f"some of 0 to {size - 1}")
+                explain(
+                    f"`ranks` must hold at least one rank of this job (0 to {size - 1}), each once.",
+                    received=f"ranks={list(ranks)!r}",
+                )
             )
         self.horovod_set = add_process_set(self.ranks)
         self.calls = registry.CallCounts()
 
     @property
     def size(self) -> int:
-        """How many ranks take part."""
+        """The number of ranks in the set."""
         return len(self.ranks)
 
     @property
     def included(self) -> bool:
-        """Whether this process is one of them."""
+        """Whether this process is in the set."""
         return bool(self.horovod_set.included())
 
     def __repr__(self) -> str:

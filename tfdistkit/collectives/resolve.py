@@ -1,4 +1,4 @@
-"""Which communicator a call means: by the strategy that is in scope, else by the one that was made last."""
+"""Chooses the communicator for a call: of the strategy in scope, else of the strategy that was made last."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tfdistkit.collectives import registry
 from tfdistkit.collectives.communicators import Communicator, TensorFlowCommunicator
 from tfdistkit.errors import UnsupportedError, explain
 
-# What TensorFlow and Horovod say themselves when the ranks do not fit together.
+# Parts of the errors of TensorFlow and Horovod for ranks that call with different shapes or dtypes.
 _MISMATCHES = ("mismatch in the collective", "Mismatched ")
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def communicator(process_set: Any = None) -> Communicator:
-    """Finds who carries a collective that is called here.
+    """Returns the communicator for a collective that is called here.
 
     Args:
         process_set: A `ProcessSet`, or None for all ranks of the strategy.
@@ -30,7 +30,7 @@ def communicator(process_set: Any = None) -> Communicator:
         processes of the strategy in scope, or of the one that was made last.
 
     Raises:
-        UnsupportedError: if there are other workers, but no way to them from here.
+        UnsupportedError: if there are other workers that cannot be reached from this call.
     """
     strategy, context = _strategy()
     if strategy is None:
@@ -38,7 +38,7 @@ def communicator(process_set: Any = None) -> Communicator:
         return Communicator()
     horovod_set = getattr(strategy, "process_set", None)
     if horovod_set is not None:
-        from tfdistkit.collectives.horovod_communicator import HorovodCommunicator  # only where Horovod is there
+        from tfdistkit.collectives.horovod_communicator import HorovodCommunicator  # needs Horovod
 
         return HorovodCommunicator(horovod_set if process_set is None else process_set.horovod_set)
     if process_set is not None:
@@ -46,7 +46,9 @@ def communicator(process_set: Any = None) -> Communicator:
     if isinstance(strategy, tf.distribute.ParameterServerStrategy):
         raise UnsupportedError(
             explain(
-                "Workers of a parameter server strategy do not meet: there are no collectives between them.",
+                "Collectives need a synchronous strategy: the workers of a parameter server strategy run "
+                "asynchronously.",
+                received=type(strategy).__name__,
                 expected="the strategy 'multiworker' or 'horovod'",
             )
         )
@@ -54,9 +56,9 @@ def communicator(process_set: Any = None) -> Communicator:
     if context is None and 1 < processes < replicas:
         raise UnsupportedError(
             explain(
-                "A process with several replicas can call a collective only inside of `strategy.run`.",
+                "A process with several replicas must call collectives inside of `strategy.run`.",
                 received=f"{replicas} replicas in {processes} processes",
-                expected="one replica for each process, or a call in what `strategy.run` runs",
+                expected="one replica for each process, or a call inside of `strategy.run`",
             )
         )
     size = replicas if context is not None else processes
@@ -64,23 +66,22 @@ def communicator(process_set: Any = None) -> Communicator:
 
 
 def no_process_sets(received: str) -> UnsupportedError:
-    """Returns the error for a process set where Horovod does not carry the collectives.
+    """Returns the error for a process set under a strategy without Horovod.
 
     Args:
-        received: What was asked for.
+        received: The call or argument, as the user wrote it.
     """
     return UnsupportedError(
         explain(
-            "Only Horovod has process sets; this strategy talks over TensorFlow's collectives.",
+            "A process set needs the strategy 'horovod': TensorFlow's collectives have none.",
             received=received,
-            expected="the strategy 'horovod'",
-            do='Ask for tfdistkit.strategy("horovod").',
+            do='Use tfdistkit.strategy("horovod").',
         )
     )
 
 
 def explained(function: Function) -> Function:
-    """Makes a public function of the package: AutoGraph leaves it alone, and a lost worker gets named."""
+    """Wraps a public collective: AutoGraph skips it, and an error names the worker that was lost."""
 
     @functools.wraps(function)
     @tf.autograph.experimental.do_not_convert
@@ -88,30 +89,30 @@ def explained(function: Function) -> Function:
         try:
             return function(*args, **kwargs)
         except tf.errors.OpError as error:
-            clear = _clear(error)
-            if clear is None:
+            explained_error = _explained(error)
+            if explained_error is None:
                 raise
-            raise clear from error
+            raise explained_error from error
 
     return call  # type: ignore[return-value]
 
 
-def _clear(error: tf.errors.OpError) -> Exception | None:
-    """Returns an error of the same type that says what to do; None if nobody knows."""
+def _explained(error: tf.errors.OpError) -> Exception | None:
+    """Returns an error of the same type with the cause and the fix; None for an unknown cause."""
     message = str(error.message)
     if any(sign in message for sign in _MISMATCHES):
-        said = explain(
+        text = explain(
             "The ranks called a collective with different shapes or dtypes.",
             received=message.splitlines()[0].rstrip("."),
             do="Set TFDISTKIT_CHECK_COLLECTIVES=1 for all ranks to see what each of them called.",
         )
-        return type(error)(error.node_def, error.op, said)
+        return type(error)(error.node_def, error.op, text)
     last = registry.last_made()
     return last.explain_error(error) if last is not None and last.explain_error is not None else None
 
 
 def _strategy() -> tuple[Any, Any]:
-    """Returns the strategy that is meant, and the context of the replica that asks, if one does."""
+    """Returns the strategy in scope, or the last one made, and the replica context of the call, if there is one."""
     if tf.distribute.has_strategy():
         return tf.distribute.get_strategy(), tf.distribute.get_replica_context()
     last = registry.last_made()
@@ -123,9 +124,8 @@ def _require_alone() -> None:
     if cluster.is_training and cluster.world_size > 1:
         raise UnsupportedError(
             explain(
-                "There is no strategy yet, and so no way to the other workers.",
-                received=f"rank {cluster.rank} of {cluster.world_size} in {cluster.source}",
-                expected="`tfdistkit.strategy(...)` before the first collective",
+                "`tfdistkit.strategy(...)` must be called before the first collective: it connects the workers.",
+                received=f"no strategy, on rank {cluster.rank} of {cluster.world_size} in {cluster.source}",
                 do="Move the line `strategy = tfdistkit.strategy(...)` to the top of the script.",
             )
         )

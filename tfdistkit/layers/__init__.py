@@ -1,4 +1,4 @@
-"""Keras layers for tables that are larger than one server."""
+"""Keras layers for embedding tables larger than one parameter server."""
 
 from tfdistkit.layers.sharded_embedding import ShardedEmbedding
 

@@ -1,4 +1,4 @@
-"""The numbers that a table in several parts starts with: those that it would start with in one."""
+"""Initializers for the shards of a table: together they give the values of the unsharded table."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-# A larger table is never in one place. Below it, one is made, cut into its parts and forgotten.
+# Up to this size the whole table is made in memory and sliced into shards.
 _LARGEST_WHOLE_BYTES = 2**30
 
 
 def initializers_of_parts(initializer: Any, first_rows: Sequence[int], width: int, row_bytes: int) -> list[Any]:
-    """Makes the initializers of the parts of a table.
+    """Returns the initializers of the shards of a table.
 
     Args:
         initializer: The initializer of the table.
-        first_rows: The first row of each part, and at the end the number of rows.
+        first_rows: The first row of each shard, and at the end the number of rows.
         width: Columns of the table.
         row_bytes: Bytes of a row.
 
     Returns:
-        One initializer for each part. Up to 1 GiB, together they give what `initializer` gives for the table in
-        one variable. Beyond it, each part has random numbers of its own, of the same distribution.
+        One initializer for each shard. Up to 1 GiB, together they give the values of `initializer` for the unsharded
+        table. Beyond it, each shard has its own random numbers, of the same distribution.
     """
     rows = first_rows[-1]
     if len(first_rows) == 2:
@@ -36,7 +36,7 @@ def initializers_of_parts(initializer: Any, first_rows: Sequence[int], width: in
 
 
 class _Table:
-    """A table that is made when the first of its parts is asked for, and forgotten after the last one."""
+    """Makes a whole table for the first of its shards, and frees it after the last one."""
 
     def __init__(self, initializer: Any, shape: tuple[int, int], first_rows: Sequence[int]):
         self._initializer = initializer
@@ -46,10 +46,10 @@ class _Table:
         self._table: Any = None
 
     def part(self, first: int) -> Callable[..., Any]:
-        """Returns the initializer of the part that begins with a row."""
+        """Returns the initializer of the shard that begins at row `first`."""
 
         def rows(shape: Any, dtype: Any = None) -> Any:
-            # Not on a parameter server: what is sent to each of them is its part.
+            # Not on a parameter server: each server receives its shard only.
             with tf.device(None):
                 return self._whole(first, dtype)[first : first + shape[0]]
 
@@ -69,13 +69,13 @@ class _Table:
 
 
 def _of_its_own(initializer: Any, first: int, size: int, rows: int, width: int) -> Any:
-    """Returns the initializer of one part: another seed, and the variance that the whole table would have."""
+    """Returns the initializer of one shard: another seed, and the variance of the whole table."""
     seed = getattr(initializer, "seed", None)
     if not isinstance(seed, int):
-        return initializer  # Constants; generators, which give other numbers each time; functions of the user.
+        return initializer  # Constants; seed generators, which differ at each call; functions of the user.
     own = type(initializer).from_config({**initializer.get_config(), "seed": (seed + first) % 2**31})
     if isinstance(own, keras.initializers.VarianceScaling):
-        # The scale is divided by rows, by columns, or by the mean of both; here these are those of a part.
+        # Keras divides the scale by rows, by columns, or by their mean; here the rows are those of the shard.
         means = {"fan_in": (size, rows), "fan_out": (1, 1)}
         ours, whole = means.get(own.mode, (size + width, rows + width))
         own.scale *= ours / whole

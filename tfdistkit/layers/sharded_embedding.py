@@ -1,4 +1,4 @@
-"""`ShardedEmbedding`: an embedding whose table lies in several variables."""
+"""`ShardedEmbedding`: an embedding whose table is split into several variables."""
 
 from __future__ import annotations
 
@@ -14,30 +14,31 @@ from tfdistkit.errors import OptionError, UnsupportedError, explain
 from tfdistkit.keras_adapter import table_parts
 from tfdistkit.layers import initial_rows, partition
 from tfdistkit.strategies import keras_patches
+from tfdistkit.validation import require_integer
 
 _SHARD_BYTES = 2**30
 
-# Options of keras.layers.Embedding that change what its one variable is.
+# Options of keras.layers.Embedding that replace its single variable.
 _REFUSED = ("lora_rank", "lora_alpha", "quantization_config")
 
-# Up to here a float tells every integer from its neighbours.
-_FLOATS_TELL_APART = {"float16": 2**11, "bfloat16": 2**8, "float32": 2**24, "float64": 2**53}
+# Largest integer up to which each float dtype represents every integer exactly.
+_EXACT_INTEGERS_UP_TO = {"float16": 2**11, "bfloat16": 2**8, "float32": 2**24, "float64": 2**53}
 
 _tables = itertools.count()
 
 
 @keras.saving.register_keras_serializable(package="tfdistkit", name="ShardedEmbedding")
 class ShardedEmbedding(keras.layers.Layer):
-    """`keras.layers.Embedding` whose table lies in several variables, for tables larger than one server.
+    """Splits the table of a `keras.layers.Embedding` into several variables, for tables larger than one server.
 
-    Under `parameter_server` each part lies on another server. A lookup reads the rows that it needs from the
-    parts that have them, and optimizers update the parts as they update any variable. Files do not know of the
-    parts: what is saved is one table, with the optimizer's state of one, which loads into any number of parts,
-    and into a model with `keras.layers.Embedding` in its place; and the other way round.
+    Under `parameter_server` the shards are placed on the servers in turn. A lookup reads the rows that it needs from
+    the shards that hold them, and optimizers update each shard like any variable. Checkpoints do not depend on the
+    number of shards: a saved table, with its optimizer state, loads into any number of shards, and into a
+    `keras.layers.Embedding`, and the other way round.
 
-    Without several servers the table is one variable, unless `shards` says otherwise.
+    Without several servers the table is one variable, unless `shards` is given.
 
-    Optimizers that look at a variable as a whole (`Lamb`, `Adafactor`, `Muon`, and `clipnorm`) look at each part.
+    Optimizers that compute on a whole variable (`Lamb`, `Adafactor`, `Muon`, and `clipnorm`) compute on each shard.
 
     Example:
 
@@ -65,39 +66,38 @@ class ShardedEmbedding(keras.layers.Layer):
         """Makes the layer.
 
         Args:
-            input_dim: Rows of the table: the largest number that is looked up, plus 1.
+            input_dim: Rows of the table: the largest id, plus 1.
             output_dim: Columns of the table.
-            shards: In how many parts the table lies. None decides when the layer is built: one part, or, for a
-                table of more than 64 MiB under a strategy with several parameter servers, one for each of them.
-            shard_bytes: With `shards=None`, the largest part in bytes: a table for which one part for each
-                server would be larger gets two, three, ... for each.
-            embeddings_initializer: An initializer of Keras. Up to 1 GiB the table starts with the numbers of one
-                `Embedding`; beyond it, with numbers of the same distribution.
-            embeddings_regularizer: A regularizer of Keras. It sees each part, so it has to be a sum over the
+            shards: The number of shards. None decides when the layer is built: one shard, or, for a table of more
+                than 64 MiB under a strategy with several parameter servers, one for each server.
+            shard_bytes: With `shards=None`, the largest shard in bytes: where one shard for each server would be
+                larger, each server gets two, three, ...
+            embeddings_initializer: A Keras initializer. Up to 1 GiB the table starts with the values of one
+                `Embedding`; beyond it, with values of the same distribution.
+            embeddings_regularizer: A Keras regularizer. It is applied to each shard, so it must be a sum over the
                 elements, as L1 and L2 are.
-            embeddings_constraint: A constraint of Keras. It sees each part, so it has to work on elements or rows
-                (`NonNeg()`, `MaxNorm(axis=1)`).
+            embeddings_constraint: A Keras constraint. It is applied to each shard, so it must work on elements or
+                rows (`NonNeg()`, `MaxNorm(axis=1)`).
             mask_zero: Whether 0 is padding that later layers skip.
-            weights: What the table starts with: an array of the shape `[input_dim, output_dim]`.
-            **kwargs: What every layer of Keras takes, such as `name` and `dtype`.
+            weights: The initial table: an array of the shape `[input_dim, output_dim]`.
+            **kwargs: Arguments of every Keras layer, such as `name` and `dtype`.
 
         Raises:
-            OptionError: if a number cannot be right.
+            OptionError: if an argument is out of range.
             UnsupportedError: for options of `Embedding` that need the table in one variable.
         """
         _refuse_unsupported(kwargs, embeddings_constraint)
         super().__init__(**kwargs)
         keras_patches.install()
-        self.input_dim = _positive("input_dim", input_dim)
-        self.output_dim = _positive("output_dim", output_dim)
-        self.shards = None if shards is None else _positive("shards", shards)
-        self.shard_bytes = _positive("shard_bytes", shard_bytes)
+        self.input_dim = require_integer("input_dim", input_dim)
+        self.output_dim = require_integer("output_dim", output_dim)
+        self.shards = None if shards is None else require_integer("shards", shards)
+        self.shard_bytes = require_integer("shard_bytes", shard_bytes)
         if self.shards is not None and self.shards > self.input_dim:
             raise OptionError(
                 explain(
-                    "`shards` is larger than the table.",
+                    "`shards` must be at most `input_dim`: each shard holds at least one row.",
                     received=f"shards={shards}, input_dim={input_dim}",
-                    expected="at least one row for each part",
                 )
             )
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
@@ -106,7 +106,7 @@ class ShardedEmbedding(keras.layers.Layer):
         self.mask_zero = mask_zero
         self.supports_masking = mask_zero
         self.autocast = False
-        # XLA compiles nothing whose shape depends on data, as the rows that each part is asked for do.
+        # XLA cannot compile shapes that depend on data, such as the number of ids in each shard.
         self.supports_jit = (self.shards or 1) == 1
         self._parts: list[Any] = []
         if weights is not None:
@@ -117,7 +117,7 @@ class ShardedEmbedding(keras.layers.Layer):
         """Makes the variables.
 
         Args:
-            input_shape: Not looked at.
+            input_shape: Ignored.
         """
         if self.built:
             return
@@ -144,59 +144,58 @@ class ShardedEmbedding(keras.layers.Layer):
         self.built = True
 
     def call(self, inputs: Any) -> Any:
-        """Looks rows up.
+        """Looks up the rows of some ids.
 
         Args:
-            inputs: Row numbers: a dense, ragged or sparse tensor of integers.
+            inputs: The ids: a dense, ragged or sparse tensor of integers.
 
         Returns:
-            Their rows, of the layer's compute dtype.
+            Their rows, in the layer's compute dtype.
         """
         ids = self._as_ids(inputs)
         if len(self._parts) == 1:
             return keras.ops.cast(keras.ops.take(self._parts[0], ids, axis=0), self.compute_dtype)
         if isinstance(ids, tf.SparseTensor):
-            ids = tf.sparse.to_dense(ids)  # As `Embedding` does: where nothing is given, it looks row 0 up.
+            ids = tf.sparse.to_dense(ids)  # As `Embedding` does: missing elements look up row 0.
         return _on_flat_values(lambda flat: partition.look_up(self._parts, flat, self.compute_dtype), ids)
 
     def _as_ids(self, inputs: Any) -> Any:
         dtype = keras.backend.standardize_dtype(inputs.dtype)
         if dtype in ("int32", "int64"):
             return inputs
-        if self.input_dim - 1 > _FLOATS_TELL_APART.get(dtype, self.input_dim):
+        if self.input_dim - 1 > _EXACT_INTEGERS_UP_TO.get(dtype, self.input_dim):
             raise OptionError(
                 explain(
-                    f"Numbers of {dtype} cannot name each row of the table of the layer {self.name!r}.",
+                    f"Inputs of the layer {self.name!r} must be int32 or int64: {dtype} cannot represent every row id.",
                     received=f"inputs of {dtype} for {self.input_dim} rows",
-                    expected="inputs of int32 or int64",
                     do='Give the input a dtype: keras.Input((...), dtype="int64").',
                 )
             )
         return keras.ops.cast(inputs, "int32")
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
-        """Returns which inputs are no padding; None without `mask_zero`."""
+        """Returns a mask that is False for padding; None without `mask_zero`."""
         return keras.ops.not_equal(inputs, 0) if self.mask_zero else None
 
     def compute_output_shape(self, input_shape: Any) -> tuple:
-        """Returns the shape of the inputs with the columns of the table behind it."""
+        """Returns the shape of the inputs, followed by the columns of the table."""
         return (*input_shape, self.output_dim)
 
     def compute_output_spec(self, inputs: Any) -> Any:
-        """Returns what `call` returns, as a symbolic tensor."""
+        """Returns a symbolic tensor with the shape and dtype of the output of `call`."""
         shape = self.compute_output_shape(inputs.shape)
         ragged = {"ragged": True} if getattr(inputs, "ragged", False) else {}
         return keras.KerasTensor(shape, dtype=self.compute_dtype, **ragged)
 
     def whole_table(self) -> Any:
-        """Returns the table as one tensor, as `Embedding.embeddings` is: for tables that fit into one place."""
+        """Returns the table as one tensor, like `Embedding.embeddings`; it must fit into the memory of one device."""
         return keras.ops.concatenate([keras.ops.convert_to_tensor(v) for v in self._parts], axis=0)
 
     def set_weights(self, weights: list[Any]) -> None:
-        """Sets the table.
+        """Assigns the table.
 
         Args:
-            weights: One array, as of `Embedding.get_weights()`; or one for each part.
+            weights: One array, as from `Embedding.get_weights()`; or one for each shard.
         """
         if len(weights) == 1 and len(self._parts) > 1:
             table_parts.assign_rows(self._parts, np.asarray(weights[0]))
@@ -209,14 +208,14 @@ class ShardedEmbedding(keras.layers.Layer):
             store["0"] = table_parts.joined(self._parts)
 
     def load_own_variables(self, store: Any) -> None:
-        """Reads what `save_own_variables` wrote, here or in an `Embedding`."""
+        """Reads a table written by `save_own_variables`, of this class or of `Embedding`."""
         if not self.built or len(store.keys()) != 1:
-            super().load_own_variables(store)  # It says what is wrong.
+            super().load_own_variables(store)  # Raises Keras's error.
         elif self.built:
             table_parts.assign_rows(self._parts, store["0"])
 
     def get_config(self) -> dict[str, Any]:
-        """Returns what the layer is made from."""
+        """Returns the arguments of the layer."""
         return {
             **super().get_config(),
             "input_dim": self.input_dim,
@@ -230,8 +229,8 @@ class ShardedEmbedding(keras.layers.Layer):
         }
 
 
-# In a file Keras calls the weights of a layer in a Sequential or functional model by its class. With this name
-# the files of models with `ShardedEmbedding` and with `Embedding` are the same.
+# Keras names the weights of a layer in a file by its class. With this name, files of models with
+# `ShardedEmbedding` and with `Embedding` are the same.
 ShardedEmbedding.__name__ = "Embedding"
 
 
@@ -241,33 +240,24 @@ def _on_flat_values(look_up: Callable[[Any], Any], ids: Any) -> Any:
     return look_up(keras.ops.convert_to_tensor(ids))
 
 
-def _positive(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value <= 0:
-        raise OptionError(
-            explain(f"`{name}` is no number of it.", received=f"{name}={value!r}", expected="a positive integer")
-        )
-    return int(value)
-
-
 def _refuse_unsupported(options: dict[str, Any], constraint: Any) -> None:
-    """Takes options of `Embedding` out of `options`, which have no meaning here and must be left out or None."""
+    """Removes the options of `Embedding` from `options` that a table in shards cannot support; they must be None."""
     for name in _REFUSED:
         value = options.pop(name, None)
         if value is not None:
             raise UnsupportedError(
                 explain(
-                    f"`{name}` needs the table in one variable.",
+                    f"`{name}` must be None: it needs the table in one variable.",
                     received=f"{name}={value!r}",
-                    do="Take keras.layers.Embedding, or leave it out.",
+                    do="Use keras.layers.Embedding, or leave it out.",
                 )
             )
     axis = getattr(keras.constraints.get(constraint), "axis", None)
     if axis is not None and 0 in np.ravel(axis):
         raise UnsupportedError(
             explain(
-                "`embeddings_constraint` looks along the whole table, of which each variable has a part.",
+                "`embeddings_constraint` must work on rows or elements: each shard holds some of the rows.",
                 received=f"axis={axis}",
-                expected="a constraint of rows or elements",
                 do="Give it axis=1.",
             )
         )

@@ -1,4 +1,4 @@
-"""Strategies by name: one file for each, loaded when it is asked for."""
+"""Strategies by name: one module for each, imported on first use."""
 
 from tfdistkit.strategies.factory import StrategyName, register_strategy
 from tfdistkit.strategies.overloads import strategy

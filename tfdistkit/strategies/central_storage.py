@@ -1,11 +1,11 @@
-"""`central_storage`: each variable once, on one device; all devices compute.
+"""`central_storage`: one copy of each variable, on one device; all devices compute.
 
-Replicas that share a variable must not read it while one of them writes. In one process all of them are traced
-into one graph, and TensorFlow runs what touches one variable in the order in which it was traced. So it is
-enough to trace in the right order: all replicas as far as their gradients; then one update, by replica 0, on
-the device of the variables; then the rest. The replicas meet twice for that (`meet`), and nothing of it is left
-in the graph: no barrier, no collective. The update's own branches (gradient accumulation, overwriting by
-moving averages, loss scaling) are traced by one replica alone, where nobody has to be met.
+Replicas that share a variable must not read it while one of them writes. In one process all replicas are traced
+into one graph, and TensorFlow runs operations on one variable in the order in which they were traced. So it is enough
+to trace in the right order: all replicas up to their gradients; then one update, by replica 0, on the device of the
+variables; then the rest. The replicas synchronize twice for that while they are traced (`merge_replicas`), which adds
+no barrier and no collective to the graph. The update's own branches (gradient accumulation, overwriting by moving
+averages, loss scaling) are traced by replica 0 only, without synchronization.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _LOCAL = threading.local()
 
 
 class CentralVariable(private_api.MirroredVariable):
-    """A variable of which all replicas use one and the same copy."""
+    """A variable with one copy that all replicas share."""
 
     def _get_replica(self, replica_id: int) -> Any:
         return self.values[0]
 
     @property
     def handle(self) -> Any:
-        """The one that there is, in and outside of replicas."""
+        """The handle of the shared copy, inside and outside of replicas."""
         return self.values[0].handle
 
     def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
@@ -50,22 +50,21 @@ class CentralVariable(private_api.MirroredVariable):
 
         if isinstance(value, (int, float)):
             value = tf.constant(value, self.dtype)
-        meet(merge, own_tensors(value))
+        merge_replicas(merge, own_tensors(value))
         return self
 
 
-class _Place:
-    """Where a variable is created, as TensorFlow's `colocate_with` tells it."""
+class _Placement:
+    """The device of a new variable, in the form of TensorFlow's `colocate_with`."""
 
     def __init__(self, device: str):
         self._devices = (device,)
 
 
 class CentralStorageExtended(ReplicaMixin, private_api.MirroredExtended):
-    """What runs the replicas, one thread each, and keeps the variables.
+    """Runs the replicas, one thread each, and stores the variables.
 
-    Only what replicas must have for themselves is mirrored: metrics, the state of layers and of random
-    generators.
+    Only state that each replica needs for itself is mirrored: metrics, the state of layers and of random generators.
     """
 
     def __init__(self, container: tf.distribute.Strategy, devices: list[str], parameter_device: str):
@@ -80,20 +79,20 @@ class CentralStorageExtended(ReplicaMixin, private_api.MirroredExtended):
     def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
         if not _is_central(kwargs):
             return super()._create_variable(next_creator, **kwargs)
-        kwargs["colocate_with"] = _Place(self._parameter_device)
+        kwargs["colocate_with"] = _Placement(self._parameter_device)
         variable = super()._create_variable(next_creator, **kwargs)
         variable.__class__ = CentralVariable
         return variable
 
     def _use_merge_call(self) -> bool:
-        # Whoever updates alone has nobody to meet, in eager steps either.
+        # A replica that updates for all has no peer to wait for, in eager steps either.
         return not _updates_alone() and super()._use_merge_call()
 
     def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
         if not _updates_alone():
             return super()._replica_ctx_all_reduce(reduce_op, value, options)
         if reduce_op == tf.distribute.ReduceOp.MEAN:
-            return value  # The others would do the same with the same numbers.
+            return value  # All replicas would contribute the same value.
         return tf.nest.map_structure(lambda v: tf.math.scalar_mul(self._num_replicas_in_sync, v), value)
 
     def _replica_ctx_update(self, var: Any, fn: Any, args: Any, kwargs: Any, group: bool) -> Any:
@@ -103,23 +102,23 @@ class CentralStorageExtended(ReplicaMixin, private_api.MirroredExtended):
         def merge(strategy: Any, args: Any, kwargs: Any) -> None:
             strategy.extended.update(var, fn, args=args, kwargs=kwargs)
 
-        return meet(merge, args, kwargs or {})
+        return merge_replicas(merge, args, kwargs or {})
 
 
 class CentralStorageStrategy(KerasStrategyMixin, tf.distribute.Strategy):
-    """What `tf.distribute.experimental.CentralStorageStrategy` is for, exact under Keras 3.
+    """Replaces `tf.distribute.experimental.CentralStorageStrategy`, exact under Keras 3.
 
-    It is no subclass of that one, which has another way to run replicas, and whose
-    `experimental_distribute_dataset` fails for all `options`.
+    Not a subclass of it: that class runs replicas in another way, and its `experimental_distribute_dataset` fails for
+    all `options`.
     """
 
     def __init__(self, devices: list[str], parameter_device: str):
-        self._collective_key_base = collective_keys.next_base()  # TensorFlow asks for it here.
+        self._collective_key_base = collective_keys.next_base()  # TensorFlow reads it from the strategy.
         super().__init__(CentralStorageExtended(self, devices, parameter_device))
 
     @contextlib.contextmanager
     def optimizer_variables(self) -> Iterator[None]:
-        """Within it, this thread creates variables of an optimizer: one replica alone reads and writes them."""
+        """Creates the variables of an optimizer in this thread centrally: only replica 0 reads and writes them."""
         before = getattr(_LOCAL, "creates_for_optimizer", False)
         _LOCAL.creates_for_optimizer = True
         try:
@@ -130,12 +129,12 @@ class CentralStorageStrategy(KerasStrategyMixin, tf.distribute.Strategy):
     def apply_summed(self, gradients: list[Any], apply: Callable[[list[Any]], None]) -> None:
         """Sums the gradients on the device of the variables, where replica 0 applies them for all."""
         step = steps.current()
-        assert step is not None  # Only then are gradients summed.
-        summed = meet(_sum_on_parameter_device, own_tensors(gradients))
+        assert step is not None  # Gradients are summed in a step only.
+        summed = merge_replicas(_sum_on_parameter_device, own_tensors(gradients))
         if step.replica_id == 0:
             with tf.device(self.extended.parameter_devices[0]), step.updating_alone():
                 apply(summed)
-        meet(_nothing)
+        merge_replicas(_wait)
 
     def check_jit_compile(self) -> None:
         """Raises:
@@ -152,15 +151,15 @@ class CentralStorageStrategy(KerasStrategyMixin, tf.distribute.Strategy):
         )
 
 
-def meet(merge: Callable[..., Any], *args: Any) -> Any:
-    """Lets the replicas wait for each other while they are traced (in eager steps: while they run).
+def merge_replicas(merge: Callable[..., Any], *args: Any) -> Any:
+    """Makes the replicas wait for each other while they are traced (in eager steps: while they run).
 
     Args:
-        merge: Called once when all have come: with the strategy, and the replicas' `args` as per-replica values.
-        args: What this replica hands over.
+        merge: Called once when all replicas are here: with the strategy, and their `args` as per-replica values.
+        args: The values of this replica.
 
     Returns:
-        What `merge` returned, the same for all replicas.
+        The result of `merge`, the same for all replicas.
 
     Raises:
         UnsupportedError: in a branch or a loop, which each replica traces by itself.
@@ -169,18 +168,18 @@ def meet(merge: Callable[..., Any], *args: Any) -> Any:
     if step is not None and step.is_in_inner_graph():
         raise UnsupportedError(
             explain(
-                "A step updates a variable in a branch, in a loop or in a tf.function inside of it, where the replicas "
-                "of 'central_storage' cannot wait for each other.",
-                received="optimizer.apply(...) or variable.assign(...) in such a place",
+                "A step must not update variables in a branch, in a loop or in a tf.function inside of it, where the "
+                "replicas of 'central_storage' cannot wait for each other.",
+                received="optimizer.apply(...) or variable.assign(...) there",
                 expected="every update in the step itself",
-                do='Move the update out of it, or ask for the strategy "mirrored", which can do this.',
+                do='Move the update out of it, or use tfdistkit.strategy("mirrored"), which supports this.',
             )
         )
     return tf.distribute.get_replica_context().merge_call(merge, args=args)
 
 
-def _nothing(strategy: Any) -> None:
-    """What happens where replicas only wait for each other."""
+def _wait(strategy: Any) -> None:
+    """Does nothing: the replicas only wait for each other."""
 
 
 def _sum_on_parameter_device(strategy: Any, gradients: list[Any]) -> list[Any]:
@@ -189,14 +188,14 @@ def _sum_on_parameter_device(strategy: Any, gradients: list[Any]) -> list[Any]:
 
 
 def _sum(parts: tuple[Any, ...]) -> Any:
-    if isinstance(parts[0], tf.IndexedSlices):  # Rows in the order of one process.
+    if isinstance(parts[0], tf.IndexedSlices):  # The same order of rows as in one process.
         values, indices = (tf.concat([getattr(p, name) for p in parts], 0) for name in ("values", "indices"))
         return tf.IndexedSlices(values, indices, parts[0].dense_shape)
     return tf.add_n(parts)
 
 
 def _aggregated(strategy: Any, value: Any, aggregation: tf.VariableAggregation) -> Any:
-    """What is written of the replicas' values: as the variable says; replica 0's if it says nothing."""
+    """Combines the replicas' values by the variable's aggregation; without one, takes that of replica 0."""
     if isinstance(value, tf.distribute.DistributedValues):
         for op in tf.distribute.ReduceOp:
             if op.value == aggregation.name:
@@ -205,7 +204,7 @@ def _aggregated(strategy: Any, value: Any, aggregation: tf.VariableAggregation) 
 
 
 def _is_central(created_with: dict[str, Any]) -> bool:
-    """Whether a variable is one that all replicas share: trainable, or an optimizer's."""
+    """Returns whether all replicas share a variable: it is trainable, or belongs to an optimizer."""
     if created_with.get("synchronization") == tf.VariableSynchronization.ON_READ:
         return False
     beside = created_with.get("colocate_with")
@@ -223,7 +222,7 @@ def _updates_alone() -> bool:
 
 
 def _one_replica_writes() -> bool:
-    """Whether this replica is the only one that comes here: one applies the gradients, or there is but one."""
+    """Returns whether only this replica writes: it applies the gradients for all, or there is one replica."""
     return steps.current() is None or _updates_alone()
 
 
@@ -236,19 +235,19 @@ def build(
         cluster: Which process this is; it must be the only one.
         devices: The devices that compute. Names (`["GPU:0", "GPU:1"]`), or a number: that many GPUs, or on a
             machine with fewer that many logical CPU devices. None takes all GPUs, or the CPU where there are none.
-        parameter_device: The device that keeps trainable variables and the optimizer's state, by name. None takes
-            the only device where one computes, else the CPU.
+        parameter_device: The device that stores trainable variables and the optimizer's state, by name. None takes
+            the compute device if there is only one, else the CPU.
 
     Returns:
         A `tf.distribute.Strategy` with one replica for each of `devices`.
 
     Raises:
-        OptionError: if `devices` or `parameter_device` is not what this machine has.
-        TooLateError: if logical devices are needed and TensorFlow has its devices already.
+        OptionError: if `devices` or `parameter_device` are not devices of this machine.
+        TooLateError: if logical devices are needed and TensorFlow has already initialized its devices.
         UnsupportedError: if this process is one of several workers.
     """
     require_single_process("central_storage", cluster)
     names = resolve_devices(devices)
-    home = resolve_parameter_device(parameter_device, names)
+    storage = resolve_parameter_device(parameter_device, names)
     keras_patches.install()
-    return CentralStorageStrategy(names, home)
+    return CentralStorageStrategy(names, storage)

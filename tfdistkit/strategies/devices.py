@@ -1,8 +1,9 @@
-"""Which devices a strategy takes."""
+"""Resolves the devices of a strategy, and assigns GPUs to the workers of a host."""
 
 from __future__ import annotations
 
 import logging
+import numbers
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -12,6 +13,7 @@ from tfdistkit.cluster.environments import slurm
 from tfdistkit.cluster.spec import ClusterSpec
 from tfdistkit.errors import OptionError, TooLateError, UnsupportedError, explain
 from tfdistkit.keras_adapter import private_api
+from tfdistkit.validation import require_integer
 
 Devices = int | str | Sequence[str] | None
 
@@ -30,28 +32,26 @@ def resolve_devices(devices: Devices) -> list[str]:
         Device names such as `GPU:0`.
 
     Raises:
-        OptionError: if a name or the number is wrong, or a device is not there.
-        TooLateError: if logical devices are needed and TensorFlow has its devices already.
+        OptionError: if a name or the number is wrong, or this machine does not have a device.
+        TooLateError: if logical devices are needed and TensorFlow has already initialized its devices.
     """
     gpus = tf.config.list_physical_devices("GPU")
     if devices is None:
         return [f"GPU:{i}" for i in range(len(gpus))] or ["CPU:0"]
     if isinstance(devices, str):
         devices = [devices]
-    if isinstance(devices, bool) or not isinstance(devices, (int, Sequence)):
+    is_number = isinstance(devices, numbers.Integral) and not isinstance(devices, bool)
+    if not is_number and not isinstance(devices, Sequence):
         raise OptionError(
             explain(
-                "`devices` is neither names nor a number.",
+                "`devices` must be names of devices or a number of devices.",
                 received=f"devices={devices!r}",
                 expected="['GPU:0', 'GPU:1'], or 2",
             )
         )
-    if isinstance(devices, int):
-        if devices < 1:
-            raise OptionError(explain("`devices` is not a positive number.", received=f"devices={devices}"))
-        if len(gpus) >= devices:
-            return [f"GPU:{i}" for i in range(devices)]
-        return _logical_cpus(devices, len(gpus))
+    if not isinstance(devices, Sequence):
+        count = require_integer("devices", devices)
+        return [f"GPU:{i}" for i in range(count)] if len(gpus) >= count else _logical_cpus(count, len(gpus))
     return _checked_names(list(devices), "devices", devices)
 
 
@@ -59,14 +59,14 @@ def resolve_parameter_device(name: str | None, compute_devices: list[str]) -> st
     """Turns the `parameter_device` of a strategy into a device name.
 
     Args:
-        name: One name, or None for TensorFlow's default: the only device where one computes, else the CPU.
+        name: One name, or None for TensorFlow's default: the compute device if there is only one, else the CPU.
         compute_devices: The devices that compute.
 
     Returns:
         A device name such as `CPU:0`.
 
     Raises:
-        OptionError: if it is no name, or the device is not there.
+        OptionError: if it is not the name of a device of this machine.
     """
     if name is None:
         return compute_devices[0] if len(compute_devices) == 1 else "CPU:0"
@@ -89,7 +89,7 @@ def _checked_names(names: list[str], option: str, given: object) -> list[str]:
     received = f"{option}={given!r}"
     if not names or not all(isinstance(name, str) for name in names):
         raise OptionError(
-            explain(f"`{option}` holds no device names.", received=received, expected="names such as 'GPU:0'")
+            explain(f"`{option}` must be device names.", received=received, expected="names such as 'GPU:0'")
         )
     try:
         specs = [tf.DeviceSpec.from_string(n if n.startswith("/") else f"/device:{n.upper()}") for n in names]
@@ -99,38 +99,38 @@ def _checked_names(names: list[str], option: str, given: object) -> list[str]:
     if len(short) != len(names):
         raise OptionError(
             explain(
-                f"`{option}` holds something that is no device name.",
+                f"`{option}` must hold device names only.",
                 received=received,
                 expected="names such as 'GPU:0' or 'CPU:0'",
             )
         )
     if len(set(short)) != len(short):
-        raise OptionError(explain(f"`{option}` names a device twice.", received=received))
-    there = [f"{kind}:{i}" for kind in ("CPU", "GPU") for i in range(_number_of(kind))]
-    missing = [name for name in short if name not in there]
+        raise OptionError(explain(f"`{option}` must name each device once.", received=received))
+    present = [f"{kind}:{i}" for kind in ("CPU", "GPU") for i in range(_number_of(kind))]
+    missing = [name for name in short if name not in present]
     if missing:
         raise OptionError(
             explain(
-                f"`{option}` names {missing[0]}, which is not here.",
+                f"`{option}` must name devices of this machine, which has no {missing[0]}.",
                 received=received,
-                expected=f"devices out of: {', '.join(there)}",
+                expected=f"some of: {', '.join(present)}",
             )
         )
     return short
 
 
 def _number_of(kind: str) -> int:
-    """How many logical devices of a kind there are, without making TensorFlow take them."""
+    """Returns the number of logical devices of a kind without initializing them."""
     devices = tf.config.list_physical_devices(kind)
     return sum(len(tf.config.get_logical_device_configuration(device) or [None]) for device in devices)
 
 
 def take_gpu_of_local_rank(cluster: ClusterSpec) -> None:
-    """Shows this process only the GPU of its local rank, where several workers share a host.
+    """Makes only the GPU of its local rank visible to this process, where several workers share a host.
 
     Raises:
         UnsupportedError: if the host has GPUs, but fewer than workers.
-        TooLateError: if TensorFlow has its devices already.
+        TooLateError: if TensorFlow has already initialized its devices.
     """
     gpus = tf.config.list_physical_devices("GPU")
     if cluster.local_world_size == 1 or not gpus:
@@ -138,10 +138,10 @@ def take_gpu_of_local_rank(cluster: ClusterSpec) -> None:
     visible = env.text("CUDA_VISIBLE_DEVICES") or ""
     if len(gpus) == 1 and visible and "," not in visible:
         return  # The scheduler gave this process its one GPU.
-    place = cluster.local_rank
+    gpu = cluster.local_rank
     of_step = slurm.gpus_of_step_here()
     if of_step is not None and len(gpus) < of_step:
-        place = 0  # SLURM gave each task GPUs of its own (`--gpus-per-task`): this one does not see the others'.
+        gpu = 0  # SLURM gave each task its own GPUs (`--gpus-per-task`); those of its peers are hidden.
     elif len(gpus) < cluster.local_world_size:
         raise UnsupportedError(
             explain(
@@ -152,23 +152,23 @@ def take_gpu_of_local_rank(cluster: ClusterSpec) -> None:
             )
         )
     try:
-        tf.config.set_visible_devices(gpus[place], "GPU")
+        tf.config.set_visible_devices(gpus[gpu], "GPU")
     except RuntimeError:
         raise TooLateError(too_late(f"local_rank={cluster.local_rank}")) from None
 
 
 def require_not_started(received: str) -> None:
     """Raises:
-    TooLateError: if TensorFlow has its devices already.
+    TooLateError: if TensorFlow has already initialized its devices.
     """
     if private_api.tensorflow_has_started():
         raise TooLateError(too_late(received))
 
 
 def too_late(received: str) -> str:
-    """Says what to move where when a strategy comes after the first TensorFlow operation."""
+    """Returns the error message for a strategy that is made after the first TensorFlow operation."""
     return explain(
-        "The strategy comes too late: TensorFlow took its devices with the first operation of this process.",
+        "The strategy must be made before the first TensorFlow operation of this process, which initializes devices.",
         received=received,
         expected="`tfdistkit.strategy(...)` before any tensor, variable, dataset or model",
         do="Move the line `strategy = tfdistkit.strategy(...)` to the top of the script, right after the imports.",

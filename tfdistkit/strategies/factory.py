@@ -1,4 +1,4 @@
-"""Strategies by name: a table, each loaded when it is asked for."""
+"""Makes strategies by name: a table of modules, each imported on first use."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MODULES = {
 
 _CHOSEN_BY_AUTO = ("one_device", "mirrored", "multiworker", "horovod", "parameter_server")
 
-# How TensorFlow's Model Garden and Lightning spell them.
+# Spellings of TensorFlow's Model Garden and of Lightning.
 _ALIASES = {
     "off": "one_device",
     "dp": "mirrored",
@@ -44,18 +44,18 @@ _ALIASES = {
     "multi_worker_mirrored": "multiworker",
 }
 
-# What other packages may add strategies under, in the `entry_points` of their metadata.
+# The entry point group in which other packages register strategies.
 ENTRY_POINT_GROUP = "tfdistkit.strategies"
 
 Build = Callable[..., "tf.distribute.Strategy"]
-# A name that type checkers cannot know: of a registered strategy, or read from a configuration.
+# A name that type checkers cannot know: a registered strategy, or a value from a configuration.
 StrategyName = NewType("StrategyName", str)
 _registered: dict[str, Build] = {}
 _made = ""
 
 
 def make(name: str, options: dict[str, Any]) -> tf.distribute.Strategy:
-    """Makes a strategy: see `tfdistkit.strategy`."""
+    """Makes a strategy; see `tfdistkit.strategy`."""
     requested.note("strategy")
     cluster = detect_cluster()
     known = _known_name(name)
@@ -74,37 +74,41 @@ def make(name: str, options: dict[str, Any]) -> tf.distribute.Strategy:
 
 
 def register_strategy(name: str, build: Build) -> StrategyName:
-    """Adds a strategy of your own to those that `tfdistkit.strategy` makes by name.
+    """Registers a strategy of your own under a name for `tfdistkit.strategy`.
 
     A package can do the same without being imported: an entry point of the group `tfdistkit.strategies`.
 
     Args:
-        name: The name to ask for it by. A name that is registered already is replaced.
+        name: The name. A strategy that is already registered under it is replaced.
         build: Called as `build(cluster, **options)` with a `tfdistkit.cluster.ClusterSpec`; returns a
-            `tf.distribute.Strategy`. Its keyword parameters are the options that are let through.
+            `tf.distribute.Strategy`. Its keyword parameters are the allowed options.
 
     Returns:
-        The name, as one that type checkers let `tfdistkit.strategy` take with any options.
+        The name, typed so that type checkers accept it in `tfdistkit.strategy` with any options.
 
     Raises:
-        OptionError: (a ValueError) if the name is one of tfdistkit's own, or `build` cannot be called.
+        OptionError: (a ValueError) if the name is one of tfdistkit's own, or `build` is not callable.
     """
     if name in _MODULES or name in _ALIASES or name == "auto":
         raise OptionError(
-            explain("`name` is taken by tfdistkit itself.", received=f"name={name!r}", expected="another name")
+            explain(
+                "`name` must not be the name of a strategy of tfdistkit.",
+                received=f"name={name!r}",
+                do="Choose another name.",
+            )
         )
     if not callable(build):
         raise OptionError(
-            explain("`build` cannot be called.", received=f"build={build!r}", expected="build(cluster, **options)")
+            explain("`build` must be callable as build(cluster, **options).", received=f"build={build!r}")
         )
     _registered[name] = build
     return StrategyName(name)
 
 
 def _known_name(name: str) -> str:
-    """Resolves aliases and entry points; anything else is an error that names the nearest."""
+    """Resolves aliases and entry points; raises an error with the nearest name for an unknown one."""
     if not isinstance(name, str):
-        raise OptionError(explain("`name` is not a string.", received=repr(name), expected="the name of a strategy"))
+        raise OptionError(explain("`name` must be a string: the name of a strategy.", received=f"name={name!r}"))
     wanted = name.strip().lower().replace("-", "_")
     wanted = _ALIASES.get(wanted, wanted)
     if wanted == "auto" or wanted in _MODULES or wanted in _registered:
@@ -116,25 +120,24 @@ def _known_name(name: str) -> str:
     names = ["auto", *_MODULES, *_registered]
     raise OptionError(
         explain(
-            f"`name` is no strategy.{nearest(wanted, names + list(_ALIASES))}",
+            f"`name` must be one of: {', '.join(names)}.{nearest(wanted, names + list(_ALIASES))}",
             received=f"name={name!r}",
-            expected=f"one of: {', '.join(names)}",
         )
     )
 
 
 def _check_servers(name: str, cluster: ClusterSpec) -> None:
-    """A strategy of our own without servers would leave them, and those who wait for them, alone."""
-    of_ours = name in _MODULES and name != "parameter_server"
-    if not of_ours or not cluster.has_servers or cluster.task.role == "evaluator":
+    """Refuses a strategy of ours without servers in a cluster with servers, which would stay idle."""
+    uses_no_servers = name in _MODULES and name != "parameter_server"
+    if not uses_no_servers or not cluster.has_servers or cluster.task.role == "evaluator":
         return
     counts = ", ".join(f"{len(cluster.addresses[role])} {role}" for role in ("chief", "worker", "ps"))
     raise UnsupportedError(
         explain(
-            f"The strategy {name!r} makes no use of parameter servers, and this cluster has some.",
+            f"The strategy {name!r} does not use parameter servers, and this cluster has some.",
             received=f"{cluster.task.role} {cluster.task.index} in {cluster.source} with {counts}",
             expected='the strategy "parameter_server"',
-            do='Ask for tfdistkit.strategy("parameter_server"), or start the script without `ps` (`--ps`).',
+            do='Use tfdistkit.strategy("parameter_server"), or start the script without `ps` (`--ps`).',
         )
     )
 
@@ -147,10 +150,10 @@ def _require_no_other_strategy(name: str, cluster: ClusterSpec) -> None:
     if tf.distribute.has_strategy():
         raise UnsupportedError(
             explain(
-                "`tfdistkit.strategy(...)` was called inside of a strategy's scope.",
+                "`tfdistkit.strategy(...)` must be called outside of any strategy's scope.",
                 received=f"tfdistkit.strategy({name!r}) in the scope of {type(tf.distribute.get_strategy()).__name__}",
-                expected="one strategy a script, made at its top",
-                do="Move this line out of `with strategy.scope():`, or use the strategy that is there.",
+                expected="one strategy per script, made at its top",
+                do="Move this line out of `with strategy.scope():`, or use the strategy of that scope.",
             )
         )
     several = cluster.has_servers or cluster.world_size > 1
@@ -158,18 +161,18 @@ def _require_no_other_strategy(name: str, cluster: ClusterSpec) -> None:
     if last is not None and several and cluster.is_training and name in ("multiworker", "parameter_server"):
         raise UnsupportedError(
             explain(
-                "This process has a strategy already, and TensorFlow connects the processes of a job only once.",
+                "This process already has a strategy, and TensorFlow connects the processes of a job only once.",
                 received=f"tfdistkit.strategy({name!r}) after {_made or type(last.strategy).__name__}",
                 expected="one strategy in each process of the job, for all of its models",
-                do="Keep what the first call returned: in a notebook in a variable, in pytest in a fixture with "
-                'scope="session". Tests that each need a strategy of their own need processes of their own: '
-                "tfdistkit.launch(function, np=2) starts some.",
+                do="Keep the strategy that the first call returned: in a notebook in a variable, in pytest in a "
+                'fixture with scope="session". Run tests that each need another strategy in new processes: '
+                "tfdistkit.launch(function, np=2).",
             )
         )
 
 
 def _remember(name: str) -> None:
-    """Keeps which strategy was made last, and in which line, for the error of the next one."""
+    """Records the call and line that made the last strategy, for the error of the next call."""
     from tfdistkit.strategies.model_scope import line_of_user
 
     global _made
@@ -182,7 +185,7 @@ def _load(name: str) -> Build:
 
 
 def _offer_collectives(made: Any) -> None:
-    """Makes `tfdistkit.collectives` outside of a replica those of this strategy."""
+    """Sets the strategy as the default for `tfdistkit.collectives` outside of a replica."""
     import tensorflow as tf
 
     from tfdistkit.collectives import registry
@@ -195,7 +198,7 @@ def _offer_collectives(made: Any) -> None:
 def _choose(cluster: ClusterSpec) -> str:
     import tensorflow as tf
 
-    # An evaluator beside workers and servers evaluates on its own.
+    # An evaluator is not part of the training of workers and servers.
     if cluster.has_servers and cluster.task.role != "evaluator":
         return "parameter_server"
     if cluster.is_training and cluster.world_size > 1:
@@ -218,7 +221,7 @@ def _require_known(name: str, allowed: list[str], options: dict[str, Any]) -> No
         if option not in allowed:
             raise OptionError(
                 explain(
-                    f"`{option}` is no option of the strategy {name!r}.{nearest(option, allowed)}",
+                    f"The strategy {name!r} has no option `{option}`.{nearest(option, allowed)}",
                     received=f"{option}={options[option]!r}",
                     expected=f"one of: {', '.join(allowed) or 'none'}",
                 )
@@ -226,16 +229,16 @@ def _require_known(name: str, allowed: list[str], options: dict[str, Any]) -> No
 
 
 def _options_of_auto(chosen: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Returns those options that the chosen strategy has; the others belong to one that it might have become."""
+    """Returns the options of the chosen strategy; drops those of the other strategies that `auto` may choose."""
     known = {name: _option_names(name) for name in _CHOSEN_BY_AUTO}
     _require_known("auto", sorted(set().union(*known.values())), options)
     return {option: value for option, value in options.items() if option in known[chosen]}
 
 
 def _option_names(name: str) -> list[str]:
-    """Returns the options of a strategy of ours; from its source, as Horovod may not be installed."""
+    """Returns the options of a strategy of ours, read from its source because Horovod may not be installed."""
     spec = importlib.util.find_spec(_MODULES[name])
     assert spec is not None and spec.origin is not None
     tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
-    build = next(one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name == "build")
+    build = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "build")
     return [argument.arg for argument in build.args.kwonlyargs]

@@ -14,14 +14,14 @@ from tfdistkit.strategies.sync.replica import ReplicaMixin
 
 
 class MirroredExtended(ReplicaMixin, private_api.MirroredExtended):
-    """What runs the replicas, one thread each."""
+    """Runs the replicas, one thread each."""
 
 
 class MirroredStrategy(KerasStrategyMixin, tf.distribute.MirroredStrategy):
-    """`tf.distribute.MirroredStrategy` that is exact under Keras 3."""
+    """A `tf.distribute.MirroredStrategy` that is exact under Keras 3."""
 
     def __init__(self, devices: list[str]):
-        self._collective_key_base = collective_keys.next_base()  # TensorFlow asks for it here.
+        self._collective_key_base = collective_keys.next_base()  # TensorFlow reads it from the strategy.
         tf.distribute.Strategy.__init__(self, MirroredExtended(self, devices=devices))
 
 
@@ -37,8 +37,8 @@ def build(cluster: ClusterSpec, *, devices: Devices = None) -> MirroredStrategy:
         A `tf.distribute.Strategy` with one replica for each device.
 
     Raises:
-        OptionError: if `devices` is not what this machine has.
-        TooLateError: if logical devices are needed and TensorFlow has its devices already.
+        OptionError: if `devices` are not devices of this machine.
+        TooLateError: if logical devices are needed and TensorFlow has already initialized its devices.
         UnsupportedError: if this process is one of several workers.
     """
     require_single_process("mirrored", cluster)

@@ -1,8 +1,7 @@
-"""Checks that a model, its optimizers and its metrics were made where a strategy can train them.
+"""Checks that a model, its optimizers and its metrics were made in the scope of the strategy that trains them.
 
-TensorFlow finds a part that was made outside of `strategy.scope()` in the middle of a step, and names neither the part
-nor the line. In a job of several processes it finds nothing where the whole model is outside: each process trains a
-model of its own.
+For a part made outside of `strategy.scope()`, TensorFlow raises an error in the middle of a step that names neither the
+part nor the line. For a whole model outside of the scope it raises none: each process of a job trains its own model.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ from tfdistkit.keras_adapter import private_api, private_names
 _PACKAGES = tuple(os.path.dirname(str(module.__file__)) + os.sep for module in (keras, tf, tfdistkit))
 _DO_SCOPE = "with strategy.scope(): model = ...; model.compile(...)"
 
-# The line of the user's that made a model in no strategy.
+# The user's line that made a model outside of any strategy.
 _made_at: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-# Model -> the functions that it had when it was found well: they are made anew by `compile`.
+# Model -> its train and test function at the last check, which `compile` replaces.
 _checked: weakref.WeakKeyDictionary[Any, tuple[Any, Any]] = weakref.WeakKeyDictionary()
 
-# What TensorFlow says where a part of a step belongs to another strategy than the step.
+# Parts of TensorFlow's errors for a step that uses a variable of another strategy.
 _OF_TENSORFLOW = (
     "Mixing different tf.distribute",
     'Need to be inside "with strategy.scope()"',
@@ -45,8 +44,8 @@ _OF_TENSORFLOW = (
 
 
 def install() -> None:
-    """Hooks what makes, compiles, trains and evaluates a model, around the hooks that are there."""
-    private_names.hook("model_made", _note_line)
+    """Hooks the methods that make, compile, train and evaluate a model, around existing hooks."""
+    private_names.hook("model_made", _record_line)
     private_names.hook("compile", _compile)
     private_names.hook("strategy_scope", _scope)
     private_names.hook("apply", _apply)
@@ -55,17 +54,17 @@ def install() -> None:
     for key in ("evaluate", "test_on_batch"):
         private_names.hook(key, functools.partial(_train_or_test, key, False))
     for key in ("predict", "predict_on_batch"):
-        private_names.hook(key, _in_clear_words)
+        private_names.hook(key, _with_explained_errors)
 
 
-def _note_line(original: Any, model: Any) -> None:
+def _record_line(original: Any, model: Any) -> None:
     original(model)
     if private_api.strategy_of(model) is None:
         _made_at[model] = line_of_user()
 
 
 def _compile(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-    """Compiles in the scope of the model's strategy, where the optimizer's and the metrics' variables belong."""
+    """Compiles in the scope of the model's strategy, so that optimizers and metrics make their variables there."""
     strategy = private_api.strategy_of(model)
     if not private_api.is_ours(strategy):
         return original(model, *args, **kwargs)
@@ -81,14 +80,14 @@ def _compile(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _scope(original: Any, strategy: Any) -> Any:
-    """Refuses the scope of one strategy inside of that of another."""
+    """Refuses the scope of a strategy inside the scope of another one."""
     current: Any = tf.distribute.get_strategy() if tf.distribute.has_strategy() else strategy
     if current is not strategy and (private_api.is_ours(current) or private_api.is_ours(strategy)):
         raise UnsupportedError(
             explain(
-                "A strategy's scope stands inside the scope of another strategy.",
+                "A strategy's scope must not be inside the scope of another strategy.",
                 received=f"{_name(strategy)} inside {_name(current)}, at {line_of_user()}",
-                expected="one strategy a script",
+                expected="one strategy per script",
                 do="Remove one of the two `with ....scope():`.",
             )
         )
@@ -98,7 +97,7 @@ def _scope(original: Any, strategy: Any) -> Any:
 
 @contextlib.contextmanager
 def _without_legacy_keras(scope: Any) -> Iterator[Any]:
-    """Refuses models of Keras 2 in a scope: what is done for Keras 3 does not reach them."""
+    """Refuses models of Keras 2 in a scope: our hooks patch Keras 3 only."""
 
     def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         frame: Any = inspect.currentframe()
@@ -106,7 +105,7 @@ def _without_legacy_keras(scope: Any) -> Iterator[Any]:
             if _is_of_legacy_keras(frame):
                 raise UnsupportedError(
                     explain(
-                        "A model of `tf_keras` (Keras 2) stands in the scope of a tfdistkit strategy.",
+                        "A model in the scope of a tfdistkit strategy must not be one of `tf_keras` (Keras 2).",
                         received=f"a variable of `tf_keras`, made at {line_of_user()}",
                         expected="Keras 3: `import keras`, or `tf.keras` without TF_USE_LEGACY_KERAS",
                         do="Make the model with `keras`, or train it under TensorFlow's own strategy.",
@@ -120,7 +119,7 @@ def _without_legacy_keras(scope: Any) -> Iterator[Any]:
 
 
 def _apply(original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-    """In loops of the user's own, while they are traced: `fit` has looked before."""
+    """Checks the optimizer of a custom loop while it is traced; `fit` has its own check."""
     strategy: Any = tf.distribute.get_strategy()
     if private_api.is_ours(strategy) and tf.inside_function():
         require_own_optimizer(strategy, optimizer)
@@ -132,9 +131,9 @@ def _train_or_test(method: str, trains: bool, original: Any, model: Any, *args: 
     known = _checked.get(model)
     if known is None or known != functions or functions[0 if trains else 1] is None:
         _check(model, method, trains)
-    result = _in_clear_words(original, model, *args, **kwargs)
+    result = _with_explained_errors(original, model, *args, **kwargs)
     if method.endswith("on_batch"):
-        # Looked at again when `compile` has made another.
+        # Checked again after `compile` has replaced them.
         _checked[model] = (getattr(model, "train_function", None), getattr(model, "test_function", None))
     return result
 
@@ -156,7 +155,7 @@ def _check(model: Any, method: str, trains: bool) -> None:
 
 def _require_member(model: Any, method: str) -> None:
     """Raises:
-    UnsupportedError: if this process is one of several that train together, and the model takes no part in it.
+    UnsupportedError: if this process is one of several of a job, and the model is not in the scope of its strategy.
     """
     last = registry.last_made()
     if last is None or private_api.strategy_of(model) is last.strategy or env.text(env.OWN_MODELS) == "1":
@@ -164,15 +163,15 @@ def _require_member(model: Any, method: str) -> None:
     cluster = detect_cluster()
     if not cluster.is_training or not (cluster.world_size > 1 or cluster.has_servers):
         return
-    who = "the coordinator" if cluster.is_coordinator else f"rank {cluster.rank} of {cluster.world_size}"
+    process = "the coordinator" if cluster.is_coordinator else f"rank {cluster.rank} of {cluster.world_size}"
     line = line_of_user()
     raise UnsupportedError(
         explain(
-            f"`{method}` of a model that is in no strategy of this job: {who} would use it alone, and the other "
-            "processes one of their own, or none.",
-            received=f"{_told(model)}; `{method}` at {line}",
+            f"`{method}` needs a model that was made in the scope of this job's strategy: {process} would use this "
+            "model alone.",
+            received=f"{_description(model)}; `{method}` at {line}",
             expected=f"{_DO_SCOPE}, with the strategy that `tfdistkit.strategy(...)` returned",
-            do=f"{_move(model)} If this process shall have a model of its own, set {env.OWN_MODELS}=1.",
+            do=f"{_move(model)} To use a separate model in this process, set {env.OWN_MODELS}=1.",
         )
     )
 
@@ -184,7 +183,7 @@ def _move(model: Any) -> str:
     return f"Move {line or 'the line that makes the model'} into `with strategy.scope():`."
 
 
-def _told(model: Any) -> str:
+def _description(model: Any) -> str:
     made_in, line = private_api.strategy_of(model), _made_at.get(model)
     if made_in is not None:
         return f"the model {model.name!r}, made in the scope of {_name(made_in)}"
@@ -192,7 +191,7 @@ def _told(model: Any) -> str:
 
 
 def _require_no_scope_of_ours(model: Any, method: str) -> None:
-    """A model that was made in no scope of ours cannot be trained inside of one, nor with what was made there."""
+    """Refuses to train a model made outside of our scopes in such a scope, or with layers or optimizers made there."""
     strategy: Any = tf.distribute.get_strategy()
     if private_api.is_ours(strategy):
         found = f"`{method}` in the scope of {_name(strategy)}"
@@ -210,8 +209,8 @@ def _require_no_scope_of_ours(model: Any, method: str) -> None:
         found = f"its layers or its optimizer in the scope of {_name(owner)}"
     raise UnsupportedError(
         explain(
-            f"`{method}` of a model that was not made in the scope of the strategy.",
-            received=f"{_told(model)}; {found}",
+            f"`{method}` needs a model that was made in the scope of the strategy.",
+            received=f"{_description(model)}; {found}",
             expected=_DO_SCOPE,
             do=_move(model),
         )
@@ -219,7 +218,7 @@ def _require_no_scope_of_ours(model: Any, method: str) -> None:
 
 
 def _optimizers(model: Any) -> list[Any]:
-    """A GAN has several of them, by names of its own."""
+    """Returns all optimizers of a model; a GAN has several, in attributes of any name."""
     return [one for one in vars(model).values() if isinstance(one, keras.optimizers.Optimizer)]
 
 
@@ -229,12 +228,12 @@ def _require_no_other_scope(strategy: Any, method: str, model: Any) -> None:
         return
     raise UnsupportedError(
         explain(
-            f"`{method}` in the scope of another strategy than that of the model.",
+            f"`{method}` must not be called in the scope of a strategy other than the model's.",
             received=f"the model {model.name!r} of one {_name(strategy)}, in the scope of another {_name(current)}"
             if type(current) is type(strategy)
             else f"the model {model.name!r} of {_name(strategy)}, in the scope of {_name(current)}",
-            expected="one strategy a script, which makes, compiles and trains the model",
-            do=f"Call `{method}` outside of a scope, or in that of the model's strategy.",
+            expected="one strategy per script, which makes, compiles and trains the model",
+            do=f"Call `{method}` outside of any scope, or in the scope of the model's strategy.",
         )
     )
 
@@ -251,11 +250,11 @@ def _require_own_weights(strategy: Any, model: Any) -> None:
     more = f" and {len(outside) - 1} more" if len(outside) > 1 else ""
     raise UnsupportedError(
         explain(
-            "Weights of the model were made outside of the scope of its strategy, which cannot train them.",
+            "Trainable weights of a model must be made in the scope of its strategy.",
             received=f"{outside[0].path}{more}, in: {', '.join(layers) or model.name}",
             expected="layers built in the scope, or frozen ones (`layer.trainable = False`)",
-            do="Make these layers, and what calls or builds them first, in `with strategy.scope():`; give a model that "
-            "was made before its weights there: `keras.models.clone_model(model)`, then `set_weights`.",
+            do="Make these layers, and build them, in `with strategy.scope():`. To move an existing model there, call "
+            "`keras.models.clone_model(model)` in the scope, then `set_weights`.",
         )
     )
 
@@ -275,7 +274,7 @@ def require_own_optimizer(strategy: Any, optimizer: Any) -> None:
     name = type(optimizer).__name__
     raise UnsupportedError(
         explain(
-            "The optimizer was made outside of the scope of the model's strategy: its variables are elsewhere.",
+            "The optimizer must be made in the scope of the model's strategy.",
             received=f"{name} {optimizer.name!r} for {_name(strategy)}",
             expected=f"`with strategy.scope(): model.compile(optimizer=keras.optimizers.{name}(...), ...)`",
             do=f"Move the line that makes the {name} into `with strategy.scope():`.",
@@ -284,7 +283,7 @@ def require_own_optimizer(strategy: Any, optimizer: Any) -> None:
 
 
 def _require_own_metrics(strategy: Any, metrics: Iterable[Any]) -> None:
-    """Several replicas can only add up a metric whose variables the strategy made."""
+    """Refuses metrics made outside of the strategy's scope, whose state several replicas cannot sum."""
     if registry.process_count(strategy) == 1 and strategy.num_replicas_in_sync == 1:
         return
     for metric in metrics:
@@ -292,8 +291,8 @@ def _require_own_metrics(strategy: Any, metrics: Iterable[Any]) -> None:
             name = type(metric).__name__
             raise UnsupportedError(
                 explain(
-                    "A metric was made outside of the scope of the model's strategy: each replica would count its own "
-                    "rows only.",
+                    "A metric must be made in the scope of the model's strategy, or each replica counts only its own "
+                    "rows.",
                     received=f"{name} {metric.name!r} for {_name(strategy)}",
                     expected=f"`with strategy.scope(): model.compile(..., metrics=[keras.metrics.{name}(...)])`, or "
                     "its name as a string",
@@ -303,13 +302,13 @@ def _require_own_metrics(strategy: Any, metrics: Iterable[Any]) -> None:
 
 
 def _outside(strategy: Any, variables: Iterable[Any]) -> list[Any]:
-    """Returns the Keras variables whose TensorFlow variable another strategy made, or none."""
+    """Returns the Keras variables whose TensorFlow variable was made outside of the strategy's scope."""
     found = [(variable, private_api.raw_variable(variable)) for variable in variables]
     return [variable for variable, raw in found if raw is not None and not private_api.is_of(strategy, raw)]
 
 
-def _in_clear_words(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-    """Says in our words what TensorFlow says of strategies that do not fit."""
+def _with_explained_errors(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Calls a method of Keras, and replaces TensorFlow's errors about variables of other strategies."""
     try:
         return original(model, *args, **kwargs)
     except (RuntimeError, ValueError) as error:
@@ -320,11 +319,10 @@ def _in_clear_words(original: Callable[..., Any], model: Any, *args: Any, **kwar
             raise
         raise UnsupportedError(
             explain(
-                "A step uses a variable, an optimizer or a metric that was not made in the scope of the model's "
+                "Every variable, optimizer and metric that a step uses must be made in the scope of the model's "
                 "strategy.",
                 received=f"the model {model.name!r} of {_name(strategy)}; {str(error)[:200]}",
-                expected="everything that a step updates to be made in one scope",
-                do="Move the lines that make it into `with strategy.scope():`.",
+                do="Move the lines that make them into `with strategy.scope():`.",
             )
         ) from error
 
@@ -337,7 +335,7 @@ def _name(strategy: Any) -> str:
 
 
 def line_of_user() -> str:
-    """Returns the file and line, outside of Keras, TensorFlow and this package, from which this was called.
+    """Returns the file and line of the innermost caller outside of Keras, TensorFlow and this package.
 
     Returns:
         Such as `train.py:12`.

@@ -11,47 +11,47 @@ from tfdistkit.cluster.environments.mpi_addresses import exchange_addresses
 from tfdistkit.cluster.own_address import check_own_address
 from tfdistkit.cluster.rendezvous.exchange import exchange_facts
 from tfdistkit.cluster.spec import TRAINING_ROLES, ClusterSpec
-from tfdistkit.errors import ClusterConfigError, OptionError, RendezvousError, explain, nearest
+from tfdistkit.errors import ClusterConfigError, OptionError, RendezvousError, explain
 from tfdistkit.keras_adapter import private_api
 from tfdistkit.strategies import keras_patches
-from tfdistkit.strategies.consistency.shuffling import AgreedShuffling, require_check_data
+from tfdistkit.strategies.consistency.shuffling import AgreedShuffling
 from tfdistkit.strategies.consistency.versions import facts
 from tfdistkit.strategies.contract import KerasStrategyMixin
 from tfdistkit.strategies.devices import require_not_started, take_gpu_of_local_rank
 from tfdistkit.strategies.sync import collective_keys, collective_timeout
 from tfdistkit.strategies.sync.replica import ReplicaMixin
+from tfdistkit.validation import require_bool, require_choice, require_positive
 
 _COMMUNICATION = ("auto", "ring", "nccl")
 
-# What TensorFlow's broadcast cannot carry, and what carries it.
+# Dtypes that TensorFlow's broadcast cannot send, and the dtype that carries each.
 _SENT_AS = {
     tf.bfloat16: tf.float32,
     **dict.fromkeys((tf.int8, tf.int16, tf.uint8, tf.uint16), tf.int32),
     **dict.fromkeys((tf.uint32, tf.uint64), tf.int64),
 }
 
-# Long enough for a scheduler that starts the hosts of a job one after the other, short enough that nobody
-# pays for a night of waiting.
+# Long enough for a scheduler that starts the hosts of a job one after the other, short enough to waste no paid hours.
 _TIMEOUT_S = 300.0
 
 
-# As often a tensor of one shape is summed outside of functions before it gets a function of its own: to trace one takes
-# longer than a few sums, of which TensorFlow starts each with a pool of threads.
+# Eager sums of a shape before a function is traced for it. Tracing takes longer than a few eager sums, each of which
+# starts a thread pool in TensorFlow.
 _SUMS_BEFORE_FUNCTION = 3
 
 
 class MultiWorkerExtended(ReplicaMixin, private_api.CollectiveAllReduceExtended):
-    """What runs the replica of this process and talks to the others."""
+    """Runs the replica of this process, and communicates with its peers."""
 
     def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
         reduce = super()._reduce_to
         local = self._container_strategy().experimental_local_results(value)
         is_dense = len(local) == 1 and isinstance(local[0], (tf.Tensor, tf.Variable))
-        is_plain = is_dense and isinstance(destinations, str)  # A variable would be kept with its function.
+        is_plain = is_dense and isinstance(destinations, str)  # The cached function would keep a variable alive.
         if not tf.executing_eagerly() or self._num_workers == 1 or not is_plain or private_api.is_mirrored(value):
             return reduce(reduce_op, value, destinations, options)
         tensor = tf.convert_to_tensor(local[0])
-        # All ranks make the same calls, so they trace at the same call too.
+        # All ranks make the same calls, so they trace at the same call.
         calls = self.__dict__.setdefault("_calls_of_sums", collections.Counter())
         key = (str(reduce_op), tensor.dtype, tuple(tensor.shape), destinations, str(options and vars(options)))
         calls[key] += 1
@@ -74,7 +74,7 @@ class MultiWorkerExtended(ReplicaMixin, private_api.CollectiveAllReduceExtended)
                 value = private_api.initial_value(kwargs["initial_value"])
                 value = tf.convert_to_tensor(value, dtype=kwargs.get("dtype"))
             if value.shape.num_elements() == 0:
-                return value  # TensorFlow crashes when it sends nothing.
+                return value  # TensorFlow crashes when it broadcasts an empty tensor.
             carrier = _SENT_AS.get(value.dtype, value.dtype)
             carried = {**kwargs, "initial_value": tf.cast(value, carrier), "dtype": carrier}
             received = send(replica_id=replica_id, device=device, primary_var=primary_var, **carried)()
@@ -84,9 +84,9 @@ class MultiWorkerExtended(ReplicaMixin, private_api.CollectiveAllReduceExtended)
 
 
 class MultiWorkerStrategy(AgreedShuffling, KerasStrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):
-    """`tf.distribute.MultiWorkerMirroredStrategy` that works with Keras 3, exactly."""
+    """A `tf.distribute.MultiWorkerMirroredStrategy` that is exact under Keras 3."""
 
-    _collective_key_base = collective_keys.BASE_OF_PROCESSES  # TensorFlow asks for it here.
+    _collective_key_base = collective_keys.BASE_OF_PROCESSES  # TensorFlow reads it from the strategy.
 
     def __init__(self, resolver: Any, communication_options: Any):
         extended = MultiWorkerExtended(self, cluster_resolver=resolver, communication_options=communication_options)
@@ -96,16 +96,16 @@ class MultiWorkerStrategy(AgreedShuffling, KerasStrategyMixin, tf.distribute.Mul
 def build(
     cluster: ClusterSpec, *, communication: str = "auto", timeout_s: float = _TIMEOUT_S, check_data: bool = True
 ) -> MultiWorkerStrategy:
-    """Makes the strategy `multiworker`. With a single worker it waits for nobody.
+    """Makes the strategy `multiworker`. A single worker does not wait.
 
-    The workers meet before TensorFlow starts: who does not come, runs other versions or was told of
-    another cluster is named on every worker, within `timeout_s`.
+    The rendezvous of the workers takes place before TensorFlow starts: an error on every worker names, within
+    `timeout_s`, each rank that is missing, runs other versions or received another cluster.
 
     Args:
         cluster: Which process this is, and the addresses of all.
         communication: `"auto"`, `"ring"` (CPUs and GPUs, over gRPC) or `"nccl"` (GPUs).
-        timeout_s: Seconds that a worker waits for the others: at the start, and in every collective. A
-            worker that does longer work alone (an evaluation on the chief, say) needs a larger one.
+        timeout_s: Seconds that a worker waits for its peers: at the rendezvous, and in every collective. A worker
+            that does longer work alone (an evaluation on the chief, say) needs a larger one.
         check_data: Whether `fit`, `evaluate`, `predict` and `tfdistkit.data.shard` compare the data of the workers.
 
     Returns:
@@ -114,13 +114,13 @@ def build(
 
     Raises:
         OptionError: if an option is wrong.
-        ClusterConfigError: if this process cannot take its address, or the workers differ in what they know.
-        TooLateError: if TensorFlow has its devices already.
-        RendezvousError: if a worker does not come within `timeout_s`.
+        ClusterConfigError: if this process cannot bind its address, or the workers' clusters or versions differ.
+        TooLateError: if TensorFlow has already initialized its devices.
+        RendezvousError: if a worker is missing after `timeout_s`.
         UnsupportedError: if there are fewer GPUs than workers on this host.
     """
     options = _communication_options(communication, timeout_s)
-    require_check_data(check_data)
+    require_bool("check_data", check_data)
     if not cluster.is_training or cluster.world_size == 1:
         keras_patches.install()
         alone = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({}))
@@ -136,7 +136,7 @@ def build(
     strategy.check_data = check_data
     collective_timeout.start(options.timeout_seconds)
     if private_api.global_seed() is None:
-        # Shuffling without a seed of the user's own has to be the same on all ranks.
+        # Without a seed of the user, all ranks still need one shuffle order.
         tf.random.set_seed(int(rendezvous.facts[0]["seed"]))
     return strategy
 
@@ -145,16 +145,16 @@ def _require_addresses(cluster: ClusterSpec) -> None:
     if not cluster.has_addresses:
         raise ClusterConfigError(
             explain(
-                "The strategy 'multiworker' needs the addresses of all workers, and whoever started them told none.",
-                received=f"rank {cluster.rank} of {cluster.world_size}, from {cluster.source}",
+                "The strategy 'multiworker' needs the addresses of all workers.",
+                received=f"rank {cluster.rank} of {cluster.world_size}, from {cluster.source}, without addresses",
                 expected="TF_CONFIG, or PMIx, which Open MPI's mpirun and `srun --mpi=pmix` serve",
-                do='Ask for tfdistkit.strategy("horovod"), or start the workers with `tfdistkit run`.',
+                do='Use tfdistkit.strategy("horovod"), or start the workers with `tfdistkit run`.',
             )
         )
 
 
 def _start(cluster: ClusterSpec, options: Any, timeout_s: float) -> MultiWorkerStrategy:
-    """Starts TensorFlow's servers, which connect to each other."""
+    """Starts TensorFlow's server of this process, and connects it to its peers."""
     spec = tf.train.ClusterSpec({r: list(cluster.addresses[r]) for r in TRAINING_ROLES if r in cluster.addresses})
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         spec,
@@ -169,7 +169,7 @@ def _start(cluster: ClusterSpec, options: Any, timeout_s: float) -> MultiWorkerS
     except (tf.errors.DeadlineExceededError, tf.errors.UnavailableError, tf.errors.InternalError) as error:
         raise RendezvousError(
             explain(
-                f"Rank {cluster.rank} met the other workers, but TensorFlow could not connect to them.",
+                f"Rank {cluster.rank} completed the rendezvous, but TensorFlow could not connect to its peers.",
                 received=str(error).splitlines()[0],
                 expected="every worker to be reachable from every other at its address",
                 do=f"Look for a firewall between these addresses: {', '.join(cluster.workers)}.",
@@ -178,28 +178,16 @@ def _start(cluster: ClusterSpec, options: Any, timeout_s: float) -> MultiWorkerS
 
 
 def _communication_options(communication: str, timeout_s: float) -> Any:
-    name = str(communication).lower()
-    if name not in _COMMUNICATION:
-        raise OptionError(
-            explain(
-                f"`communication` is unknown.{nearest(name, list(_COMMUNICATION))}",
-                received=f"communication={communication!r}",
-                expected=f"one of: {', '.join(_COMMUNICATION)}",
-            )
-        )
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not timeout_s > 0:
-        raise OptionError(
-            explain("`timeout_s` is no time.", received=f"timeout_s={timeout_s!r}", expected="seconds, more than 0")
-        )
+    name = require_choice("communication", str(communication).lower(), _COMMUNICATION)
+    timeout_s = require_positive("timeout_s", timeout_s, "seconds")
     if name == "nccl" and not tf.config.list_physical_devices("GPU"):
         raise OptionError(
             explain(
-                "`communication` needs GPUs, and TensorFlow finds none on this machine.",
+                '`communication` must be "auto" or "ring" where TensorFlow finds no GPUs.',
                 received=f"communication={communication!r}",
-                expected='"auto" or "ring"',
             )
         )
     return tf.distribute.experimental.CommunicationOptions(
-        timeout_seconds=float(timeout_s),
+        timeout_seconds=timeout_s,
         implementation=tf.distribute.experimental.CommunicationImplementation[name.upper()],
     )

@@ -12,7 +12,7 @@ from tfdistkit.strategies.devices import Devices, resolve_devices
 
 
 class OneDeviceStrategy(KerasStrategyMixin, tf.distribute.OneDeviceStrategy):
-    """`tf.distribute.OneDeviceStrategy` for Keras 3."""
+    """A `tf.distribute.OneDeviceStrategy` for Keras 3."""
 
 
 def build(cluster: ClusterSpec, *, devices: Devices = None) -> OneDeviceStrategy:
@@ -34,10 +34,9 @@ def build(cluster: ClusterSpec, *, devices: Devices = None) -> OneDeviceStrategy
     if devices is not None and len(names) != 1:
         raise OptionError(
             explain(
-                "`devices` names several devices.",
+                "`devices` must name one device.",
                 received=f"devices={devices!r}",
-                expected="one device",
-                do='For several devices, ask for the strategy "mirrored".',
+                do='For several devices, use tfdistkit.strategy("mirrored").',
             )
         )
     keras_patches.install()

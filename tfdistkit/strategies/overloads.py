@@ -1,7 +1,7 @@
-"""`tfdistkit.strategy(name, **options)`, with the names and the options that type checkers know.
+"""Declares `tfdistkit.strategy(name, **options)` with an overload for each strategy, for type checkers.
 
-Each overload has the names of one strategy and the options of its `build`. A misspelt name or an option of another
-strategy is an error in an editor, before anything is started.
+Each overload has the names of one strategy and the options of its `build`, so a type checker reports a misspelt name
+or an option of another strategy.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tfdistkit.strategies.factory import StrategyName, make
 if TYPE_CHECKING:
     import tensorflow as tf
 
-# Names or a number of devices; `tfdistkit.strategies.devices` says what they mean, and loads TensorFlow.
+# As in `tfdistkit.strategies.devices`, which loads TensorFlow.
 Devices = int | str | Sequence[str] | None
 Communication = Literal["auto", "ring", "nccl"]
 Op = Literal["average", "sum", "adasum"]
@@ -27,7 +27,7 @@ ProcessSets = Sequence[int] | Sequence[Sequence[int]] | None
 def strategy(
     name: Literal["auto"] = "auto",
     *,
-    # What it becomes is known when it runs, so it takes the options of all.
+    # `auto` chooses at run time, so it takes the options of all strategies.
     devices: Devices = ...,
     communication: Communication = ...,
     variable_partitioner: None = ...,
@@ -107,22 +107,22 @@ def strategy(name: StrategyName, **options: Any) -> tf.distribute.Strategy: ...
 
 
 def strategy(name: str = "auto", **options: Any) -> tf.distribute.Strategy:
-    """Makes a strategy: the first thing that a training script does.
+    """Makes a strategy. Call it before the script uses TensorFlow.
 
-    The batch size of the script stays the global one: N workers compute what one computes on it.
+    The batch size of the script is the global batch size: N workers compute what one worker computes on it.
 
     Args:
         name: `"auto"`, `"one_device"`, `"mirrored"` (the devices of this process), `"central_storage"`
             (the same, with each variable on one device only), `"multiworker"`
             (several processes, started by `tfdistkit run`, `srun` or anything that sets TF_CONFIG), `"horovod"`
-            (several processes that talk through Horovod), `"parameter_server"` (workers that share the
-            variables on servers), or a registered name. `"auto"` takes `parameter_server` when there are
+            (several processes that communicate over Horovod), `"parameter_server"` (workers that share the
+            variables on servers), or a registered name. `"auto"` chooses `parameter_server` when there are
             servers, `multiworker` when there are other workers (`horovod` when
             `horovodrun`, `mpirun` or `tfdistkit run --backend horovod` started them), else `mirrored` when
             there are two GPUs or more, else `one_device`. The spellings of TensorFlow's Model
-            Garden (`off`, `multi_worker_mirrored`) and of Lightning (`dp`, `ddp`) are known too.
-        **options: The options of that strategy, as its page in the docs lists them. `"auto"` takes those of all that
-            it may become, and leaves out what the one that it becomes does not know.
+            Garden (`off`, `multi_worker_mirrored`) and of Lightning (`dp`, `ddp`) also work.
+        **options: The options of that strategy, as listed on its page in the docs. `"auto"` takes the options of every
+            strategy that it may choose, and ignores those that the chosen one does not have.
 
     Returns:
         A `tf.distribute.Strategy`; build and compile the model in its `scope()`.
@@ -130,9 +130,9 @@ def strategy(name: str = "auto", **options: Any) -> tf.distribute.Strategy:
     Raises:
         OptionError: (a ValueError) if the name or an option is unknown or wrong.
         ClusterConfigError: (a ValueError) if TF_CONFIG is wrong.
-        TooLateError: (a RuntimeError) if TensorFlow has its devices already.
-        UnsupportedError: (a RuntimeError) if the strategy makes no use of the cluster's parameter servers.
-        RendezvousError: (a TimeoutError) if the other workers do not come within `timeout_s`.
+        TooLateError: (a RuntimeError) if TensorFlow has already initialized its devices.
+        UnsupportedError: (a RuntimeError) if the strategy does not use the cluster's parameter servers.
+        RendezvousError: (a TimeoutError) if a worker is missing after `timeout_s`.
         MissingDependencyError: (an ImportError) if TensorFlow or Keras 3 is not installed.
 
     Example:

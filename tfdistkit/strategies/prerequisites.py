@@ -1,4 +1,4 @@
-"""Is what a strategy stands on here, in versions that were tested? Asked before anything of TensorFlow is used."""
+"""Checks that TensorFlow and Keras are installed in tested versions, before a strategy uses them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _BACKENDS = ("jax", "torch", "openvino")
 
 
 def require_keras_on_tensorflow() -> None:
-    """Says what to install or to set where Keras 3 on TensorFlow is not what would be imported.
+    """Requires Keras 3 on TensorFlow, both in tested versions.
 
     Raises:
-        MissingDependencyError: if one of the two is not installed, or is older than any that was tested.
-        OptionError: if Keras runs on something else.
+        MissingDependencyError: if one of them is not installed, or older than every tested version.
+        OptionError: if Keras uses another backend.
     """
     backend = env.text(_KERAS_BACKEND)
     if backend is not None and backend != "tensorflow" and "keras" not in sys.modules:
@@ -51,7 +51,7 @@ def require_keras_on_tensorflow() -> None:
 
 
 def _require_tested(name: str, version: str, tested: tuple[tuple[int, int], tuple[int, int]], install: str) -> None:
-    """Older versions lack what the strategies stand on; newer ones are checked name by name when they are hooked."""
+    """Refuses older versions, which lack private names we hook; warns of newer ones, checked name by name later."""
     numbers = supported.numbers_of(version)
     if numbers < tested[0]:
         raise MissingDependencyError(
@@ -68,17 +68,17 @@ def _require_tested(name: str, version: str, tested: tuple[tuple[int, int], tupl
                 f"This {name} is newer than any that tfdistkit was tested with.",
                 received=f"{name} {version}",
                 expected=f"{name} {supported.range_text(tested)}",
-                do=f"Compare a short run with one of a single process, or install a tested version: {install}",
+                do=f"Compare a short run with a run of one process, or install a tested version: {install}",
             ),
             RuntimeWarning,
-            stacklevel=5,  # the line that asks for the strategy
+            stacklevel=5,  # the user's call of `tfdistkit.strategy`
         )
 
 
 def _other_backend(received: str) -> OptionError:
     return OptionError(
         explain(
-            "Keras does not run on TensorFlow.",
+            "Keras must run on TensorFlow.",
             received=received,
             expected="the Keras backend 'tensorflow'",
             do="Set KERAS_BACKEND=tensorflow in the environment, or remove it there and in ~/.keras/keras.json.",

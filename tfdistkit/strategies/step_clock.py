@@ -1,7 +1,7 @@
-"""Where the time of training steps goes, seen from inside of their graphs.
+"""Measures where the time of training steps goes, by timestamps in their graphs.
 
-Operations that note the time stand beside the step and wait for what they measure; nothing of the step waits for
-them, so the order of the step's own work stays what it is.
+Timestamp operations run beside the step and wait for the operations that they measure; no operation of the step waits
+for them, so the order of the step's own operations does not change.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ import tensorflow as tf
 from tfdistkit.keras_adapter import private_api
 from tfdistkit.strategies.sync import step as steps
 
-# A strategy whose steps run in other processes has a `clock()` of its own.
+# The clock of each model. A strategy whose steps run in other processes has its own `clock()`.
 _OF_MODEL: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
-# Of so many first executions, and after that of every so many, it is seen what a call costs when data is ready.
+# Sample call overhead on the first 8 executions, then on every 64th.
 _SAMPLED_FIRST, _SAMPLED_EVERY = 8, 64
-# Seconds: a call that takes longer than this waited for data, whatever the fastest one took.
+# Upper bound of the call overhead, in seconds: a longer call waited for data.
 _MOST_PER_CALL_S = 0.0005
 
 
 class Times(NamedTuple):
-    """What an epoch came to, in this process.
+    """The times of an epoch, in this process.
 
     Args:
-        executions: How many calls of the train function there were.
+        executions: The number of calls of the train function.
         rows: Rows of the global batches.
-        total_s: Seconds from the first of them to the end of the last.
+        total_s: Seconds from the first call to the end of the last.
         input_s: Seconds in which steps waited for data.
-        communication_s: Seconds from when a replica had all of what it adds to a sum, until it had the sum.
-        outside_s: Seconds between the steps: callbacks, and what a call costs.
+        communication_s: Seconds from when a replica had all its summands until it had the sum.
+        outside_s: Seconds between the steps: callbacks, and call overhead.
     """
 
     executions: int
@@ -46,14 +46,14 @@ class Times(NamedTuple):
 
 
 class StepClock:
-    """Measures the training steps of a model. Made by `attach`."""
+    """Measures the training steps of a model; made by `attach`."""
 
     def __init__(self, model: Any):
         extended = model.distribute_strategy.extended
         self._replicas_here = max(1, len(extended.worker_devices)) if private_api.strategy_of(model) else 1
         self._is_inside = False
         with tf.device("CPU:0"), tf.init_scope():
-            # Seconds or rows that add up; the end of the last step; the last wait.
+            # Sums of seconds or rows; the end of the last step; the last wait.
             self._gaps, self._communication, self._rows, self._end, self._gap = (
                 tf.Variable(0.0, trainable=False, dtype=tf.float64) for _ in range(5)
             )
@@ -67,17 +67,17 @@ class StepClock:
         self._began = self._returned = 0.0
 
     def times(self) -> Times:
-        """Returns what there was since `reset`."""
+        """Returns the times since `reset`."""
         outside_s = self._outside_s + self._executions * self._per_call_s * self._is_inside
         input_s = max(0.0, float(self._gaps.numpy()) - outside_s) if self._is_inside else 0.0
         total_s = max(self._returned - self._began, 1e-9)
         rows, communication_s = float(self._rows.numpy()), float(self._communication.numpy())
         return Times(self._executions, rows, total_s, input_s, communication_s, outside_s)
 
-    # What the hooks of Keras's train function call.
+    # Called by the hooks of Keras's train function.
 
     def timed(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Wraps what `fit` calls for each execution."""
+        """Wraps the function that `fit` calls for each execution."""
         has_run = False
 
         def timed_function(iterator: Any) -> Any:
@@ -92,7 +92,7 @@ class StepClock:
             result = function(iterator)
             self._returned = time.time()
             self._executions += 1
-            if not has_run:  # TensorFlow has traced and compiled the step, which is no part of training it.
+            if not has_run:  # The first execution includes tracing and compilation, which do not count.
                 has_run = True
                 self.reset()
             elif self._executions <= _SAMPLED_FIRST or self._executions % _SAMPLED_EVERY == 0:
@@ -107,13 +107,13 @@ class StepClock:
     def watched(self, step_function: Callable[[Any], Any], model: Any) -> Callable[[Any], Any]:
         """Wraps a train step."""
         if model.jit_compile:
-            return step_function  # XLA knows no time.
+            return step_function  # XLA has no timestamp operation.
 
         @tf.autograph.experimental.do_not_convert
         def watched_step(data: Any) -> Any:
             step = steps.current()
             if step is not None and step.replica_id % self._replicas_here:
-                return step_function(data)  # One replica of a process tells of it.
+                return step_function(data)  # One replica of a process measures.
             self._is_inside = True
             gap = _time_of(data) - self._end
             self._gaps.assign_add(gap)
@@ -135,10 +135,10 @@ class StepClock:
         """Measures a sum over the replicas, or several at once.
 
         Args:
-            parts: What this replica adds.
+            parts: The summands of this replica.
 
         Returns:
-            What is to be called with the sums.
+            A function to call with the sums.
         """
         begin = _time_of(parts)
 
@@ -154,7 +154,7 @@ class StepClock:
 
 
 def attach(model: Any) -> Any:
-    """Returns the clock of a model; the train function is made anew if it had none."""
+    """Returns the clock of a model; makes the clock and a new train function if it has none."""
     if model not in _OF_MODEL:
         strategy = model.distribute_strategy
         _OF_MODEL[model] = strategy.clock(model) if private_api.is_ours(strategy) else StepClock(model)
@@ -168,7 +168,7 @@ def clock_of(model: Any, step_function: Any) -> Any:
 
 
 def _time_of(structure: Any) -> tf.Tensor:
-    """The time at which tensors are there."""
+    """Returns the time at which tensors are available."""
     flat = tf.nest.flatten(structure, expand_composites=True)
     with tf.control_dependencies([t for t in flat if tf.is_tensor(t)]):
         return tf.timestamp()
@@ -179,7 +179,7 @@ def _operations() -> int:
 
 
 def _changes(first: int) -> list[Any]:
-    """The operations of a graph, from a number on, that change variables: they may end after the step's logs."""
+    """Returns the operations after the first `first` that write variables: they may end after the step's logs."""
     if tf.executing_eagerly():
         return []
     operations = tf.compat.v1.get_default_graph().get_operations()[first:]

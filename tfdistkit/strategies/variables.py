@@ -1,4 +1,4 @@
-"""Variables whose replicas agree without `merge_call`: layer state, the step counter, what metrics add up."""
+"""Variables that are synchronized without `merge_call`: layer state, the step counter, sums of metrics."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tfdistkit.strategies.sync import step as steps
 class LayerState(private_api.MirroredVariable):
     """Non-trainable state of a layer, such as the moving statistics of BatchNormalization.
 
-    Keras creates it without aggregation, and each replica would go its own way. Inside a Keras step it is
-    written locally and summed with everything else at the end of the step, in one collective; elsewhere
-    at once. Replicas weigh by their rows.
+    Keras creates it without aggregation, so the copies of the replicas would diverge. Inside a Keras step it is
+    written locally and synchronized with all other state at the end of the step, in one collective; elsewhere
+    at once. Replicas are weighted by their rows.
     """
 
     def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
@@ -33,10 +33,10 @@ class LayerState(private_api.MirroredVariable):
 
 
 class StepCounter(private_api.MirroredVariable):
-    """`optimizer.iterations`: every replica adds the same 1, so none has to be told.
+    """`optimizer.iterations`: every replica adds the same 1, so no synchronization is needed.
 
-    TensorFlow sends the first replica's number to the others in `merge_call`, which cannot happen in the
-    branch that a LossScaleOptimizer counts in (keras#20582).
+    TensorFlow sends the first replica's number to the others in `merge_call`, which is impossible in the branch in
+    which a LossScaleOptimizer counts (keras#20582).
     """
 
     def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
@@ -44,9 +44,9 @@ class StepCounter(private_api.MirroredVariable):
 
 
 class ReplicaSum(private_api.SyncOnReadVariable):
-    """What each replica counts for itself, and is summed when it is read, such as the state of a metric.
+    """A variable that each replica updates for itself, and that is summed on read, such as the state of a metric.
 
-    In a Keras step a replica without rows computes with a stand-in, of which nothing counts.
+    In a Keras step, updates from a placeholder row are dropped.
     """
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
@@ -66,9 +66,9 @@ class ReplicaSum(private_api.SyncOnReadVariable):
 
 
 def as_own_variable(variable: Any, created_with: dict[str, Any]) -> Any:
-    """Makes a mirrored variable `LayerState` if it was created as such: not trainable, aggregated by MEAN.
+    """Converts a mirrored variable to `LayerState` if it was created as such: not trainable, aggregated by MEAN.
 
-    Or a `StepCounter`, by the name that Keras gives to `optimizer.iterations`.
+    Or to a `StepCounter`, by the name that Keras gives to `optimizer.iterations`.
     """
     if type(variable) is private_api.SyncOnReadVariable:
         variable.__class__ = ReplicaSum

@@ -1,1 +1,1 @@
-"""Do all ranks do the same, with the same data?"""
+"""Checks that all ranks make the same calls, with the same data."""

@@ -1,7 +1,7 @@
-"""A mark of a batch, by which ranks see whether they read the same data.
+"""Hashes a sample of a batch, so that ranks can compare whether they read the same data.
 
-A few values of each tensor travel with a rank's part of the first batch of an epoch; they are taken before the batch is
-cut.
+A few values of each tensor are sampled from the first batch of an epoch, before it is split, and returned beside the
+rank's part.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-# Values of each tensor of a batch that are looked at, and of each array.
+# Sampled values of each tensor of a batch, and of each array.
 _OF_BATCH, _OF_ARRAY = 256, 4096
-# A mark is told by this many numbers for each tensor: its hash, and whether it tells rows apart.
+# Numbers of a mark for each tensor: its hash, and whether the tensor distinguishes rows.
 WIDTH = 2
 _OPAQUE = (tf.variant, tf.resource)
 
 
 def samples(batch: Any, number: tf.Tensor, steps_per_epoch: int | None) -> tuple[tf.Tensor, ...]:
-    """Returns values of each tensor of the first batch of an epoch, those of ragged and sparse ones included.
+    """Samples values of each tensor of the first batch of an epoch, also of ragged and sparse tensors.
 
     Args:
         batch: The batch, in a graph.
-        number: Which batch of its iterator it is, from 0, a scalar int64 tensor.
-        steps_per_epoch: After how many batches an iterator begins another epoch; None if each has one of its own.
+        number: The number of the batch in its iterator, from 0, a scalar int64 tensor.
+        steps_per_epoch: The number of batches of an epoch; None if each epoch has its own iterator.
 
     Returns:
-        A vector for each tensor, without values where the batch is not the first.
+        A vector for each tensor, empty where the batch is not the first.
     """
     values = [v for v in tf.nest.flatten(batch, expand_composites=True) if tf.is_tensor(v)]
     is_first = tf.equal(number if steps_per_epoch is None else number % steps_per_epoch, 0)
@@ -44,13 +44,13 @@ def mark_of_samples(taken: tuple[tf.Tensor, ...]) -> list[int]:
     """Returns the mark of a batch: `WIDTH` numbers for each tensor.
 
     Args:
-        taken: What `samples` returned.
+        taken: The result of `samples`.
     """
     return [number for value in taken for number in _mark(np.asarray(value))]
 
 
 def mark_of_array(array: tf.Tensor) -> int:
-    """Returns a hash of values of an array at even distances.
+    """Returns a hash of evenly spaced values of an array.
 
     Args:
         array: The array.
@@ -60,10 +60,10 @@ def mark_of_array(array: tf.Tensor) -> int:
 
 
 def mark_of_values(values: np.ndarray) -> int:
-    """Returns a hash of values.
+    """Returns a hash of all values.
 
     Args:
-        values: The values, all of which count.
+        values: The values.
     """
     return _mark(values.reshape(-1))[0]
 
@@ -80,5 +80,5 @@ def _sampled(value: tf.Tensor, count: int) -> tf.Tensor:
 def _mark(sample: np.ndarray) -> tuple[int, int]:
     digest = hashlib.blake2b(f"{sample.dtype.kind} {sample.shape}".encode(), digest_size=8)
     digest.update(repr(sample.tolist()).encode() if sample.dtype.hasobject else np.ascontiguousarray(sample).tobytes())
-    tells = sample.size > 1 and bool((sample != sample[0]).any())
-    return int.from_bytes(digest.digest(), "little", signed=True) >> 1, int(tells)
+    distinguishes_rows = sample.size > 1 and bool((sample != sample[0]).any())
+    return int.from_bytes(digest.digest(), "little", signed=True) >> 1, int(distinguishes_rows)

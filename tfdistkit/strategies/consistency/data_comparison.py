@@ -1,8 +1,8 @@
-"""Do all ranks bring the same data? Compared before `fit`, `evaluate`, `predict` and `shard` begin.
+"""Compares the data of all ranks before `fit`, `evaluate`, `predict` and `shard` begin.
 
-Each rank cuts its rows out of its own copy of a batch. Where the copies differ, rows are lost and others are trained
-on twice. So the ranks exchange one number, a hash of what they know of their data; only if it differs do they tell
-each other what that is, make seeds equal, or say which rank differs in what.
+Each rank takes its rows from its own copy of a batch. Where the copies differ, some rows are lost and others are
+trained on twice. So the ranks exchange one number, a hash of facts about their data. Only if it differs do they
+exchange the facts, and then set equal seeds, or raise an error that names the rank and the difference.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from tfdistkit.strategies.consistency.row_exchange import table
 
 Facts = dict[str, Any]
 
-# Stands in an error for the reason, until the ranks have told each other.
+# Placeholder for the reason in an error, until the ranks have exchanged it.
 _WHY = "it cannot be written as a graph"
 
 
 def is_compared(strategy: Any) -> bool:
-    """Whether the ranks of a strategy compare their data: several processes, and `check_data` is not False."""
+    """Returns whether the ranks of a strategy compare their data: several processes, and `check_data` is not False."""
     several = strategy.num_replicas_in_sync > len(strategy.extended.worker_devices)
     return bool(several and strategy.check_data)
 
@@ -36,20 +36,20 @@ def is_compared(strategy: Any) -> bool:
 def agree_on_data(
     strategy: Any, dataset: Any, call: str, is_own_part: bool, more: Facts
 ) -> tuple[Any, DatasetGraph | None]:
-    """Compares what the ranks read, and makes their seeds equal.
+    """Compares the data of the ranks, and makes their seeds equal.
 
     Args:
         strategy: The strategy, of several processes.
-        dataset: What is read: a `tf.data.Dataset`, or something that the user distributed.
-        call: What reads it, such as `fit`.
-        is_own_part: Whether each process brings data of its own. Then only its form is compared.
-        more: What else has to be equal, by its name.
+        dataset: The data: a `tf.data.Dataset`, or a distributed dataset of the user.
+        call: The method that reads it, such as `fit`.
+        is_own_part: Whether each process has its own data. Then only its structure is compared.
+        more: Further facts that must be equal, by name.
 
     Returns:
-        The dataset, with the seeds of rank 0 if they differed, and its graph; None where each brings its own.
+        The dataset, with the seeds of rank 0 if they differed, and its graph; None where each process has its own data.
 
     Raises:
-        UnsupportedError: on all ranks, if they differ, or if what they read has no order.
+        UnsupportedError: on all ranks, if they differ, or if the data has no fixed order.
     """
     graph = None if is_own_part or not isinstance(dataset, tf.data.Dataset) else read_graph(dataset)
     facts = {"call": call, "own_part": graph is None, "spec": _spec(dataset), **more}
@@ -66,21 +66,21 @@ def agree_on_data(
     return dataset, graph
 
 
-def compared(strategy: Any, facts: Any, tell: bool = False) -> list[Any] | None:
-    """Compares facts between the processes by one number.
+def compared(strategy: Any, facts: Any, always: bool = False) -> list[Any] | None:
+    """Compares facts between the processes by a hash.
 
     Args:
         strategy: The strategy.
-        facts: Anything that JSON can hold.
-        tell: Whether to exchange the facts even if they are equal.
+        facts: Any JSON value.
+        always: Whether to exchange the facts even if they are equal.
 
     Returns:
-        The facts of all processes, if they differ or are to be told; else None.
+        The facts of all processes, if they differ or with `always`; else None.
     """
     text = json.dumps(facts, sort_keys=True, default=str).encode()
-    own = int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "little") * 2 + tell
+    own = int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "little") * 2 + always
     numbers = table(strategy, np.array([own, len(text)], np.int64))
-    if (numbers[:, 0] == numbers[0, 0]).all() and not tell:
+    if (numbers[:, 0] == numbers[0, 0]).all() and not always:
         return None
     longest = int(numbers[:, 1].max())
     padded = np.frombuffer(text.ljust(longest + (-longest % 8), b" "), np.int64)
@@ -88,15 +88,15 @@ def compared(strategy: Any, facts: Any, tell: bool = False) -> list[Any] | None:
 
 
 def _spec(dataset: Any) -> Any:
-    """What the elements look like, but for the number of rows: parts of one batch may have different ones."""
+    """Returns the structure of the elements without the number of rows, in which parts of a batch may differ."""
     spec = getattr(dataset, "tfdistkit_element_spec", None) or getattr(dataset, "element_spec", None)
 
-    def told(one: Any) -> Any:
+    def described(one: Any) -> Any:
         shape = getattr(one, "shape", None)
         of_rows = str(shape[1:]) if isinstance(shape, tf.TensorShape) else None
         return [type(one).__name__, str(getattr(one, "dtype", None)), of_rows]
 
-    return str(tf.nest.map_structure(told, spec))
+    return str(tf.nest.map_structure(described, spec))
 
 
 def _facts(dataset: tf.data.Dataset, graph: DatasetGraph) -> Facts:
@@ -118,23 +118,23 @@ def _facts(dataset: tf.data.Dataset, graph: DatasetGraph) -> Facts:
 
 
 def _with_equal_seeds(strategy: Any, dataset: Any, graph: DatasetGraph, everyone: list[Facts], call: str) -> Any:
-    """Returns the dataset with the seeds of rank 0, if it has others anywhere."""
+    """Returns the dataset with the seeds of rank 0, if they differ on any rank."""
     if all(facts["seeds"] == everyone[0]["seeds"] for facts in everyone) and not everyone[0]["unseeded"]:
         return dataset
     return remade(strategy, dataset, graph, _seeds_differ(everyone, graph, call))
 
 
 def remade(strategy: Any, dataset: Any, graph: DatasetGraph, otherwise: UnsupportedError) -> Any:
-    """Returns a dataset as if it had never been read, with the seeds of rank 0.
+    """Rebuilds a dataset from its graph, unread, with the seeds of rank 0.
 
     Args:
         strategy: The strategy.
         dataset: The dataset.
         graph: Its graph.
-        otherwise: The error for a dataset that cannot be made again.
+        otherwise: The error for a dataset that cannot be rebuilt.
 
     Raises:
-        UnsupportedError: on all ranks, if that cannot be done on one of them.
+        UnsupportedError: on all ranks, if one of them cannot rebuild it.
     """
     seeds, why, written = None, None, None
     try:
@@ -142,14 +142,14 @@ def remade(strategy: Any, dataset: Any, graph: DatasetGraph, otherwise: Unsuppor
         seeds = [_chosen(*one) for one in written.seeds()]
     except ValueError as error:
         why = str(error)
-    told = compared(strategy, {"seeds": seeds, "why": why}, True) or []
-    if any(one["seeds"] is None for one in told) or _kinds(told[0]) != _kinds({"seeds": seeds}):
+    everyone = compared(strategy, {"seeds": seeds, "why": why}, always=True) or []
+    if any(one["seeds"] is None for one in everyone) or _kinds(everyone[0]) != _kinds({"seeds": seeds}):
         if any(source.decides_order for source in graph.random):
-            why = next((one["why"] for one in told if one["why"]), "it has other operations on another rank")
+            why = next((one["why"] for one in everyone if one["why"]), "it has other operations on another rank")
             raise UnsupportedError(str(otherwise).replace(_WHY, why))
-        return dataset  # Only values differ: a replica computes with its own.
+        return dataset  # The seeds affect values, not the order: each replica keeps its own values.
     assert written is not None
-    return written.with_seeds([tuple(one) for one in told[0]["seeds"]])
+    return written.with_seeds([tuple(one) for one in everyone[0]["seeds"]])
 
 
 def _chosen(kind: str, seed: int, seed2: int) -> tuple[str, int, int]:
@@ -159,8 +159,8 @@ def _chosen(kind: str, seed: int, seed2: int) -> tuple[str, int, int]:
     return kind, int(one), int(two)
 
 
-def _kinds(told: Facts) -> list[str]:
-    return [kind for kind, *_ in told["seeds"]]
+def _kinds(facts: Facts) -> list[str]:
+    return [kind for kind, *_ in facts["seeds"]]
 
 
 def _seeds_differ(everyone: list[Facts], graph: DatasetGraph, call: str) -> UnsupportedError:
@@ -170,12 +170,11 @@ def _seeds_differ(everyone: list[Facts], graph: DatasetGraph, call: str) -> Unsu
     place = places[0] if places else [source.decides_order for source in graph.random].index(True)
     return UnsupportedError(
         explain(
-            f"The ranks read the data of `{call}` in different orders, so rows would be lost and others seen twice: "
-            f"{graph.random[place]} has no seed that is the same on all ranks, and the dataset cannot be made again "
-            f"with one: {_WHY}.",
+            f"All ranks must read the data of `{call}` in one shuffle order, or rows are lost and others repeated: "
+            f"{graph.random[place]} has different seeds, and the dataset cannot be rebuilt with equal ones: {_WHY}.",
             received=f"the seeds {seeds[0][place][1:]} on rank 0, {seeds[rank][place][1:]} on rank {rank}",
             expected="the same seeds on all ranks",
-            do="Call keras.utils.set_random_seed with the same number on all ranks, use no random numbers on one rank "
-            "alone before the dataset is made, or write `shuffle(..., seed=7)`.",
+            do="Call keras.utils.set_random_seed with the same number on all ranks, draw no random numbers on only one "
+            "rank before the dataset is made, or write `shuffle(..., seed=7)`.",
         )
     )

@@ -1,4 +1,4 @@
-"""What ranks that bring different data are told: which rank, in what, the likely line of the script, the cure."""
+"""Errors for ranks with different data: the rank, the difference, the likely line of the script, and the fix."""
 
 from __future__ import annotations
 
@@ -11,43 +11,43 @@ from tfdistkit.errors import UnsupportedError, explain
 
 Facts = dict[str, Any]
 
-_CURE_PARTS = (
-    "Give every rank the whole data, and let `fit` cut it: remove what takes a part of it by rank (`.shard`, "
-    "`x[rank::n]`). If each rank shall read its part only, take tfdistkit.data.shard(dataset) instead."
+_FIX_PARTS = (
+    "Give every rank the whole data, and let `fit` split it: remove what selects a part by rank (`.shard`, "
+    "`x[rank::n]`). To let each rank read only its own part, use tfdistkit.data.shard(dataset) instead."
 )
-_CURE_WHOLE = (
-    "Give every rank the whole data: tfdistkit.data takes each rank's part of it. For data that each rank brings "
-    'itself, say policy="off".'
+_FIX_WHOLE = (
+    "Give every rank the whole data: tfdistkit.data selects each rank's part. For data that is already divided by "
+    'rank, set policy="off".'
 )
-# Lines of a script that bring no data.
+# Lines of a script that do not load data.
 _NO_CALLS = re.compile(r"\s*(#|import |from |[\"\']|def |class |print\(|@)")
 _LIBRARIES = re.compile(r"site-packages|[/\\]tfdistkit[/\\](strategies|data|callbacks)[/\\]|^<|[/\\]multiprocessing")
 _OFF = "tfdistkit.strategy(..., check_data=False) turns this comparison off."
-# What is compared one after the other: name, what it is called, the cure, where it may stand in the script.
+# Facts in the order of comparison: name, its name in an error, the fix, a pattern for the likely line of the script.
 _COMPARED = (
     ("own_part", "whether the data was divided by rank already", "Call tfdistkit.data.shard on all ranks or on none.",
      r"\bshard\(|AutoShardPolicy"),
     ("spec", "shapes or dtypes of the elements", "Give every rank elements of the same kind.", r"\.map\(|\.batch\("),
     ("arguments", "an argument", "Call it with the same arguments on all ranks.", r"from_(arrays|files|tfds)\(|seed="),
-    ("files", "the files, or how many elements they hold", _CURE_PARTS, r"from_files\(|glob|rank"),
+    ("files", "the files, or their number of elements", _FIX_PARTS, r"from_files\(|glob|rank"),
     ("steps", "the number of steps", "Give every rank the same number of steps.", r"steps_per_epoch|steps="),
     ("class_weight", "`class_weight`", "Give every rank the same weights.", r"class_weight"),
-    ("settings", "a number that the pipeline was made with", _CURE_PARTS,
+    ("settings", "an argument of the pipeline", _FIX_PARTS,
      r"\.shard\(|\.skip\(|\.take\(|\.batch\(|\.shuffle\(|\[[^\]]*::"),
-    ("arrays", "the arrays", _CURE_PARTS, r"\[[^\]]*rank[^\]]*\]|\[[^\]]*::|array_split|train_test_split"),
-    ("generator", "whether a Python generator makes it", "Make the same pipeline on every rank.", r"from_generator"),
-    ("random", "what shuffles", "Make the same pipeline on every rank.", r"\.shuffle\("),
-    ("cardinality", "the number of elements", _CURE_PARTS, r"\.shard\(|\[[^\]]*rank[^\]]*\]|\[[^\]]*::"),
+    ("arrays", "the arrays", _FIX_PARTS, r"\[[^\]]*rank[^\]]*\]|\[[^\]]*::|array_split|train_test_split"),
+    ("generator", "whether a Python generator yields it", "Make the same pipeline on every rank.", r"from_generator"),
+    ("random", "the operations that shuffle", "Make the same pipeline on every rank.", r"\.shuffle\("),
+    ("cardinality", "the number of elements", _FIX_PARTS, r"\.shard\(|\[[^\]]*rank[^\]]*\]|\[[^\]]*::"),
 )  # fmt: skip
 
 
 def difference(everyone: list[Facts], call: str, unordered: list[str]) -> UnsupportedError | None:
-    """Returns the error for ranks that differ, or whose data has no order; None where only seeds differ.
+    """Returns the error for ranks whose data differs or has no fixed order; None where only seeds differ.
 
     Args:
-        everyone: What each process knows of its data.
-        call: What reads it.
-        unordered: What in this process's data has no order.
+        everyone: The facts of each process about its data.
+        call: The method that reads it.
+        unordered: The operations without a fixed order in this process's data.
     """
     for rank, facts in enumerate(everyone):
         if facts["call"] != everyone[0]["call"]:
@@ -56,7 +56,7 @@ def difference(everyone: list[Facts], call: str, unordered: list[str]) -> Unsupp
         for rank, facts in enumerate(everyone):
             if facts.get(name) != everyone[0].get(name):
                 first, own = _shortest(everyone[0].get(name), facts.get(name))
-                do = _CURE_WHOLE if do is _CURE_PARTS and call.startswith("tfdistkit.data.") else do
+                do = _FIX_WHOLE if do is _FIX_PARTS and call.startswith("tfdistkit.data.") else do
                 return _error(call, f"they differ in {what}", rank, first, own, do, pattern)
     if not any(facts.get("unordered") for facts in everyone):
         return None
@@ -67,40 +67,39 @@ def other_batches(call: str, rank: int, tensors: str) -> UnsupportedError:
     """Returns the error for ranks whose first batches differ.
 
     Args:
-        call: What reads them.
-        rank: The first rank that has another one than rank 0.
-        tensors: In what they differ.
+        call: The method that reads them.
+        rank: The first rank whose batch differs from that of rank 0.
+        tensors: The difference.
     """
     return UnsupportedError(
         explain(
-            f"The ranks do not read the same data in `{call}`, so rows would be lost and others seen twice: the first "
-            f"batch of an epoch is another one on rank {rank} than on rank 0.",
+            f"All ranks must read the same data in `{call}`, or rows are lost and others repeated: the first batch of "
+            f"an epoch on rank {rank} differs from that on rank 0.",
             received=f"a difference in {tensors}",
-            expected="the same batch, in the same order, on all ranks; each rank cuts its own rows out of it",
+            expected="the same batch, in the same order, on all ranks; each rank takes its own rows from it",
             do=f"{_likely_line(r'shuffle|random|shard|rank|next[(]|generator|from_generator|Sequence|PyDataset')}"
-            "Let nothing depend on the rank (a generator's order, a seed, a look at the dataset on one rank alone), or "
-            f"take tfdistkit.data.shard(dataset) for data that each rank brings itself. {_OFF}",
+            "Remove what depends on the rank (a generator's order, a seed, a read of the dataset on one rank only), or "
+            f"use tfdistkit.data.shard(dataset) for data that is divided by rank. {_OFF}",
         )
     )
 
 
 def other_elements(call: str, rank: int, tensors: str) -> UnsupportedError:
-    """Returns the error for ranks that divide what another generator yields on each of them.
+    """Returns the error for ranks that shard a generator which yields other elements on each of them.
 
     Args:
-        call: What reads it.
-        rank: The first rank that reads other elements than rank 0.
-        tensors: In what they differ.
+        call: The method that reads it.
+        rank: The first rank whose elements differ from those of rank 0.
+        tensors: The difference.
     """
     return UnsupportedError(
         explain(
-            f"The ranks divide different data in `{call}`, so rows were lost and others seen twice in the first step: "
-            f"the Python generator yields other elements, or another order, on rank {rank} than on rank 0.",
+            f"All ranks must shard the same data in `{call}`, or rows are lost and others repeated, as in the first "
+            f"step: the Python generator yields other elements, or another order, on rank {rank} than on rank 0.",
             received=f"a difference in {tensors.replace('of the batch', 'of the first elements')}",
-            expected="the same elements in the same order on all ranks, of which tfdistkit.data.shard gives each its "
-            "own",
-            do=f"{_likely_line(r'from_generator|shuffle|permutation|random|rank')}Let the generator's order be the "
-            'same on all ranks (a seed). Data that each rank brings itself is shard(dataset, "off"). '
+            expected="the same elements in the same order on all ranks; tfdistkit.data.shard selects each rank's part",
+            do=f"{_likely_line(r'from_generator|shuffle|permutation|random|rank')}Make the generator's order the same "
+            'on all ranks (a seed). For data that is already divided by rank, use shard(dataset, "off"). '
             f"{_OFF}",
         )
     )
@@ -109,9 +108,9 @@ def other_elements(call: str, rank: int, tensors: str) -> UnsupportedError:
 def _error(call: str, how: str, rank: int, first: Any, own: Any, do: str, pattern: str) -> UnsupportedError:
     return UnsupportedError(
         explain(
-            f"The ranks do not bring the same data to `{call}`, so rows would be lost and others seen twice: {how}.",
+            f"All ranks must give `{call}` the same data, or rows are lost and others repeated: {how}.",
             received=f"{first} on rank 0, {own} on rank {rank}",
-            expected="the same data, in the same order, on all ranks; each rank cuts its own rows out of every batch",
+            expected="the same data, in the same order, on all ranks; each rank takes its own rows from every batch",
             do=f"{_likely_line(pattern)}{do} {_OFF}",
         )
     )
@@ -120,11 +119,11 @@ def _error(call: str, how: str, rank: int, first: Any, own: Any, do: str, patter
 def _without_order(call: str, what: str) -> UnsupportedError:
     return UnsupportedError(
         explain(
-            f"The data of `{call}` comes in no fixed order, so every rank reads another one: rows would be lost and "
-            "others seen twice.",
+            f"The data of `{call}` must have a fixed order, or each rank reads another order: rows are lost and others "
+            "repeated.",
             received=f"a dataset with {what}",
             expected="the same order on all ranks",
-            do=f"{_likely_line(r'deterministic|sloppy')}Remove it, or let each rank read its part only: "
+            do=f"{_likely_line(r'deterministic|sloppy')}Remove it, or let each rank read only its part: call "
             f"tfdistkit.data.shard(dataset) before it. {_OFF}",
         )
     )
@@ -133,9 +132,8 @@ def _without_order(call: str, what: str) -> UnsupportedError:
 def _other_calls(first: str, own: str, rank: int) -> UnsupportedError:
     return UnsupportedError(
         explain(
-            "The ranks do not call the same methods.",
+            "All ranks must call the same methods, in the same order.",
             received=f"`{first}` on rank 0, `{own}` on rank {rank}",
-            expected="the same calls, in the same order, on all ranks",
             do="Call `fit`, `evaluate`, `predict` and tfdistkit.data.shard on all ranks, not under `if rank == 0`.",
         )
     )
@@ -161,7 +159,7 @@ def _written(value: Any) -> str:
 
 
 def _likely_line(pattern: str) -> str:
-    """Returns which line of the user's may be meant, as a sentence: one that looks like it, or the call itself."""
+    """Returns a sentence with the likely line of the user's code: the last that matches, or the call itself."""
     first = ""
     frame: Any = sys._getframe(1)
     while frame is not None:
@@ -170,9 +168,9 @@ def _likely_line(pattern: str) -> str:
         if _LIBRARIES.search(str(path)) or not path.is_file():
             continue
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()[:called]
-        alike = [n for n, line in enumerate(lines, start=1) if re.search(pattern, line) and not _NO_CALLS.match(line)]
-        if alike:
-            return _look_at(path, lines, alike[-1])
+        matches = [n for n, line in enumerate(lines, start=1) if re.search(pattern, line) and not _NO_CALLS.match(line)]
+        if matches:
+            return _look_at(path, lines, matches[-1])
         first = first or _look_at(path, lines, called)
     return first
 

@@ -1,4 +1,4 @@
-"""The comparison of the ranks' data in `fit`, `evaluate` and `predict`: when they begin, and in each epoch."""
+"""Compares the data of the ranks in `fit`, `evaluate` and `predict`: when they begin, and in each epoch."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _CALLS = ("fit", "evaluate", "predict")
 
 
 class EpochComparison:
-    """What one epoch iterator compares with those of the other ranks.
+    """Compares an epoch iterator with those of the other ranks.
 
     Args:
         strategy: The strategy.
-        arguments: What the epoch iterator is made with.
+        arguments: The arguments of the epoch iterator.
 
     Raises:
         UnsupportedError: if the ranks are in different calls.
@@ -55,10 +55,10 @@ class EpochComparison:
         self._first_elements: list[FirstElements] = []
 
     def distributed(self, dataset: Any) -> Any:
-        """Distributes a dataset that all ranks read alike.
+        """Distributes a dataset that is the same on all ranks.
 
         Raises:
-            UnsupportedError: on all ranks, if they bring different data.
+            UnsupportedError: on all ranks, if their data differs.
         """
         self._agree(dataset)
         return self._strategy.distribute_keras_batches(self._dataset, None if self._graph is None else self._samples)
@@ -74,18 +74,18 @@ class EpochComparison:
         self._dataset, self._graph = agree_on_data(self._strategy, dataset, self._call, is_own, more)
 
     def finish(self, epoch_iterator: Any) -> None:
-        """Compares what the user distributed, which nobody asked to be distributed."""
+        """Compares data that the user distributed, for which Keras does not call `distributed`."""
         if not self._has_begun:
             self._agree(private_api.dataset_of(epoch_iterator))
 
     def steps(self, epoch_iterator: Any, steps: Iterator[Any]) -> Iterator[Any]:
-        """Passes the steps of an epoch on, after the ranks have compared the first batch of it."""
+        """Yields the steps of an epoch, after the ranks have compared its first batch."""
         self._position.require_equal(table(self._strategy, self._position.next_epoch().row()))
         old = new = None
-        # An iterator that goes through several epochs may be in the middle of the data when one begins.
+        # An iterator for several epochs may be in the middle of the data when an epoch begins.
         read, self._first_elements = self._first_elements, [] if self._steps_per_epoch else self._first_elements
         for first in read:
-            first.begin()  # Keras makes the epoch's iterator when the first step is asked for.
+            first.begin()  # Keras makes the epoch's iterator with the first step.
         for item in steps:
             *before, data = item
             if old is None:
@@ -97,7 +97,7 @@ class EpochComparison:
                 yield (*before, new if data is old else data)
 
     def _compare_elements(self, read: list[FirstElements]) -> None:
-        """Compares, after a step, the elements that an epoch has read first."""
+        """Compares, after a step, the first elements that an epoch has read."""
         for first in read:
             everyone = first.by_batch(table(self._strategy, first.row()))
             found = first_difference(everyone, first.floats, first.graph)
@@ -105,7 +105,7 @@ class EpochComparison:
                 raise other_elements(self._call, *found)
 
     def _begin(self, epoch_iterator: Any, data: Any, begin: int) -> tuple[Any, Any]:
-        """Returns the iterator of an epoch, and the one of its first step."""
+        """Returns the iterator of an epoch, and the iterator of its first step."""
         spec = getattr(data, "element_spec", None)
         if not (isinstance(data, tf.data.Iterator) and isinstance(spec, BatchPart) and spec.sample):
             return data, data
@@ -124,7 +124,7 @@ class EpochComparison:
         return data, first
 
     def _peek(self, data: Any) -> tuple[Any, list[int]]:
-        """Reads what the first step of an epoch takes; returns an iterator over it, and the mark of the first batch."""
+        """Reads the batches of the first step; returns an iterator over them, and the mark of the first batch."""
         elements: list[Any] = []
         for _ in range(self._executions):
             element = data.get_next_as_optional()
@@ -135,12 +135,12 @@ class EpochComparison:
             return data, []
         taken = functools.reduce(lambda a, b: a.concatenate(b), map(tf.data.Dataset.from_tensors, elements))
         variant = tf.data.experimental.to_variant(taken)
-        # Untuned: the end of the epoch, which lets go of it, would wait for TensorFlow's thread.
+        # Without autotuning, whose thread would delay the end of the epoch.
         first = iter(without_tuning(tf.data.experimental.from_variant(variant, data.element_spec)))
         return first, mark_of_samples(elements[0].sample)
 
     def _difference(self, mark: list[int]) -> tuple[int, str] | None:
-        """Compares the mark of the first batch; returns the first rank with another one, and in what it differs."""
+        """Compares the mark of the first batch; returns the first rank that differs, and the difference."""
         assert self._graph is not None
         specs = tf.nest.flatten(self._dataset.element_spec, expand_composites=True)
         row: np.ndarray = np.zeros(1 + WIDTH * len(specs), np.int64)
@@ -155,7 +155,7 @@ class EpochComparison:
         return self._graph is not None and any(source.decides_order for source in self._graph.random)
 
     def _start_again(self, epoch_iterator: Any, otherwise: UnsupportedError) -> Any:
-        """Reads the data from its first order on: a look at it on one rank alone had gone to the next order there."""
+        """Restarts the data with its first shuffle order: a read on one rank only had moved that rank to the next."""
         assert self._graph is not None
         self._dataset = remade(self._strategy, self._dataset, self._graph, otherwise)
         distributed = self._strategy.distribute_keras_batches(self._dataset, self._samples)
@@ -165,24 +165,25 @@ class EpochComparison:
 
 
 def first_difference(everyone: np.ndarray, floats: list[bool], graph: DatasetGraph) -> tuple[int, str] | None:
-    """Returns the first rank whose first batch is another one than that of rank 0, and in what it differs.
+    """Returns the first rank whose first batch differs from that of rank 0, and the difference.
 
-    Values alone may differ: ranks that draw random numbers for each row, and computers that round differently. The
-    rows are the same if a tensor that tells them apart is.
+    Only values may differ: from random numbers that are drawn for each row, or from other rounding on other machines.
+    The rows are the same if a tensor that distinguishes rows is the same.
 
     Args:
-        everyone: For each rank whether it has a batch; then for each tensor its hash, and whether it tells rows apart.
+        everyone: For each rank, whether it has a batch; then for each tensor, its hash and whether it distinguishes
+            rows.
         floats: For each tensor whether it holds floating-point numbers.
         graph: The graph of the dataset.
     """
-    hashes, tells = everyone[:, 1::WIDTH], everyone[:, 2::WIDTH] != 0
+    hashes, distinguishes = everyone[:, 1::WIDTH], everyone[:, 2::WIDTH] != 0
     values = [source for source in graph.random if not source.decides_order]
     is_noisy = any(not source.is_seeded or source.is_parallel for source in values) or graph.runs_python
     for rank in range(1, len(everyone)):
         if everyone[rank, 0] != everyone[0, 0]:
-            return rank, "the number of batches: one of them has none"
+            return rank, "the number of batches: one of the ranks has none"
         differs = hashes[rank] != hashes[0]
-        same_rows = bool((~differs & (tells[rank] | tells[0])).any())
+        same_rows = bool((~differs & (distinguishes[rank] | distinguishes[0])).any())
         in_numbers = any(other and not is_float for other, is_float in zip(differs, floats))
         if not differs.any() or (same_rows and (is_noisy or graph.has_generator or not in_numbers)):
             continue
@@ -197,12 +198,12 @@ def _is_divided(dataset: tf.data.Dataset) -> bool:
 
 
 def _call() -> str:
-    """Returns which of Keras's methods makes an epoch iterator."""
+    """Returns the method of Keras that makes the epoch iterator."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_name
         if name in _CALLS and frame.f_globals.get("__name__", "").startswith("keras."):
-            # `fit` has one for its training data before it makes that of `validation_data`.
+            # `fit` makes the iterator of its training data before that of `validation_data`.
             return "validation_data" if name == "fit" and "epoch_iterator" in frame.f_locals else str(name)
         frame = frame.f_back
     return "fit"

@@ -1,8 +1,8 @@
-"""The first elements of a Python generator that ranks divide with `shard`.
+"""Records the first elements of a Python generator that ranks divide with `shard`, for a comparison.
 
-`shard` compares arrays, seeds and the pipeline. What a generator yields nobody knows before it runs, and to run it just
-to look would be once more than in one process. So each rank notes the first elements as it reads them, its own and
-those that it leaves to others, and the ranks compare them after the first step of an epoch.
+`shard` compares arrays, seeds and the pipeline. The elements of a generator are unknown before it runs, and an extra
+run would be one more than in one process. So each rank records the first elements as it reads them, also those of other
+ranks, and the ranks compare them after the first step of an epoch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tfdistkit.data.dataset_metadata import marks_of, with_mark
 from tfdistkit.keras_adapter.dataset_graph import DatasetGraph
 from tfdistkit.strategies.consistency.batch_hashes import mark_of_values
 
-# Elements that are noted. One alone may be random noise with a label that many others have.
+# Recorded elements. A single one may be random noise with a label that many elements have.
 _NOTED = 16
 _MARK = "tfdistkit.data.first_elements:"
 _SPECS = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)
@@ -28,45 +28,45 @@ _by_mark: weakref.WeakValueDictionary[str, FirstElements] = weakref.WeakValueDic
 
 
 class FirstElements:
-    """What one pipeline has read first.
+    """Records the first elements that a pipeline reads.
 
     Args:
         graph: The graph of its data.
-        floats: For each tensor of an element whether it holds floating-point numbers.
+        floats: For each tensor of an element, whether it holds floating-point numbers.
     """
 
     def __init__(self, graph: DatasetGraph, floats: list[bool]):
         self.graph = graph
         self.floats = floats
-        self._waits, self._notes = False, False
+        self._is_armed, self._is_recording = False, False
         self._marks: list[list[int]] = []
 
     def begin(self) -> None:
-        """Notes the elements of the next time that the pipeline is read."""
-        self._waits, self._notes, self._marks = True, False, []
+        """Records the elements the next time that the pipeline is read from its start."""
+        self._is_armed, self._is_recording, self._marks = True, False, []
 
     def note(self, number: Any, *values: Any) -> np.ndarray:
-        """Notes an element; called by the pipeline.
+        """Records an element; called by the pipeline.
 
         Args:
             number: The number of the element, from 0.
             *values: Its tensors.
         """
         if number == 0:
-            self._notes, self._waits = self._waits, False
-        if self._notes and number == len(self._marks):
+            self._is_recording, self._is_armed = self._is_armed, False
+        if self._is_recording and number == len(self._marks):
             self._marks.append([mark_of_values(np.asarray(value)) for value in values])
         return np.int64(0)
 
     def row(self) -> np.ndarray:
-        """Returns the marks of the first elements for the table of all ranks: how many, and each tensor of each."""
+        """Returns the row for the table of all ranks: the number of elements, then the mark of each tensor of each."""
         row: np.ndarray = np.zeros(1 + _NOTED * len(self.floats), np.int64)
         flat = [mark for marks in self._marks for mark in marks]
         row[0], row[1 : 1 + len(flat)] = len(self._marks), flat
         return row
 
     def by_batch(self, everyone: np.ndarray) -> np.ndarray:
-        """Returns the elements that all ranks have read as one batch, as `first_difference` takes it.
+        """Returns the elements that all ranks have read as one batch, in the format of `first_difference`.
 
         Args:
             everyone: The rows of all ranks.
@@ -82,14 +82,14 @@ class FirstElements:
 
 
 def noted(dataset: tf.data.Dataset, graph: DatasetGraph) -> tf.data.Dataset:
-    """Lets a dataset that comes from a Python generator note its first elements.
+    """Adds a recorder of the first elements to a dataset that comes from a Python generator.
 
     Args:
         dataset: The dataset, before it is divided.
         graph: Its graph.
 
     Returns:
-        The same elements; the dataset itself where no generator makes them.
+        A dataset of the same elements; the dataset itself if no generator yields them.
     """
     specs = tf.nest.flatten(dataset.element_spec)
     if not graph.has_generator or not all(isinstance(spec, _SPECS) for spec in specs):
@@ -112,10 +112,10 @@ def noted(dataset: tf.data.Dataset, graph: DatasetGraph) -> tf.data.Dataset:
 
 
 def first_elements(dataset: Any) -> list[FirstElements]:
-    """Returns what notes the first elements of a dataset, and of all that it was made of.
+    """Returns the recorders of the first elements of a dataset, and of the datasets that it was made from.
 
     Args:
-        dataset: What `fit` reads.
+        dataset: The dataset that `fit` reads.
     """
     if not isinstance(dataset, tf.data.Dataset):
         return []

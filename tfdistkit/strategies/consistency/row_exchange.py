@@ -1,8 +1,8 @@
-"""Exchanges a row of numbers between the processes of a strategy, as their comparisons need it.
+"""Exchanges a row of numbers between the processes of a strategy, for their comparisons.
 
 Processes on one host use Unix sockets while they are in step: some tenths of a millisecond, where TensorFlow's smallest
-collective takes 2 ms. A rank that waits for a moment goes on to the collective, and so do the others: TensorFlow names
-ranks that are gone, or that run different steps.
+collective takes 2 ms. A rank whose peers are late falls back to the collective, and so do its peers: TensorFlow's error
+names ranks that are gone, or that run different steps.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def table(strategy: Any, row: np.ndarray) -> np.ndarray:
 
     Args:
         strategy: The strategy.
-        row: This process's numbers, as many as on every other.
+        row: The numbers of this process, of the same length on all processes.
     """
     row = np.asarray(row, np.int64)
     if strategy not in _exchanges:
@@ -39,21 +39,21 @@ def table(strategy: Any, row: np.ndarray) -> np.ndarray:
 
 
 def _connect(strategy: Any) -> LocalExchange | None:
-    """Connects the processes to each other if all are on one host: on all of them, or on none."""
+    """Connects the processes if all are on one host; returns None on all of them if one cannot connect."""
     rank = private_api.first_replica_id(strategy) // len(strategy.extended.worker_devices)
     host = local_exchange.host_id()
     listener = local_exchange.Listener() if host and rank == 0 else None
     token = bytes(local_exchange.TOKEN_BYTES) if listener is None else listener.token
-    told = by_collective(strategy, np.array([host, *np.frombuffer(token, np.int64)], np.int64))
-    if not host or not (told[:, 0] == host).all():
+    everyone = by_collective(strategy, np.array([host, *np.frombuffer(token, np.int64)], np.int64))
+    if not host or not (everyone[:, 0] == host).all():
         if listener is not None:
             listener.close()
         return None
     try:
         if listener is not None:
-            exchange: LocalExchange | None = listener.accept(len(told))
+            exchange: LocalExchange | None = listener.accept(len(everyone))
         else:
-            exchange = local_exchange.connect(told[0, 1:].tobytes(), rank)
+            exchange = local_exchange.connect(everyone[0, 1:].tobytes(), rank)
     except OSError:
         exchange = None
     is_everywhere = by_collective(strategy, np.array([exchange is not None], np.int64)).all()
@@ -63,11 +63,11 @@ def _connect(strategy: Any) -> LocalExchange | None:
 
 
 def by_collective(strategy: Any, row: np.ndarray) -> np.ndarray:
-    """Does the same wherever the processes are.
+    """Returns the rows of all processes by an all-reduce of TensorFlow, on any hosts.
 
     Args:
         strategy: The strategy.
-        row: This process's numbers, as many as on every other.
+        row: The numbers of this process, of the same length on all processes.
     """
     replicas, devices = strategy.num_replicas_in_sync, len(strategy.extended.worker_devices)
     own = np.zeros((replicas, len(row)), np.int64)

@@ -1,4 +1,4 @@
-"""One order of the data for all ranks."""
+"""Gives all ranks one shuffle order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdistkit.errors import OptionError, explain
 from tfdistkit.keras_adapter import private_api
 from tfdistkit.strategies.consistency.data_comparison import agree_on_data, is_compared
 from tfdistkit.strategies.consistency.first_elements import noted
@@ -18,21 +17,21 @@ from tfdistkit.strategies.consistency.row_exchange import table
 
 
 class AgreedShuffling:
-    """Goes in front of a strategy of several processes."""
+    """A mixin that gives a strategy of several processes one shuffle order."""
 
     # Whether the ranks compare their data (`data_comparison`).
     check_data = True
 
     def agreed_data(self, dataset: tf.data.Dataset | None, call: str, facts: dict[str, Any]) -> Any:
-        """Returns a dataset that all ranks read in one order; all ranks call it.
+        """Returns a dataset with the same order on all ranks; all ranks call it.
 
         Args:
-            dataset: The whole data, the same on all ranks; None where only `facts` are compared.
-            call: What the user called, for the error.
-            facts: What else has to be equal.
+            dataset: The whole data, the same on all ranks; None to compare only `facts`.
+            call: The user's call, for the error.
+            facts: Further facts that must be equal.
 
         Raises:
-            UnsupportedError: on all ranks, if they bring different data.
+            UnsupportedError: on all ranks, if their data differs.
         """
         if not is_compared(self):
             return dataset
@@ -41,10 +40,10 @@ class AgreedShuffling:
 
     @contextlib.contextmanager
     def agreed_shuffling(self) -> Iterator[None]:
-        """Within it, whatever shuffles does so alike on all ranks, whatever seeds the user gave them.
+        """Makes every shuffle in its body the same on all ranks, whatever seeds the user set.
 
-        Each rank keeps its own part of a shuffled order, so different orders lose data and repeat data.
-        Ranks that agree already, as after `keras.utils.set_random_seed(7)` on each, are left as they are.
+        Each rank keeps its own part of a shuffled order, so different orders lose data and repeat data. Equal seeds,
+        as after `keras.utils.set_random_seed(7)` on each rank, are kept.
         """
         seed = private_api.global_seed()
         version, state, gauss = random.getstate()
@@ -59,15 +58,3 @@ class AgreedShuffling:
             yield
         finally:
             tf.random.set_seed(seed)
-
-
-def require_check_data(check_data: object) -> None:
-    """Checks the option `check_data`.
-
-    Raises:
-        OptionError: if it is not True or False.
-    """
-    if not isinstance(check_data, bool):
-        raise OptionError(
-            explain("`check_data` must be True or False.", received=f"check_data={check_data!r}", expected="a bool")
-        )

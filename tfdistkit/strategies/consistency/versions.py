@@ -1,4 +1,4 @@
-"""What the processes of a job tell each other before they train."""
+"""The facts that the processes of a job exchange in the rendezvous: versions, and a seed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tfdistkit import env
 
 
 def facts() -> dict[str, str | int]:
-    """Returns this process's versions, which are compared, and its proposal for a common seed."""
+    """Returns the versions of this process, which are compared, and its proposal for a common seed."""
     return {
         "python": platform.python_version(),
         "tensorflow": tf.__version__,
@@ -25,7 +25,7 @@ def facts() -> dict[str, str | int]:
 
 
 def _seed() -> int:
-    """A number of this job: the same in all of its attempts, so that one can go on where another broke off."""
+    """Returns a seed that is the same in all attempts of the job, so that a restart keeps the shuffle order."""
     job = env.text(env.JOB_ID)
     if job is None:
         return random.SystemRandom().randrange(2**31)

@@ -1,8 +1,8 @@
-"""Horovod's ranks find each other where nobody told them how: over Gloo, at the addresses of the cluster.
+"""Rendezvous of Horovod's ranks over Gloo where no launcher of Horovod's started them, at the cluster's addresses.
 
-`horovodrun` and our launcher run a store in which Gloo's ranks meet, and tell each rank where it is. Under `srun`, or
-with a TF_CONFIG, nobody does: then the ranks meet at rank 0's address first, as those of `multiworker`, and rank 0
-keeps the store for all, until it ends.
+`horovodrun` and our launcher run a store for Gloo's rendezvous, and set its address in the environment of each rank.
+Under `srun`, or with a TF_CONFIG, there is no store: then the ranks run the rendezvous of `multiworker` at rank 0's
+address first, and rank 0 serves the store until it ends.
 """
 
 from __future__ import annotations
@@ -20,62 +20,62 @@ from tfdistkit.cluster.spec import ClusterSpec
 from tfdistkit.collectives.horovod_transport import hvd
 from tfdistkit.strategies.consistency.versions import facts
 
-# By any of these Horovod's MPI finds its world: mpirun's, and those of `srun --mpi=pmix` and `--mpi=pmi2`.
+# Any of these tells Horovod's MPI its world: set by mpirun, `srun --mpi=pmix` or `srun --mpi=pmi2`.
 _MPI_WORLD = (mpi.OPEN_MPI.rank, "PMIX_RANK", "PMI_RANK")
 
 # As for `multiworker`: a scheduler may start the hosts of a job one after the other.
 _RENDEZVOUS_S = 300.0
-# Rank 0's alone: where its store listens, and what opens it.
+# Facts of rank 0 only: the port and the secret of its store.
 _STORE_PORT_FACT = "gloo_store_port"
 _STORE_SECRET_FACT = "gloo_store_secret"
 
-# Rank 0's, for Horovod may be initialised again.
+# Stores of rank 0, kept open because Horovod may be initialised again.
 _stores: list[GlooStore] = []
 
 
-def introduce_ranks(cluster: ClusterSpec) -> None:
-    """Lets the ranks find each other, and tells Horovod in its variables, unless a launcher did, or MPI does.
+def run_rendezvous(cluster: ClusterSpec) -> None:
+    """Runs the rendezvous of the ranks and sets Horovod's variables, unless a launcher or MPI does.
 
-    To be called before Horovod is initialised.
+    Must be called before Horovod is initialised.
 
     Args:
         cluster: All ranks with their addresses; without them, Horovod's own launchers are needed.
 
     Raises:
-        RendezvousError: if a rank does not come.
-        ClusterConfigError: if versions or the addresses differ, or this rank's own is not its own.
+        RendezvousError: if a rank is missing.
+        ClusterConfigError: if versions or addresses differ, or this rank's address is not on this machine.
     """
-    if not needs_introduction(cluster):
+    if not needs_rendezvous(cluster):
         return
     check_own_address(cluster)
-    told = facts()
+    own_facts = facts()
     if cluster.is_chief:
         _stores.append(GlooStore(cluster.world_size, host=_store_host(cluster)))
-        told[_STORE_PORT_FACT] = _stores[-1].address[1]
-        told[_STORE_SECRET_FACT] = _stores[-1].secret
-    facts_of_first = exchange_facts(cluster, told, _RENDEZVOUS_S).facts[0]
+        own_facts[_STORE_PORT_FACT] = _stores[-1].address[1]
+        own_facts[_STORE_SECRET_FACT] = _stores[-1].secret
+    facts_of_first = exchange_facts(cluster, own_facts, _RENDEZVOUS_S).facts[0]
     store = int(facts_of_first[_STORE_PORT_FACT]), str(facts_of_first[_STORE_SECRET_FACT])
     for name, value in _variables(cluster, *store).items():
         env.put(name, value)
 
 
-def needs_introduction(cluster: ClusterSpec) -> bool:
-    """Whether the ranks have to find each other by themselves, and can.
+def needs_rendezvous(cluster: ClusterSpec) -> bool:
+    """Returns whether the ranks need a rendezvous of ours, and have the addresses for it.
 
     Args:
-        cluster: The cluster as far as somebody told.
+        cluster: The cluster, as far as it is known.
     """
     if hvd.is_initialized() or cluster.world_size == 1 or not cluster.has_addresses:
         return False
     if env.text(horovod.NAMES.rank) is not None or env.text(horovod.STORE_HOST) is not None:
-        return False  # a launcher of Horovod's did
+        return False  # A launcher of Horovod's has set its variables.
     if (env.text(horovod.CONTROLLER) or "").lower() == "mpi":
         return False
     return not (hvd.mpi_built() and any(env.text(name) is not None for name in _MPI_WORLD))
 
 
 def _variables(cluster: ClusterSpec, store_port: int, store_secret: str) -> dict[str, str]:
-    """What Horovod's launcher would tell this rank."""
+    """Returns the variables that Horovod's launcher would set for this rank."""
     variables = {
         **horovod.gloo_variables(cluster),
         **horovod.store_variables(_ip_of(split_address(cluster.workers[0])[0]), store_port, store_secret),
@@ -85,7 +85,7 @@ def _variables(cluster: ClusterSpec, store_port: int, store_secret: str) -> dict
 
 
 def _store_host(cluster: ClusterSpec) -> str:
-    """Loopback where all are there; else all interfaces, for by which address the others come is not known here."""
+    """Returns loopback if all ranks use it; else all interfaces, because peers may use any address of this host."""
     if not is_on_loopback(cluster.workers):
         return "0.0.0.0"
     ip = _ip_of(split_address(cluster.workers[0])[0])
@@ -93,7 +93,7 @@ def _store_host(cluster: ClusterSpec) -> str:
 
 
 def _interface(cluster: ClusterSpec) -> str | None:
-    """The one that leads to the others; Gloo's own choice goes by this machine's name, which may stand for itself."""
+    """Returns the interface that routes to the peers; Gloo resolves this machine's name, which may be loopback."""
     hosts = [host_key(address) for address in cluster.workers]
     own = hosts[cluster.rank]
     others = [rank for rank, host in enumerate(hosts) if host != own] or [cluster.rank]
@@ -102,7 +102,7 @@ def _interface(cluster: ClusterSpec) -> str | None:
 
 
 def _ip_of(host: str) -> str:
-    """Horovod's own client looks names up as well, but tells nobody when it cannot."""
+    """Returns the IP address of a host; Horovod's own client hides an error of the name lookup."""
     try:
         return str(socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
     except OSError:

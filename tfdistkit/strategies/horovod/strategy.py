@@ -1,4 +1,4 @@
-"""`horovod`: synchronous training of one model by several processes that talk through Horovod."""
+"""`horovod`: synchronous training of one model by several processes that communicate over Horovod."""
 
 from __future__ import annotations
 
@@ -10,33 +10,32 @@ import tensorflow as tf
 
 from tfdistkit.cluster.rendezvous.validation import version_difference
 from tfdistkit.cluster.spec import ClusterSpec
-from tfdistkit.collectives import gradients as on_the_way
+from tfdistkit.collectives import gradients as gradient_sums
 from tfdistkit.collectives import horovod_transport as transport
 from tfdistkit.collectives.horovod_transport import hvd
 from tfdistkit.errors import ClusterConfigError, OptionError, TooLateError, UnsupportedError, explain
 from tfdistkit.keras_adapter import private_api
 from tfdistkit.strategies import keras_patches
-from tfdistkit.strategies.consistency.shuffling import AgreedShuffling, require_check_data
+from tfdistkit.strategies.consistency.shuffling import AgreedShuffling
 from tfdistkit.strategies.consistency.versions import facts
 from tfdistkit.strategies.contract import KerasStrategyMixin
 from tfdistkit.strategies.devices import take_gpu_of_local_rank
 from tfdistkit.strategies.horovod.options import (
     COMPRESSIONS,
     OPS,
-    require_flag,
-    require_one_of,
     require_ranks,
-    set_switches,
+    set_variables,
 )
-from tfdistkit.strategies.horovod.rendezvous import introduce_ranks
+from tfdistkit.strategies.horovod.rendezvous import run_rendezvous
 from tfdistkit.strategies.sync.replica import ReplicaMixin
+from tfdistkit.validation import require_bool, require_choice
 
-# Those that Horovod was initialised with, by their ranks.
+# The process sets that Horovod was initialised with, by their ranks.
 _process_sets: dict[tuple[int, ...], Any] = {}
 
 
 class HorovodTransport:
-    """Goes between `ReplicaMixin` and TensorFlow's extended class: Horovod carries what its collectives would."""
+    """Replaces the collectives of TensorFlow's extended class by Horovod's; a base after `ReplicaMixin`."""
 
     def _initialize_local(self, cluster_resolver: Any, devices: Any = None) -> None:
         super()._initialize_local(cluster_resolver, devices=devices)
@@ -44,7 +43,7 @@ class HorovodTransport:
         self._num_workers = self._process_set.size()
         self._id_in_cluster = self._process_set.rank()
         self._is_chief = self._id_in_cluster == 0
-        # Horovod counts ranks in the whole job, also within a set.
+        # Horovod's root rank is a rank of the whole job, also in a process set.
         self._root_rank = (self._process_set.ranks or [0])[0]
 
     def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
@@ -77,20 +76,20 @@ class HorovodTransport:
 
 
 class HorovodExtended(ReplicaMixin, HorovodTransport, private_api.CollectiveAllReduceExtended):
-    """What runs the replica of this process and talks to the others."""
+    """Runs the replica of this process, and communicates with its peers."""
 
 
 class HorovodStrategy(AgreedShuffling, KerasStrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):
-    """A strategy whose replicas talk through Horovod.
+    """A strategy whose replicas communicate over Horovod.
 
-    It is a `MultiWorkerMirroredStrategy` because Keras asks for that class by name where it makes the logs
-    of several workers one, and gathers what they predict.
+    It is a `MultiWorkerMirroredStrategy` because Keras tests for that class by name where it merges the logs of
+    several workers, and gathers their predictions.
 
     Args:
-        op: How gradients meet: one of `average`, `sum`, `adasum`.
-        compression: What gradients travel as: one of `none`, `fp16`, `bf16`.
-        sparse_as_dense: Whether IndexedSlices travel as dense tensors.
-        process_set: The Horovod process set to stay in.
+        op: The gradient all-reduce: one of `average`, `sum`, `adasum`.
+        compression: The dtype in which gradients are sent: one of `none`, `fp16`, `bf16`.
+        sparse_as_dense: Whether IndexedSlices are sent as dense tensors.
+        process_set: The Horovod process set of the ranks that train together.
     """
 
     def __init__(self, op: str, compression: str, sparse_as_dense: bool, process_set: Any):
@@ -105,15 +104,15 @@ class HorovodStrategy(AgreedShuffling, KerasStrategyMixin, tf.distribute.MultiWo
         """Sums the gradients of the ranks in one fused operation, as the options say."""
         replicas = self.num_replicas_in_sync
         if self.sparse_as_dense or self.op == "adasum":
-            gradients = on_the_way.densify(gradients)
-        if self.op != "average":  # Each rank's part of the average comes in; both want the whole of it.
-            gradients = on_the_way.scale(gradients, replicas)
+            gradients = gradient_sums.densify(gradients)
+        if self.op != "average":  # The inputs are each rank's part of the average; undo the division.
+            gradients = gradient_sums.scale(gradients, replicas)
         if self.op == "adasum":
-            return on_the_way.adasum(gradients, tf.float16 if self.compression == "fp16" else None)
+            return gradient_sums.adasum(gradients, tf.float16 if self.compression == "fp16" else None)
         if self.compression == "fp16":
-            return on_the_way.sum_as_float16(gradients, self.process_set)
+            return gradient_sums.sum_as_float16(gradients, self.process_set)
         if self.compression == "bf16":
-            return on_the_way.sum_as_bfloat16(gradients, self.process_set)
+            return gradient_sums.sum_as_bfloat16(gradients, self.process_set)
         return transport.all_reduce(gradients, tf.distribute.ReduceOp.SUM, self.process_set)
 
 
@@ -135,19 +134,19 @@ def build(
     """Makes the strategy `horovod`.
 
     Args:
-        cluster: Which process this is, as far as the launcher told.
-        op: `"average"` (exact: the gradient of the global batch), `"sum"` (that times the number of ranks), or
+        cluster: Which process this is, as far as the launcher set it.
+        op: `"average"` (exact: the gradient of the global batch), `"sum"` (the average times the number of ranks), or
             `"adasum"` (needs MPI and a power of two of ranks).
-        compression: What gradients travel as: `"none"`, `"fp16"` or `"bf16"`.
-        sparse_as_dense: Whether the gradients of embeddings travel as dense tensors.
+        compression: The dtype in which gradients are sent: `"none"`, `"fp16"` or `"bf16"`.
+        sparse_as_dense: Whether the gradients of embeddings are sent as dense tensors.
         process_set: The ranks that train together, or several lists of ranks, of which the one with this rank
-            is taken. Every rank of the job gives the same lists. Default: all ranks.
-        fusion_threshold_bytes: Horovod fuses tensors up to so many bytes (HOROVOD_FUSION_THRESHOLD).
-        cycle_time_ms: Milliseconds between two looks for new tensors (HOROVOD_CYCLE_TIME).
+            is used. Every rank of the job gives the same lists. Default: all ranks.
+        fusion_threshold_bytes: Size of Horovod's fusion buffer, in bytes (HOROVOD_FUSION_THRESHOLD).
+        cycle_time_ms: Milliseconds between two of Horovod's coordination cycles (HOROVOD_CYCLE_TIME).
         hierarchical: Whether to reduce within hosts first (HOROVOD_HIERARCHICAL_ALLREDUCE).
         timeline: A file for Horovod's timeline (HOROVOD_TIMELINE).
         autotune: Whether Horovod tunes itself (HOROVOD_AUTOTUNE).
-        timeout_s: Seconds after which a silent rank is given up, under Gloo (HOROVOD_GLOO_TIMEOUT_SECONDS).
+        timeout_s: Gloo's timeout for a peer, in seconds (HOROVOD_GLOO_TIMEOUT_SECONDS).
         check_data: Whether `fit`, `evaluate`, `predict` and `tfdistkit.data.shard` compare the data of the ranks.
 
     Returns:
@@ -156,18 +155,18 @@ def build(
     Raises:
         OptionError: if an option is wrong.
         MissingDependencyError: if Horovod is not installed.
-        RendezvousError: if a rank does not come, where the ranks have to find each other.
-        ClusterConfigError: if Horovod knows of fewer ranks than the launcher started, or versions differ.
-        TooLateError: if Horovod was initialised already and options for its start are given.
+        RendezvousError: if a rank is missing from the rendezvous.
+        ClusterConfigError: if Horovod has fewer ranks than the launcher started, or versions differ.
+        TooLateError: if Horovod is already initialised and options that it reads then are given.
         UnsupportedError: if this rank is in no process set, or `adasum` cannot work here.
     """
-    require_one_of("op", op, OPS)
-    require_one_of("compression", compression, COMPRESSIONS)
-    require_flag("sparse_as_dense", sparse_as_dense)
-    require_check_data(check_data)
+    require_choice("op", op, OPS)
+    require_choice("compression", compression, COMPRESSIONS)
+    require_bool("sparse_as_dense", sparse_as_dense)
+    require_bool("check_data", check_data)
     _require_a_combination(op, compression)
     lists = None if process_set is None else require_ranks(process_set, cluster.world_size)
-    set_switches(
+    set_variables(
         is_initialized=hvd.is_initialized(),
         is_chief=cluster.is_chief,
         fusion_threshold_bytes=fusion_threshold_bytes,
@@ -177,7 +176,7 @@ def build(
         autotune=autotune,
         timeout_s=timeout_s,
     )
-    introduce_ranks(cluster)
+    run_rendezvous(cluster)
     chosen = _join(lists, cluster.world_size)
     keras_patches.install()
     _require_all_ranks(cluster)
@@ -187,7 +186,7 @@ def build(
     strategy = HorovodStrategy(op, compression, sparse_as_dense, chosen)
     strategy.check_data = check_data
     if private_api.global_seed() is None:
-        # Shuffling without a seed of the user's own has to be the same on all ranks.
+        # Without a seed of the user, all ranks still need one shuffle order.
         tf.random.set_seed(int(transport.broadcast(tf.constant(int(facts()["seed"]), tf.int64))))
     return strategy
 
@@ -196,9 +195,8 @@ def _require_a_combination(op: str, compression: str) -> None:
     if op == "adasum" and compression == "bf16":
         raise OptionError(
             explain(
-                '`compression="bf16"` does not go with `op="adasum"`: Horovod combines no bfloat16.',
+                '`compression` must be "none" or "fp16" with `op="adasum"`: Horovod\'s Adasum has no bfloat16.',
                 received=f"op={op!r}, compression={compression!r}",
-                expected='`compression="none"` or `"fp16"` there',
             )
         )
 
@@ -217,8 +215,8 @@ def _join(lists: list[list[int]] | None, world_size: int) -> Any:
     elif any(tuple(ranks) not in _process_sets for ranks in lists):
         raise TooLateError(
             explain(
-                "Horovod was initialised before its process sets were known.",
-                received=f"process_set={lists!r}",
+                "Process sets must be given before Horovod is initialised.",
+                received=f"process_set={lists!r} after `hvd.init()`",
                 do="Give `process_set` to the first `tfdistkit.strategy` of the process, and remove `hvd.init()`.",
             )
         )
@@ -227,28 +225,26 @@ def _join(lists: list[list[int]] | None, world_size: int) -> Any:
             return _process_sets[tuple(ranks)]
     raise UnsupportedError(
         explain(
-            f"Rank {hvd.rank()} is in no process set.",
+            f"`process_set` must hold this rank, {hvd.rank()}, in one of its lists.",
             received=f"process_set={lists!r}",
-            expected="lists of ranks with this one in one of them",
-            do="Ask for the strategy only on the ranks that train, or give every rank a set.",
+            do="Make the strategy only on the ranks that train, or add a list with the other ranks.",
         )
     )
 
 
 def _end_together() -> None:
     """Waits for the ranks of the other process sets: Horovod shuts down on all ranks when the first one ends."""
-    if getattr(sys, "last_type", None) is None:  # After an exception nobody should wait.
+    if getattr(sys, "last_type", None) is None:  # Do not wait after an exception.
         transport.all_reduce([tf.zeros([])], tf.distribute.ReduceOp.SUM)
 
 
 def _require_all_ranks(cluster: ClusterSpec) -> None:
-    """Finds a job of several processes that Horovod was not told of, and ranks with other versions."""
+    """Checks that Horovod has all processes of the job, and that they run the same versions."""
     if cluster.world_size != hvd.size():
         raise ClusterConfigError(
             explain(
-                "Horovod does not know all processes of this job.",
-                received=f"{cluster.world_size} in {cluster.source}, {hvd.size()} ranks of Horovod",
-                expected="the same number",
+                "Horovod must have as many ranks as the job has processes.",
+                received=f"{cluster.world_size} processes in {cluster.source}, {hvd.size()} ranks of Horovod",
                 do="Start it with `tfdistkit run --backend horovod`, `horovodrun` or `mpirun`.",
             )
         )
@@ -263,9 +259,8 @@ def _require_adasum(process_set: Any) -> None:
     if not hvd.mpi_enabled() or size & (size - 1) or process_set is not hvd.global_process_set:
         raise UnsupportedError(
             explain(
-                '`op="adasum"` cannot work here.',
+                '`op="adasum"` needs MPI, and 2, 4, 8, ... ranks without a process set.',
                 received=f"{size} ranks, over {'MPI' if hvd.mpi_enabled() else 'Gloo'}",
-                expected="MPI, and 2, 4, 8, ... ranks without a process set",
-                do='Start it with `tfdistkit run --backend mpi`, or take `op="average"`.',
+                do='Start the job with `tfdistkit run --backend mpi`, or use `op="average"`.',
             )
         )

@@ -1,1 +1,1 @@
-"""Metrics and logs that are those of all replicas."""
+"""Metrics and logs of the global batch: updates, results and synchronization over the replicas."""

@@ -1,6 +1,6 @@
 """Gathers the rows of all replicas, in the order of one process, with two collectives for any number of tensors.
 
-Every value travels as its bits in int32: each replica fills its own place of a vector of zeros, and the sum over the
+Every value is sent as its bits in int32: each replica fills its slice of a vector of zeros, and the sum over the
 replicas is exact for every dtype, so all replicas hold the same bits.
 """
 
@@ -15,7 +15,7 @@ from tfdistkit.errors import UnsupportedError, explain
 from tfdistkit.strategies.sync import collective_keys
 from tfdistkit.strategies.sync import step as steps
 
-# What has no 32 or 64 bits of its own, and the type that carries it without a loss.
+# Dtypes without 32 or 64 bits, and the dtype that carries each without loss.
 _CARRIED_AS = {
     tf.bfloat16: tf.float32,
     tf.float16: tf.float32,
@@ -31,9 +31,9 @@ _SIZES = [1 << n for n in range(6, 31)]
 
 
 def has_rows(step: steps.ReplicaStep, tensor: tf.Tensor) -> bool:
-    """Whether the first dimension of a tensor holds rows of the batch, or tokens, pixels, ... of its rows.
+    """Returns whether the first dimension of a tensor holds rows of the batch, or tokens, pixels, ... of its rows.
 
-    A dimension that is known while those of the batch are not is something else: classes, say.
+    A static dimension in a batch with an unknown number of rows is something else, such as classes.
     """
     if tensor.shape.rank is None or tensor.shape.rank == 0:
         return tensor.shape.rank is None
@@ -41,45 +41,45 @@ def has_rows(step: steps.ReplicaStep, tensor: tf.Tensor) -> bool:
     if first is None or step.rows is None or step.static_rows == 0:
         return True
     if step.static_rows is None:
-        return first == 1  # One row, or a row that stands in for none.
+        return first == 1  # One row, or a placeholder row.
     return bool(first % step.static_rows == 0)
 
 
 def gather_rows(step: steps.ReplicaStep, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Concatenates the rows of all replicas; parts of any sizes.
+    """Concatenates the rows of all replicas, whose numbers may differ.
 
     Args:
         step: The step of this replica.
         tensors: Dense tensors of at least one dimension each; their first dimensions may differ.
 
     Returns:
-        A tensor for each, the same on all replicas.
+        One tensor for each, the same on all replicas.
     """
     counts = [tf.shape(t)[0] for t in tensors]
     if step.rows is not None and not step.static_rows:
-        counts = [tf.where(step.rows > 0, count, 0) for count in counts]  # A row that stands in counts nothing.
+        counts = [tf.where(step.rows > 0, count, 0) for count in counts]  # Placeholder rows do not count.
     own = tf.one_hot(step.replica_id, step.replicas, dtype=tf.int32)
     of_replicas = step.sum(own[:, None] * tf.stack(counts)[None])
     before = tf.reduce_sum(of_replicas[: step.replica_id], 0)
     totals = tf.reduce_sum(of_replicas, 0)
-    return _sum_places(step, tensors, counts, tf.unstack(before), tf.unstack(totals))
+    return _sum_slices(step, tensors, counts, tf.unstack(before), tf.unstack(totals))
 
 
 def gather_values(step: steps.ReplicaStep, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Stacks the values of all replicas, those of replicas without rows too; of the same shape on each.
+    """Stacks the values of all replicas, including replicas without rows.
 
     Args:
         step: The step of this replica.
-        tensors: Dense tensors.
+        tensors: Dense tensors, of the same shape on each replica.
 
     Returns:
-        A tensor for each with one more dimension, the first: the replicas.
+        One tensor for each, with a new first dimension for the replicas.
     """
     ones, before, totals = ([n] * len(tensors) for n in (1, step.replica_id, step.replicas))
-    return _sum_places(step, [t[None] for t in tensors], ones, before, totals)
+    return _sum_slices(step, [t[None] for t in tensors], ones, before, totals)
 
 
-def _sum_places(
+def _sum_slices(
     step: steps.ReplicaStep, tensors: Sequence[Any], counts: list[Any], before: list[Any], totals: list[Any]
 ) -> list[tf.Tensor]:
     if not tensors:
@@ -103,7 +103,7 @@ def _sum_places(
 
 
 def _sum_of_any_size(step: steps.ReplicaStep, flat: tf.Tensor) -> tf.Tensor:
-    """Sums vectors whose length, the same on all replicas, may be another one in each turn of a loop."""
+    """Sums vectors whose length is the same on all replicas, but may change between iterations of a loop."""
     sizes, size = tf.constant(_SIZES), tf.size(flat)
     number = tf.reduce_sum(tf.cast(sizes < size, tf.int32))
     padded = tf.pad(flat, [[0, sizes[number] - size]])
@@ -123,9 +123,8 @@ def _as_bits(tensor: tf.Tensor) -> tf.Tensor:
     if not (tensor.dtype.is_floating or tensor.dtype.is_integer):
         raise UnsupportedError(
             explain(
-                "A metric of your own needs the rows of all replicas, and these cannot travel.",
+                "Inputs of a custom metric must be numbers or booleans, because the rows of all replicas are gathered.",
                 received=f"a tensor of {tensor.dtype.name}",
-                expected="numbers or booleans",
                 do="Turn strings into numbers before `update_state`, in the data pipeline or in the model.",
             )
         )

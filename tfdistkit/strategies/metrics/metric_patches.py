@@ -1,4 +1,4 @@
-"""Where Keras's metrics are hooked: each class of metrics, when the first of it is made under a strategy of ours."""
+"""Hooks Keras's metrics: each class, when its first instance is made under a strategy of ours."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import tensorflow as tf
 
 from tfdistkit.errors import UnsupportedError, explain
 from tfdistkit.keras_adapter import private_api
-from tfdistkit.strategies.metrics.metric_results import around_result, wrote
-from tfdistkit.strategies.metrics.metric_updates import adds_up_by_class, around_update
+from tfdistkit.strategies.metrics.metric_results import forget_merged, hooked_result
+from tfdistkit.strategies.metrics.metric_updates import adds_up_by_class, hooked_update
 from tfdistkit.strategies.parameter_server import atomic_updates
 from tfdistkit.strategies.sync import step as steps
 
-# Methods of classes that are hooked; a class hooked twice would count twice.
+# Hooked methods of classes; a method hooked twice would count twice.
 _HOOKED: set[tuple[type, str]] = set()
 
 
@@ -30,10 +30,10 @@ def metric_made(original: Any, metric: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def require_scope(model: Any) -> None:
-    """Checks that the replicas know the state of each metric of a model.
+    """Checks that each replica has the state of every metric of a model.
 
     Raises:
-        UnsupportedError: if a metric was made outside of the scope: it would see the rows of some replica only.
+        UnsupportedError: if a metric was made outside of the scope: it would count the rows of one replica only.
     """
     for metric in model.metrics:
         for variable in metric.variables:
@@ -49,7 +49,7 @@ def require_scope(model: Any) -> None:
 
 
 def metric_variable(original: Any, metric: Any, *args: Any, **kwargs: Any) -> Any:
-    """Hook of `Metric.add_variable`: the state of what sees all rows is the same on all replicas from the start."""
+    """Hook of `Metric.add_variable`: replicates the state of metrics that are updated with all rows."""
     variable = original(metric, *args, **kwargs)
     if private_api.is_ours(tf.distribute.get_strategy()) and not adds_up_by_class(type(metric)):
         private_api.replicate_variable(variable)
@@ -57,14 +57,14 @@ def metric_variable(original: Any, metric: Any, *args: Any, **kwargs: Any) -> An
 
 
 def direct_assign(original: Any, variable: Any, new: Any) -> Any:
-    """Hook of Keras's `Variable._direct_assign`, which every assignment ends in."""
+    """Hook of Keras's `Variable._direct_assign`, which every assignment calls."""
     step = steps.current()
     if step is None and private_api.is_summed(variable) and _is_outside_of_replicas():
         return private_api.assign_without_reading(variable, new)
     if step is None or not step.in_keras_step:
         return atomic_updates.direct_assign(original, variable, new)
     if private_api.is_summed(variable):
-        wrote(step, variable)
+        forget_merged(step, variable)
         if step.rows is not None and not step.static_rows:
             own = private_api.raw_variable(variable)
             new = tf.where(step.rows > 0, tf.cast(new, own.dtype), tf.convert_to_tensor(own))
@@ -85,12 +85,12 @@ def _hook(owner: type, name: str) -> None:
 
         @functools.wraps(original)
         def hooked(self: Any, *args: Any, **kwargs: Any) -> Any:
-            return around_update(self, original.__get__(self, type(self)), args, kwargs)
+            return hooked_update(self, original.__get__(self, type(self)), args, kwargs)
 
     else:
 
         @functools.wraps(original)
         def hooked(self: Any) -> Any:
-            return around_result(self, original.__get__(self, type(self)))
+            return hooked_result(self, original.__get__(self, type(self)))
 
     setattr(owner, name, hooked)

@@ -1,7 +1,7 @@
-"""What `result()` of a metric is in a Keras step: that of the rows of all replicas, as in one process.
+"""Computes `result()` of a metric in a Keras step from the rows of all replicas, as in one process.
 
-The first result that a step asks for sums the state of all metrics of the model over the replicas, together with the
-state of layers; so a step has one collective for them, however many results it asks for.
+The first result in a step sums the state of all metrics of the model over the replicas, together with the state of
+layers; so a step needs one collective for any number of results.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tfdistkit.strategies.metrics.metric_updates import WholeBatch
 from tfdistkit.strategies.sync import step as steps
 
 
-def around_result(metric: Any, result: Callable[..., Any]) -> Any:
+def hooked_result(metric: Any, result: Callable[..., Any]) -> Any:
     """Hook of `result` of every class of metrics.
 
     Args:
@@ -25,7 +25,7 @@ def around_result(metric: Any, result: Callable[..., Any]) -> Any:
         result: Its own `result`, bound.
 
     Returns:
-        What it returns, with tensors for variables, which no `tf.function` can return.
+        The result, with tensors in place of variables, which a `tf.function` cannot return.
     """
     step = steps.current()
     if step is None or not step.in_keras_step or isinstance(step, WholeBatch) or private_api.is_stateless():
@@ -41,17 +41,17 @@ def around_result(metric: Any, result: Callable[..., Any]) -> Any:
     return found
 
 
-def wrote(step: steps.ReplicaStep, variable: Any) -> None:
-    """Forgets what a variable was on all replicas: this replica wrote it."""
+def forget_merged(step: steps.ReplicaStep, variable: Any) -> None:
+    """Drops the merged value of a variable after this replica wrote it."""
     step.merged.pop(id(variable), None)
 
 
 def merge(step: steps.ReplicaStep, variables: list[Any], others: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Makes the state of layers that this step wrote the same on all replicas, and sums the state of metrics.
+    """Averages the state of layers that this step wrote over the replicas, and sums the state of metrics.
 
     Args:
         step: The step of this replica.
-        variables: Variables of metrics that add up; what they are on all replicas is kept in `step.merged`.
+        variables: Variables of additive metrics; their sums are stored in `step.merged`.
         others: Tensors to sum in the same collectives.
 
     Returns:
@@ -70,12 +70,12 @@ def merge(step: steps.ReplicaStep, variables: list[Any], others: list[tf.Tensor]
 
 
 def _merged(step: steps.ReplicaStep, metric: Any) -> list[tuple[Any, tf.Tensor]]:
-    """Returns the variables of a metric that replicas keep each for itself, with what they are together."""
+    """Returns the variables of a metric that each replica keeps for itself, with their sums over the replicas."""
     own = [v for v in metric.variables if private_api.is_summed(v)]
     missing = [v for v in own if id(v) not in step.merged]
     if missing and step.is_in_inner_graph():
         sums = _sum_packed(step, [private_api.local_part(v, step.replicas) for v in own])
-        return list(zip(own, sums))  # What a branch computes is of no use outside of it.
+        return list(zip(own, sums))  # Tensors of a branch cannot be used outside of it.
     if missing:
         everything = {id(v): v for v in [*missing, *(step.model.metrics_variables if step.model is not None else [])]}
         merge(step, [v for key, v in everything.items() if key not in step.merged and private_api.is_summed(v)], [])
@@ -87,12 +87,12 @@ def _as_tensors(found: Any) -> Any:
 
 
 def _sum_packed(step: steps.ReplicaStep, parts: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Sums tensors over the replicas, all of a dtype in one collective."""
+    """Sums tensors over the replicas, one collective for each dtype."""
     summed = list(parts)
     if not parts:
         return summed
     end = step.begin_sum(parts)
-    for dtype in dict.fromkeys(p.dtype for p in parts):  # In the same order on every rank.
+    for dtype in dict.fromkeys(p.dtype for p in parts):  # The same order on every rank.
         of_dtype = [i for i, p in enumerate(parts) if p.dtype == dtype]
         packed = step.sum(tf.concat([tf.reshape(parts[i], [-1]) for i in of_dtype], 0))
         for i, value in zip(of_dtype, tf.split(packed, [parts[i].shape.num_elements() for i in of_dtype])):

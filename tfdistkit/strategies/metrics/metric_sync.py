@@ -1,4 +1,4 @@
-"""What the replicas agree on at the end of a Keras step: logs and the state of layers."""
+"""Synchronizes logs and the state of layers over the replicas at the end of a Keras step."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tfdistkit.strategies.sync import step as steps
 
 
 def agree(step: steps.ReplicaStep, logs: Any) -> Any:
-    """Makes logs and layer state the same on all replicas.
+    """Synchronizes logs and layer state over the replicas.
 
-    Results of metrics are so already. Other numbers become their mean weighted by rows, other integers and booleans
-    those of replica 0 (counts of rows add up), and what has rows becomes the rows of all replicas. Strings stay as they
-    are.
+    Results of metrics are already equal. Other floats become their mean weighted by rows; counts of rows are summed;
+    other integers and booleans become those of replica 0; tensors with rows become the rows of all replicas. Strings
+    are unchanged.
     """
     leaves = [private_api.as_dense_tensor(v) for v in tf.nest.flatten(logs)]
     own = [i for i, v in enumerate(leaves) if isinstance(v, tf.Tensor) and id(v) not in step.results]

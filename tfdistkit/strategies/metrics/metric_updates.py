@@ -1,8 +1,8 @@
-"""What a metric sees in a step of several replicas, so that it comes to what one process would give.
+"""Updates metrics in a step of several replicas, so that their state equals that of one process.
 
-Metrics of Keras add up: their state is sums over rows, each replica adds its own, and whoever reads them gets the sum.
-Of any other metric nothing is known. It sees the rows of all replicas, in the order of one process, on every
-replica; its state is then the same on all of them, and reading it needs no communication.
+Metrics of Keras are additive: their state is sums over rows, each replica adds its own rows, and a read returns the sum
+over the replicas. Any other metric may not be additive: on every replica it is updated with the rows of all replicas,
+in the order of one process. Its state is then the same on all of them, and a read needs no communication.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from tfdistkit.strategies.parameter_server import replayed_updates
 from tfdistkit.strategies.parameter_server.replayed_updates import known_value, tensors_of, with_tensors
 from tfdistkit.strategies.sync import step as steps
 
-# Functions of Keras that compare or sum the rows of a batch with each other.
+# Functions of Keras that combine the rows of a batch with each other.
 _MIXING_ROWS = ("circle", "dice", "tversky")
 
 _Metric = TypeVar("_Metric")
 
 
 def additive_metric(metric: _Metric) -> _Metric:
-    """Declares that what a metric computes adds up over rows, so that no rows have to be gathered for it.
+    """Declares that a metric is additive over rows, so that no rows are gathered for it.
 
-    Without it, a metric of your own sees the rows of all replicas, which is right for every metric and costs two
-    collectives a step. It pays where predictions are large (images) and the metric only sums over their rows.
+    By default, a custom metric is updated with the rows of all replicas, which is exact for every metric and costs two
+    collectives in each step. Declare it where predictions are large (images) and the metric only sums over rows.
 
     Args:
         metric: A subclass of `keras.metrics.Metric` whose `update_state` only adds sums over rows to its variables, or
             a function for `compile(metrics=[...])` that returns one value for each row, or their mean.
 
     Returns:
-        The same.
+        The metric.
 
     Example:
         ```python
@@ -52,7 +52,7 @@ def additive_metric(metric: _Metric) -> _Metric:
 
 
 class WholeBatch(steps.ReplicaStep):
-    """The step as a metric sees it that was given the rows of all replicas: that of one process."""
+    """The step of a metric that is updated with the rows of all replicas: as in one process."""
 
     def __init__(self, step: steps.ReplicaStep):
         super().__init__(step.rows, lambda _: step.total_rows, step.replicas, 0)
@@ -60,20 +60,20 @@ class WholeBatch(steps.ReplicaStep):
 
     @property
     def may_be_empty(self) -> bool:
-        """A batch has rows, also where this replica has none of them."""
+        """Returns False: the global batch has rows, even if this replica has none."""
         return False
 
     def share(self) -> float:
-        """There is but one part."""
+        """Returns 1: the rows are those of the global batch."""
         return 1.0
 
     def sum(self, value: tf.Tensor) -> tf.Tensor:
-        """There is nothing to add."""
+        """Returns the value: it is already that of all replicas."""
         return value
 
 
 def adds_up(metric: Any) -> bool:
-    """Whether the state of a metric is sums over rows, which replicas may keep each for itself."""
+    """Returns whether the state of a metric is sums over rows, which each replica may keep for itself."""
     own = type(metric)
     if getattr(own, "tfdistkit_adds_up", False):
         return True
@@ -82,7 +82,7 @@ def adds_up(metric: Any) -> bool:
 
 
 def adds_up_by_class(own: type) -> bool:
-    """Whether the state of the metrics of a class adds up, unless a function that they apply to rows says no."""
+    """Returns whether the metrics of a class are additive, unless they apply a function that is not."""
     if getattr(own, "tfdistkit_adds_up", False):
         return True
     updating = next(c for c in own.__mro__ if "update_state" in c.__dict__)
@@ -100,14 +100,14 @@ def _adds_up(function: Any) -> bool:
     return getattr(function, "__module__", "").startswith("keras.src.") and name not in _MIXING_ROWS
 
 
-def around_update(metric: Any, update: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
+def hooked_update(metric: Any, update: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """Hook of `update_state` of every class of metrics: Keras's own and the user's.
 
     Args:
         metric: The metric.
         update: Its own `update_state`, bound.
-        args: What it was called with.
-        kwargs: What it was called with by name.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
     """
     step = steps.current()
     if isinstance(step, WholeBatch) or private_api.is_stateless() or private_api.is_container_of_metrics(metric):
@@ -132,13 +132,13 @@ def around_update(metric: Any, update: Callable[..., Any], args: tuple, kwargs: 
 def _weighted(
     step: steps.ReplicaStep, metric: Any, update: Callable[..., Any], args: tuple, kwargs: dict
 ) -> tuple[tuple, dict]:
-    """Weighs numbers that a mean or a sum is fed, and that are no rows, by the rows of this replica.
+    """Weights numbers without rows that update a `Mean` or a `Sum` by the rows of this replica.
 
-    A number that was computed of this replica's rows is a mean over them for `Mean`, and a sum over them for `Sum`.
+    A number that was computed from this replica's rows is a mean over them for `Mean`, and a sum over them for `Sum`.
     """
     if update.__func__.__qualname__ not in ("Mean.update_state", "Sum.update_state"):  # type: ignore[attr-defined]
-        return args, kwargs  # A subclass of Keras's; it calls one of these.
-    values, weight = _two(*args, **kwargs)
+        return args, kwargs  # A subclass of Keras's, which calls one of these.
+    values, weight = _values_and_weight(*args, **kwargs)
     tensor = keras.ops.convert_to_tensor(values)
     if not isinstance(tensor, tf.Tensor) or has_rows(step, tensor):
         return args, kwargs
@@ -151,12 +151,12 @@ def _weighted(
     return (values, tf.broadcast_to(weight, tf.shape(tensor))), {}
 
 
-def _two(values: Any, sample_weight: Any = None) -> tuple[Any, Any]:
+def _values_and_weight(values: Any, sample_weight: Any = None) -> tuple[Any, Any]:
     return values, sample_weight
 
 
 def _adds_up_over_rows(step: steps.ReplicaStep, weight: Any) -> bool:
-    """Whether a weight is the number of this replica's rows, or a sum over them, and no constant."""
+    """Returns whether a weight is the number of this replica's rows, or a sum over them, rather than a constant."""
     value = known_value(weight)
     if keras.ops.ndim(weight) != 0 or isinstance(weight, float):
         return False
@@ -164,7 +164,7 @@ def _adds_up_over_rows(step: steps.ReplicaStep, weight: Any) -> bool:
 
 
 def _of_all_replicas(step: steps.ReplicaStep, structure: Any) -> Any:
-    """Replaces the tensors in what `update_state` was called with by those of the global batch."""
+    """Replaces the tensors in the arguments of `update_state` by those of the global batch."""
     dense = [private_api.as_dense_tensor(v) for v in tf.nest.flatten(structure)]
     parts = [tensors_of(v) for v in dense]
     tensors = {id(t): t for part in parts for t in part}
@@ -175,7 +175,7 @@ def _of_all_replicas(step: steps.ReplicaStep, structure: Any) -> Any:
     rows = [t for t in missing if has_rows(step, t)]
     numbers = [t for t in missing if not has_rows(step, t)]
     for tensor, whole in zip(rows, gather_rows(step, rows) if rows else []):
-        found[id(tensor)] = (tensor, whole)  # The tensor itself too: so long its id is its own.
+        found[id(tensor)] = (tensor, whole)  # Keeps the tensor alive too, so that its id stays unique.
     for tensor, whole in zip(numbers, together(step, numbers)):
         found[id(tensor)] = (tensor, whole)
     whole_leaves = [with_tensors(v, [found[id(t)][1] for t in part]) for v, part in zip(dense, parts)]
@@ -183,24 +183,24 @@ def _of_all_replicas(step: steps.ReplicaStep, structure: Any) -> Any:
 
 
 def together(step: steps.ReplicaStep, values: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Makes one value of those of all replicas, of tensors that are no rows.
+    """Combines tensors without rows over all replicas.
 
     Args:
         step: The step of this replica.
         values: Tensors of the same shape on each replica.
 
     Returns:
-        For each the mean weighted by rows. Integers that were computed of the batch are counts, and add up; other
-        integers and booleans are those of replica 0.
+        For floats, their means weighted by rows. Integers that were computed from the batch are counts, and are summed;
+        other integers and booleans are those of replica 0.
     """
     if not values:
         return []
     rows = tf.constant(1.0) if step.rows is None else step.rows
     *of_replicas, rows_of_all = gather_values(step, [*values, rows])
-    return [_one_of(value, parts, rows_of_all) for value, parts in zip(values, of_replicas)]
+    return [_combined(value, parts, rows_of_all) for value, parts in zip(values, of_replicas)]
 
 
-def _one_of(value: tf.Tensor, parts: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+def _combined(value: tf.Tensor, parts: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
     rows = tf.reshape(rows, [-1, *[1] * value.shape.rank])
     if value.dtype.is_floating:
         weighted = parts * tf.cast(rows / tf.reduce_sum(rows), value.dtype)
@@ -211,16 +211,16 @@ def _one_of(value: tf.Tensor, parts: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
 
 
 def comes_from_batch(tensor: tf.Tensor) -> bool:
-    """Whether a tensor was computed of the rows of a step, or their number, and not of variables alone."""
+    """Returns whether a tensor was computed from the rows of a step, or their number, and not from variables alone."""
     if tf.executing_eagerly():
-        return True  # Nobody can tell.
-    seen: set[int] = set()
+        return True  # Unknown in eager mode.
+    visited: set[int] = set()
     open_ends = [tensor]
     while open_ends:
         end = open_ends.pop()
-        if id(end) in seen or end.dtype == tf.resource:
+        if id(end) in visited or end.dtype == tf.resource:
             continue
-        seen.add(id(end))
+        visited.add(id(end))
         constants = [inner for outer, inner in getattr(end.graph, "captures", []) if hasattr(outer, "numpy")]
         if end.op.type in ("Placeholder", "IteratorGetNext", "OptionalGetValue"):
             if not any(end is c for c in constants):

@@ -1,1 +1,1 @@
-"""The strategy `parameter_server`."""
+"""The strategy `parameter_server`: asynchronous training with variables on servers."""

@@ -1,13 +1,13 @@
-"""Keras's `variable.assign(f(variable))` as one atomic addition, so that no worker's update is lost.
+"""Runs Keras's `variable.assign(f(variable))` as one atomic addition, so that no worker's update is lost.
 
 Workers of a parameter-server job write the same variables at the same time. TensorFlow's `assign_add` is
 atomic on the server, but Keras's is `assign(self + value)`: metrics, moving statistics, seeds and
-`optimizer.iterations` read, compute and write, and what another worker wrote in between is gone.
+`optimizer.iterations` read, compute and write, which loses a concurrent update of another worker.
 
-Within `running()` such a variable is read once, and an assignment to it adds the difference to what was read.
-Metrics can be collected instead: they start from zero in every call, and what they came to is returned to the
-coordinator, which adds it up in the order of the batches. That is exact, and a step that is done again
-because its worker died counts once.
+Within `running()` such a variable is read once, and an assignment adds the difference to the value that was read.
+Metrics can be collected instead: they start from zero in every call, and their sums are returned to the coordinator,
+which adds them up in the order of the batches. That is exact, and a step that is repeated because its worker was lost
+counts once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LOCAL = threading.local()
 
 
 class Updates:
-    """What one call of a step read and wrote.
+    """Tracks the reads and writes of one call of a step.
 
     Args:
         collected: Keras variables whose sums are collected and not written.
@@ -35,7 +35,7 @@ class Updates:
         self.collected = list(collected)
         self._collected_ids = {id(v) for v in collected}
         self._graph = _graph()
-        # By variable: the graph of what is known of it, and the value.
+        # By variable: its value, and the graph of that value.
         self._known: dict[int, tuple[Any, Any]] = {}
         if self.collected:
             for variable in self.collected:
@@ -43,7 +43,7 @@ class Updates:
                 self._known[id(variable)] = (self._graph, zeros)
 
     def value_of(self, variable: Any) -> Any:
-        """Returns what a variable is in this call, or None if it is read as ever."""
+        """Returns the value of a variable in this call, or None if it is not tracked."""
         if not self._holds(variable):
             return None
         graph, value = self._known.get(id(variable), (None, None))
@@ -53,14 +53,14 @@ class Updates:
         return value
 
     def assign(self, variable: Any, value: tf.Tensor) -> bool:
-        """Writes what a step assigns to a variable.
+        """Adds or collects a value that a step assigns to a variable.
 
         Args:
             variable: A Keras variable.
             value: The new value, of its dtype and shape.
 
         Returns:
-            False if the variable has to be written as ever.
+            False if the caller must write the variable.
         """
         if not self._holds(variable):
             return False
@@ -69,15 +69,15 @@ class Updates:
         collects = id(variable) in self._collected_ids
         if not collects or here is not self._graph:
             if read is None or not _can_see(graph):
-                return False  # It was not computed from a value that was read here: nothing to add to.
+                return False  # The value was not computed from one that was read here: there is no difference to add.
             private_api.raw_variable(variable).assign_add(value - read)
-        # What a branch computes cannot be collected outside of it, and went to the variable itself.
+        # A value of a branch cannot be collected outside of it, and was written to the variable.
         if not collects or here is self._graph:
             self._known[id(variable)] = (here, value)
         return True
 
     def sums(self) -> list[tf.Tensor]:
-        """Returns what the collected variables came to, in their order."""
+        """Returns the sums of the collected variables, in their order."""
         return [self._known[id(v)][1] for v in self.collected]
 
     def _holds(self, variable: Any) -> bool:
@@ -86,7 +86,7 @@ class Updates:
         if variable.trainable or private_api.raw_variable(variable) is None:
             return False
         dtype = tf.as_dtype(private_api.raw_variable(variable).dtype)
-        # Slots of optimizers are neither summed nor integers; Keras writes those with atomic operations.
+        # Slots of optimizers are neither summed nor integers; Keras writes them with atomic operations.
         return dtype.is_integer or (dtype.is_floating and variable.aggregation in ("sum", "mean"))
 
 
@@ -97,21 +97,21 @@ def current() -> Updates | None:
 
 @contextlib.contextmanager
 def running(collected: Sequence[Any] = ()) -> Iterator[Updates]:
-    """Within it, assignments of this thread to variables that all workers write are atomic.
+    """Makes assignments of this thread to variables that all workers write atomic.
 
     Args:
-        collected: Keras variables whose sums are collected. Inside of another `running()` nothing changes.
+        collected: Keras variables whose sums are collected; ignored inside of another `running()`.
 
     Yields:
         The updates.
     """
-    around = current()
-    updates = around or Updates(collected)
+    outer = current()
+    updates = outer or Updates(collected)
     _LOCAL.updates = updates
     try:
         yield updates
     finally:
-        _LOCAL.updates = around
+        _LOCAL.updates = outer
 
 
 def value(original: Any, variable: Any) -> Any:
@@ -122,7 +122,7 @@ def value(original: Any, variable: Any) -> Any:
 
 
 def direct_assign(original: Any, variable: Any, new: Any) -> Any:
-    """Hook of Keras's `Variable._direct_assign`, which every assignment ends in."""
+    """Hook of Keras's `Variable._direct_assign`, which every assignment calls."""
     updates = current()
     if updates is None or not updates.assign(variable, tf.cast(new, private_api.raw_variable(variable).dtype)):
         return original(variable, new)
@@ -134,7 +134,7 @@ def _graph() -> Any:
 
 
 def _can_see(graph: Any) -> bool:
-    """Whether a value of a graph can be used where code is running now: in that graph, or inside of it."""
+    """Returns whether a value of a graph can be used in the current graph: the same one, or an inner one."""
     here = _graph()
     while here is not None and here is not graph:
         here = getattr(here, "outer_graph", None)

@@ -1,7 +1,7 @@
-"""Where the time of a parameter-server job's training goes: what its workers do with it, seen by the coordinator.
+"""Measures where the training time of a parameter-server job goes, on its workers and its coordinator.
 
-In the graph of a step, operations that note the time on the worker stand beside the step, as in `step_clock`; what they
-found goes back with the step's results. The coordinator adds up what it does itself while workers have nothing to do.
+Timestamp operations in the graph of a step run on the worker, beside the step, as in `step_clock`; their results are
+returned with the step's results. The coordinator adds up its own work while workers are idle.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from tfdistkit.strategies.sync import step as steps
 
 _LOCAL = threading.local()
 
-# How many numbers a stopwatch sees.
-_SEEN = 5
-# What brings the value of a variable, or rows of it, from a server.
+# Length of the vector of `Stopwatch.times`.
+_NUMBERS = 5
+# Operations that read a variable, or rows of it, from a server.
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
 
 
@@ -30,12 +30,12 @@ class CoordinatedClock:
     """Measures the training steps that workers run for the coordinator.
 
     Args:
-        num_workers: How many workers there are.
+        num_workers: The number of workers.
     """
 
     def __init__(self, num_workers: int):
         self._num_workers = num_workers
-        # TensorFlow builds the step on every worker first, which is no part of training it.
+        # TensorFlow first builds the step on every worker, which does not count as training time.
         self._results, self._is_warm = 0, False
         self.reset()
 
@@ -46,10 +46,10 @@ class CoordinatedClock:
         self._of_workers: np.ndarray = np.zeros(4)
 
     def times(self) -> Times:
-        """Returns what there was since `reset`; seconds of workers are means over them."""
+        """Returns the times since `reset`; seconds of workers are means over the workers."""
         total_s = max(self._ended - self._began, 1e-9)
         rows, busy_s, communication_s, input_s = self._of_workers / [1, *[self._num_workers] * 3]
-        # Workers that do nothing wait for the coordinator: for its data, its callbacks, and for it to hand out steps.
+        # Idle workers wait for the coordinator: for its data, its callbacks, or its scheduling.
         idle_s = max(0.0, total_s - busy_s)
         own_s = max(total_s - self._waiting_s, self._input_s + self._outside_s, 1e-9)
         waits_for_input_s = min(self._input_s, idle_s * self._input_s / own_s)
@@ -58,11 +58,11 @@ class CoordinatedClock:
         input_s += waits_for_input_s
         return Times(self._executions, float(rows), total_s, input_s, communication_s, outside_s)
 
-    # What the coordinator calls.
+    # Called by the coordinator.
 
     @contextlib.contextmanager
     def execution(self) -> Iterator[None]:
-        """Around each execution that `fit` asks for."""
+        """Measures one execution of `fit`."""
         called = time.monotonic()
         if self._executions:
             self._outside_s += called - self._ended
@@ -74,35 +74,35 @@ class CoordinatedClock:
 
     @contextlib.contextmanager
     def input(self) -> Iterator[None]:
-        """While the coordinator draws a batch."""
+        """Measures the time in which the coordinator reads a batch."""
         began = time.monotonic()
         yield
         self._input_s += time.monotonic() - began
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """While it waits for workers."""
+        """Measures the time in which the coordinator waits for workers."""
         began = time.monotonic()
         yield
         self._waiting_s += time.monotonic() - began
 
     def end(self) -> None:
-        """When all steps of an epoch have ended."""
+        """Ends an epoch, after its last step."""
         self._ended = time.monotonic()
 
     def take(self, vectors: list[np.ndarray]) -> None:
-        """Takes what a worker noted out of the results of its step.
+        """Removes the times of a worker from the results of its step, and adds them up.
 
         Args:
-            vectors: Some vectors of different dtypes. `Stopwatch.seen` is at the end of that of float32.
+            vectors: Vectors of different dtypes. `Stopwatch.times` is at the end of the float32 vector.
         """
-        place = _place(vectors)
-        self._of_workers += vectors[place][-_SEEN:-1]
-        vectors[place] = vectors[place][:-_SEEN]
+        i = _index_of_float32(vectors)
+        self._of_workers += vectors[i][-_NUMBERS:-1]
+        vectors[i] = vectors[i][:-_NUMBERS]
         self._results += 1
 
     def has_warmed_up(self) -> bool:
-        """Returns whether measuring can begin with the next step, as all workers have built it: True only once."""
+        """Returns True once, when all workers have built the step and measuring can begin."""
         if self._is_warm or self._results < self._num_workers:
             return False
         self._is_warm = True
@@ -110,7 +110,7 @@ class CoordinatedClock:
 
 
 class Stopwatch:
-    """Notes the time in the graph of one step, on the worker that runs it."""
+    """Adds timestamps to the graph of one step, taken on the worker that runs it."""
 
     def __init__(self) -> None:
         self._graph = tf.compat.v1.get_default_graph()
@@ -121,16 +121,16 @@ class Stopwatch:
         self._came: Any = None
 
     def gradients_are_there(self, gradients: Any) -> None:
-        """Called before an optimizer applies gradients; the first one counts."""
+        """Takes the time at which gradients are computed; only the first call of a step counts."""
         if self._computed is not None or tf.compat.v1.get_default_graph() is not self._graph:
             return
         there = [t for t in tf.nest.flatten(gradients, expand_composites=True) if tf.is_tensor(t)]
-        # Not those that nothing comes of: TensorFlow leaves them out, and a table would be read as a whole.
+        # Skip reads whose result is unused: TensorFlow prunes them, and to keep them would read whole tables.
         needed = _behind(there, self._operations())
         reads = [one.outputs[0] for one in needed if one.type in _READS]
         numbers = [tf.reshape(t, [-1])[:1] for t in reads if t.dtype.is_floating or t.dtype.is_integer]
-        # What came is used, if only by the coordinator, which throws it away: otherwise TensorFlow would wait for
-        # the read on the server, not for its way here.
+        # Use the values: otherwise TensorFlow would wait for the read on the server, not for the transfer to here.
+        # The coordinator drops the sum.
         self._came = tf.add_n([tf.reduce_sum(tf.cast(number, tf.float32)) for number in numbers] or [tf.zeros([])])
         with tf.control_dependencies([self._came]):
             read = tf.timestamp()
@@ -138,16 +138,16 @@ class Stopwatch:
             self._computed = tf.maximum(read, tf.timestamp())
         self._read_s = read - self._began
 
-    def seen(self, data: Any, logs: Any) -> tf.Tensor:
-        """Returns, as float32: rows, seconds of the step, of communication, of waiting for data; a meaningless number.
+    def times(self, data: Any, logs: Any) -> tf.Tensor:
+        """Returns, as float32: rows; seconds of the step, of communication, of waiting for data; a number to drop.
 
         Args:
-            data: The step's batch.
-            logs: What the step returned.
+            data: The batch of the step.
+            logs: The result of the step.
         """
         changes = [one for one in self._operations() if any(t.dtype == tf.resource for t in one.inputs)]
         changes = [one for one in changes if not one.outputs]
-        # One for each server: every edge between two processes costs a message.
+        # One group for each server: every edge between two processes costs a message.
         by_server: dict[str, list[Any]] = {}
         for one in changes:
             by_server.setdefault(one.device, []).append(one)
@@ -164,7 +164,7 @@ class Stopwatch:
             communication_s = self._read_s + (ended - self._computed)
         found = [tf.cast(0 if rows is None else rows, tf.float64), ended - self._began, communication_s]
         came = tf.zeros([]) if self._came is None else self._came
-        # Not a result of its own: each of them is a message.
+        # In one tensor: each result costs a message.
         return tf.stack([*(tf.cast(one, tf.float32) for one in found), tf.zeros([]), came])
 
     def _operations(self) -> list[Any]:
@@ -173,10 +173,10 @@ class Stopwatch:
 
 @contextlib.contextmanager
 def stopwatch(clock: CoordinatedClock | None) -> Iterator[Stopwatch | None]:
-    """Within it, gradients are noted that optimizers of this thread apply.
+    """Measures the step that this thread traces.
 
     Args:
-        clock: None measures nothing.
+        clock: The clock, or None for no measurement.
 
     Yields:
         The stopwatch, or None.
@@ -189,29 +189,29 @@ def stopwatch(clock: CoordinatedClock | None) -> Iterator[Stopwatch | None]:
 
 
 def with_input(vectors: list[tf.Tensor], began: tf.Tensor) -> list[tf.Tensor]:
-    """Returns the results of steps with data of the worker's own: what was not step was waiting for data.
+    """Adds the time in which steps waited for the worker's own data: the time that was not spent in a step.
 
     Args:
         vectors: As for `CoordinatedClock.take`; the sum over the steps.
         began: When the worker first asked for data.
     """
-    place = _place(vectors)
-    seen = vectors[place][-_SEEN:]
-    with tf.control_dependencies([seen]):
-        waited_s = tf.cast(tf.timestamp() - began, tf.float32) - seen[1]
-    added = tf.concat([vectors[place][:-_SEEN], seen + waited_s * [0.0, 1.0, 0.0, 1.0, 0.0]], 0)
-    return [*vectors[:place], added, *vectors[place + 1 :]]
+    i = _index_of_float32(vectors)
+    times = vectors[i][-_NUMBERS:]
+    with tf.control_dependencies([times]):
+        waited_s = tf.cast(tf.timestamp() - began, tf.float32) - times[1]
+    added = tf.concat([vectors[i][:-_NUMBERS], times + waited_s * [0.0, 1.0, 0.0, 1.0, 0.0]], 0)
+    return [*vectors[:i], added, *vectors[i + 1 :]]
 
 
 def gradients_are_there(gradients: Any) -> None:
-    """Tells the stopwatch of the step that this thread traces, if there is one."""
+    """Passes gradients to the stopwatch of the step that this thread traces, if there is one."""
     current = getattr(_LOCAL, "current", None)
     if current is not None:
         current.gradients_are_there(gradients)
 
 
 def _behind(tensors: list[tf.Tensor], operations: list[Any]) -> list[Any]:
-    """Returns those operations that tensors come of."""
+    """Returns the operations that tensors are computed from."""
     left, found = [t.op for t in tensors], set()
     while left:
         one = left.pop()
@@ -221,5 +221,5 @@ def _behind(tensors: list[tf.Tensor], operations: list[Any]) -> list[Any]:
     return [one for one in operations if one in found]
 
 
-def _place(vectors: list[Any]) -> int:
-    return next(place for place, vector in enumerate(vectors) if vector.dtype == np.float32)
+def _index_of_float32(vectors: list[Any]) -> int:
+    return next(i for i, vector in enumerate(vectors) if vector.dtype == np.float32)

@@ -1,7 +1,7 @@
-"""Updates of metrics that a worker of a parameter-server job records, and the coordinator runs in the order of batches.
+"""Records metric updates on the workers of a parameter-server job; the coordinator replays them in batch order.
 
-A worker's step knows one batch, and steps end in any order. Sums over rows can be added up by the coordinator; a
-metric of which nothing is known has to see one batch after the other, as in one process.
+A worker's step has one batch, and steps end in any order. The coordinator can add up sums over rows; a metric that may
+not be additive must be updated with one batch after the other, as in one process.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class Update(NamedTuple):
     """One call of `update_state`.
 
     Args:
-        metric: Of what.
+        metric: The metric.
         structure: Its arguments, `(args, kwargs)`.
-        leaves: What is in them, tensors as what stands for them.
-        counts: How many tensors travel for each leaf.
+        leaves: The leaves of the structure, with placeholders for tensors.
+        counts: How many tensors are sent for each leaf.
     """
 
     metric: Any
@@ -36,24 +36,24 @@ class Update(NamedTuple):
 
 
 class Records:
-    """The updates of one step."""
+    """Collects the updates of one step."""
 
     def __init__(self) -> None:
         self.updates: list[Update] = []
         self.tensors: list[tf.Tensor] = []
 
     def add(self, metric: Any, args: tuple, kwargs: dict) -> None:
-        """Keeps a call of `update_state`, while a step is traced."""
+        """Records a call of `update_state` while a step is traced."""
         structure = (args, kwargs)
         leaves = [private_api.as_dense_tensor(v) for v in tf.nest.flatten(structure)]
         parts = [tensors_of(v) for v in leaves]
         self.tensors += [t for part in parts for t in part]
-        kept = [known_value(v) if tf.is_tensor(v) and not part else _kind(v) for v, part in zip(leaves, parts)]
+        kept = [known_value(v) if tf.is_tensor(v) and not part else _placeholder(v) for v, part in zip(leaves, parts)]
         self.updates.append(Update(metric, tf.nest.map_structure(lambda _: 0, structure), kept, [*map(len, parts)]))
 
 
 class Replayed:
-    """The state of the metrics that are updated from records, in this process.
+    """Replays recorded updates on the state of metrics, in this process.
 
     Args:
         updates: The updates of a step.
@@ -67,20 +67,20 @@ class Replayed:
         self._run = tf.function(self._updated, reduce_retracing=True, autograph=False)
 
     def forget(self) -> None:
-        """Takes what the variables hold for the state from now on."""
+        """Reads the state from the variables again at the next use."""
         self._state = None
 
     def state(self) -> list[tf.Tensor]:
-        """Returns the state."""
+        """Returns the current state."""
         if self._state is None:
             self._state = [tf.identity(tf.convert_to_tensor(private_api.raw_variable(v))) for v in self.variables]
         return self._state
 
     def replay(self, tensors: list[tf.Tensor]) -> None:
-        """Runs the updates of a step, of one batch after the other.
+        """Runs the updates of a step, one batch after the other.
 
         Args:
-            tensors: What travelled for them.
+            tensors: The tensors that were sent for them.
         """
         size = sum(sum(u.counts) for u in self._updates)
         with tf.device("CPU:0"):
@@ -107,13 +107,13 @@ class Replayed:
 
 
 def current() -> Records | None:
-    """Returns what records the updates of the step that this thread traces; None outside of one."""
+    """Returns the records of the step that this thread traces; None outside of a step."""
     return getattr(_LOCAL, "records", None)
 
 
 @contextlib.contextmanager
 def recording() -> Iterator[Records]:
-    """Within it, updates of metrics of which nothing is known are recorded in this thread, and not run."""
+    """Records the updates of metrics that may not be additive in this thread, instead of running them."""
     before, records = current(), Records()
     _LOCAL.records = records
     try:
@@ -123,14 +123,14 @@ def recording() -> Iterator[Records]:
 
 
 def known_value(value: Any) -> Any:
-    """Returns a value if it is known before a step runs, and so is no result of its rows; else None."""
+    """Returns a value that is known before a step runs, and so does not depend on its rows; else None."""
     if isinstance(value, (tf.Variable, keras.Variable)) or tf.executing_eagerly() and tf.is_tensor(value):
         return None
     return tf.get_static_value(value) if tf.is_tensor(value) else value
 
 
 def tensors_of(value: Any) -> list[tf.Tensor]:
-    """Returns the tensors that travel for a value: its own, those of a ragged one, and Keras's mask."""
+    """Returns the tensors to send for a value: itself, the parts of a ragged tensor, and Keras's mask."""
     if isinstance(value, tf.RaggedTensor):
         return [value.flat_values, *value.nested_row_lengths()]
     if not isinstance(value, tf.Tensor) or value.shape.rank == 0 and known_value(value) is not None:
@@ -140,7 +140,7 @@ def tensors_of(value: Any) -> list[tf.Tensor]:
 
 
 def with_tensors(value: Any, tensors: list[tf.Tensor]) -> Any:
-    """Returns a value made of the tensors that travelled for it (`tensors_of`)."""
+    """Returns a value made from the tensors that were sent for it (`tensors_of`)."""
     if isinstance(value, tf.RaggedTensor) or value is tf.RaggedTensor:
         return tf.RaggedTensor.from_nested_row_lengths(tensors[0], tensors[1:], validate=False)
     if len(tensors) == 2:
@@ -148,8 +148,8 @@ def with_tensors(value: Any, tensors: list[tf.Tensor]) -> Any:
     return tensors[0] if tensors else value
 
 
-def _kind(value: Any) -> Any:
-    """What stands for a value that travels."""
+def _placeholder(value: Any) -> Any:
+    """Returns the placeholder of a value whose tensors are sent."""
     if isinstance(value, tf.RaggedTensor):
         return tf.RaggedTensor
     return None if tf.is_tensor(value) else value

@@ -1,8 +1,8 @@
-"""`fit` and `evaluate` of a parameter-server job: the coordinator hands out batches, the workers run the steps.
+"""Schedules the steps of `fit` and `evaluate` of a parameter-server job: the coordinator sends batches to the workers.
 
-The coordinator draws each batch from the user's data and sends it with the step, so every row is used once
-whatever happens to a worker: TensorFlow gives the step of a worker that died, batch and all, to another one.
-Data that should be read by the workers themselves comes as a `WorkerDataset`.
+The coordinator reads each batch from the user's data and sends it with the step, so every row is used exactly once
+even if workers fail: TensorFlow reschedules the step of a lost worker, with its batch, on another worker. Data that
+the workers read themselves is a `WorkerDataset`.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ import tensorflow as tf
 
 from tfdistkit.keras_adapter import data_position, private_api
 from tfdistkit.strategies.parameter_server import atomic_updates, replayed_updates
-from tfdistkit.strategies.parameter_server.inflight import SentStep, step_ended
+from tfdistkit.strategies.parameter_server.inflight import InflightStep, step_ended
 from tfdistkit.strategies.parameter_server.packed_sums import added, packed, same, unpacked
 from tfdistkit.strategies.parameter_server.profiling import CoordinatedClock, stopwatch, with_input
-from tfdistkit.strategies.parameter_server.worker_datasets import WorkerIterator, drawn
+from tfdistkit.strategies.parameter_server.worker_datasets import WorkerIterator, batches_of
 
-# Seconds after which it is looked at steps that nobody was told of: one that failed, say.
+# Fallback poll interval, in seconds, for steps that finish without a notification, such as failed ones.
 _POLL_EVERY_S = 0.05
-# Seconds between two looks at whether waiting still makes sense.
-_LOOK_EVERY_S = 0.5
+# Seconds between two liveness checks of the tasks.
+_CHECK_EVERY_S = 0.5
 
 
 class CoordinatedFunction:
-    """What Keras calls for each step, or for each `steps_per_execution` of them.
+    """Runs one execution of Keras (`steps_per_execution` steps) on a worker; called by `fit` and `evaluate`.
 
     Args:
-        strategy: The strategy, which says how many steps may be on their way, and whether the workers live.
+        strategy: The strategy, which limits the steps in flight and checks that the workers are alive.
         model: The Keras model.
         step_function: Its `train_step` or `test_step`.
-        clock: What measures the steps, if something does.
+        clock: Measures the steps; None for no measurement.
     """
 
     def __init__(
@@ -48,18 +48,18 @@ class CoordinatedFunction:
         self._job = _Job(strategy, model, step_function, clock)
         self._clock = clock or CoordinatedClock(strategy.num_workers)
         self._iterator: Any = None
-        # Steps on their way, by their number.
-        self._sent: dict[int, SentStep] = {}
+        # Steps in flight, by their number.
+        self._in_flight: dict[int, InflightStep] = {}
         self._numbers = itertools.count()
-        # Workers without more data of their own, and the steps that found none and have to be made up for.
-        self._dry: set[int] = set()
-        self._owed = 0
+        # Workers whose data is exhausted, and the number of steps that found no data and must be scheduled again.
+        self._exhausted: set[int] = set()
+        self._missing_steps = 0
 
     def __call__(self, iterator: Any) -> Any:
         with self._clock.execution():
             logs = self._execute(iterator)
         if self._clock.has_warmed_up():
-            self._make_room(0)
+            self._wait_for_room(0)
             self._clock.reset()
         return logs
 
@@ -68,9 +68,9 @@ class CoordinatedFunction:
             if self._strategy.unfinished is not self:
                 self._begin(iterator)
             if isinstance(iterator, WorkerIterator):
-                self._send_for_own_data(1)
+                self._schedule_on_worker_data(1)
             else:
-                self._send_batches()
+                self._schedule_batches()
             return self._logs(wait=not isinstance(iterator, (tf.data.Iterator, WorkerIterator)))
         except StopIteration:
             raise
@@ -79,76 +79,76 @@ class CoordinatedFunction:
             raise
 
     def forget(self) -> None:
-        """Forgets what is on its way; the next call begins anew."""
-        self._sent.clear()
-        self._owed = 0
+        """Drops the steps in flight; the next call begins anew."""
+        self._in_flight.clear()
+        self._missing_steps = 0
         self._job.clear()
 
     def _begin(self, iterator: Any) -> None:
-        """A new epoch, or a new run; `fit` may go on with the iterator of the epoch before."""
+        """Begins an epoch or a run; `fit` may reuse the iterator of the epoch before."""
         private_api.wait_for_own_operations_only()
         if self._strategy.unfinished is not None:
-            # A callback evaluates in the middle of an epoch. Keras has reset the metrics for it already.
+            # A callback evaluates in the middle of an epoch. Keras has already reset the metrics for it.
             self._strategy.unfinished.finish(store=False)
         if iterator is not self._iterator:
-            self._dry = set()
-            self._job.begin_other_data()
-        self._iterator, self._owed = iterator, 0
+            self._exhausted = set()
+            self._job.forget_traces()
+        self._iterator, self._missing_steps = iterator, 0
         self._numbers = itertools.count()
         self._job.clear()
-        if data_position.kept_logs(self._model):  # An epoch that goes on where another run broke it off.
-            self._job.count_on()
+        if data_position.kept_logs(self._model):  # An epoch that is resumed in the middle.
+            self._job.resume_counts()
         self._strategy.unfinished = self
 
-    def _send_batches(self) -> None:
+    def _schedule_batches(self) -> None:
         with self._clock.input():
-            batches = tuple(itertools.islice(drawn(self._iterator), int(self._model.steps_per_execution)))
+            batches = tuple(itertools.islice(batches_of(self._iterator), int(self._model.steps_per_execution)))
         if not batches:
             self.finish()
             raise StopIteration
         step = self._job.on_batches(batches, getattr(self._iterator, "element_spec", None))
-        self._make_room(self._strategy.max_inflight)
-        self._sent[next(self._numbers)] = SentStep(self._strategy.schedule, step, batches)
+        self._wait_for_room(self._strategy.max_inflight)
+        self._in_flight[next(self._numbers)] = InflightStep(self._strategy.schedule, step, batches)
 
-    def _send_for_own_data(self, steps: int) -> None:
-        iterator = self._iterator
-        step = self._job.on_own_data(iterator.element_spec, int(self._model.steps_per_execution))
-        self._owed += steps
-        while self._owed:
-            # A worker that ran dry answers at once, and must not be asked all the time.
-            self._make_room(self._strategy.num_workers - len(self._dry) if self._dry else self._strategy.max_inflight)
-            if self._dry | self._strategy.lost_workers() >= set(range(self._strategy.num_workers)):
-                self._owed = 0
+    def _schedule_on_worker_data(self, steps: int) -> None:
+        iterator, workers = self._iterator, self._strategy.num_workers
+        step = self._job.on_worker_data(iterator.element_spec, int(self._model.steps_per_execution))
+        self._missing_steps += steps
+        while self._missing_steps:
+            # A worker without data returns at once: limit the steps in flight to those of the other workers.
+            self._wait_for_room(workers - len(self._exhausted) if self._exhausted else self._strategy.max_inflight)
+            if self._exhausted | self._strategy.lost_workers() >= set(range(workers)):
+                self._missing_steps = 0
                 self.finish()
                 raise StopIteration
-            own_data = (iterator.remote(), iterator.worker_ids())
-            self._sent[next(self._numbers)] = SentStep(self._strategy.schedule, step, own_data)
-            self._owed -= 1
+            worker_data = (iterator.remote(), iterator.worker_ids())
+            self._in_flight[next(self._numbers)] = InflightStep(self._strategy.schedule, step, worker_data)
+            self._missing_steps -= 1
 
     def _logs(self, wait: bool) -> Any:
-        """Returns the logs of what is done; Keras needs some after the first step, to know their names."""
+        """Returns the logs of the finished steps; Keras needs logs after the first step, for their names."""
         if wait:
             self.finish()
             return self._model.get_metrics_result() if self._job.logs_are_metrics else self._job.logs
-        self._collect_what_is_done()
-        while self._job.logs is None and self._sent:
-            self._make_room(0)
+        self._collect_finished()
+        while self._job.logs is None and self._in_flight:
+            self._wait_for_room(0)
         self._job.returned = self._job.logs if self._job.logs is not None else {}
         return self._job.returned
 
     def finish(self, store: bool = True) -> None:
-        """Waits for all steps, and gives the metrics of the model what they came to.
+        """Waits for all steps, and adds their results to the metrics of the model.
 
         Args:
-            store: Whether it does the latter.
+            store: Whether to add the results to the metrics.
         """
-        self._make_room(0)
-        while self._owed:
+        self._wait_for_room(0)
+        while self._missing_steps:
             try:
-                self._send_for_own_data(0)
+                self._schedule_on_worker_data(0)
             except StopIteration:
                 break
-            self._make_room(0)
+            self._wait_for_room(0)
         self._clock.end()
         if store:
             self._job.store()
@@ -157,76 +157,76 @@ class CoordinatedFunction:
             self._strategy.unfinished = None
 
     def settle(self) -> None:
-        """Waits for the steps that are on their way, and writes what they came to, in the middle of an epoch."""
-        self._make_room(0)
+        """Waits for the steps in flight in the middle of an epoch, and adds their results to the metrics."""
+        self._wait_for_room(0)
         self._job.store()
 
-    def _make_room(self, most: int) -> None:
-        """Waits until at most so many steps are on their way, less one for the next."""
-        looked = time.monotonic()
-        while len(self._sent) > max(0, most - 1):
+    def _wait_for_room(self, limit: int) -> None:
+        """Waits until another step can be scheduled with at most `limit` steps in flight; 0 waits for all steps."""
+        checked = time.monotonic()
+        while len(self._in_flight) > max(0, limit - 1):
             step_ended.clear()
-            if not self._collect_what_is_done():
+            if not self._collect_finished():
                 with self._clock.waiting():
                     step_ended.wait(_POLL_EVERY_S)
-                if time.monotonic() - looked > _LOOK_EVERY_S:
-                    looked = time.monotonic()
+                if time.monotonic() - checked > _CHECK_EVERY_S:
+                    checked = time.monotonic()
                     self._strategy.check_workers()
 
-    def _collect_what_is_done(self) -> bool:
+    def _collect_finished(self) -> bool:
         collected = False
-        for number in [n for n, sent in self._sent.items() if sent.has_ended()]:
+        for number in [n for n, step in self._in_flight.items() if step.has_ended()]:
             try:
-                result = self._sent[number].result()
+                result = self._in_flight[number].result()
             except tf.errors.CancelledError:
-                self._strategy.raise_errors_of_steps()  # What another step raised, for which this one was cancelled.
+                self._strategy.raise_errors_of_steps()  # The error of the step that cancelled this one.
                 raise
             if result is None:
                 continue
-            del self._sent[number]
+            del self._in_flight[number]
             collected = True
-            done, worker = self._job.take(number, result)
-            self._owed += not done
+            had_data, worker = self._job.add_result(number, result)
+            self._missing_steps += not had_data
             if worker >= 0:
-                self._dry.add(worker)
+                self._exhausted.add(worker)
         return collected
 
 
 class _Job:
-    """What the workers run, and what their results come to."""
+    """Builds the functions that the workers run, and adds up their results."""
 
     def __init__(self, strategy: Any, model: Any, step_function: Callable[[Any], Any], clock: CoordinatedClock | None):
         self._strategy, self._model, self._step_function, self._clock = strategy, model, step_function, clock
-        # Results that came before those of earlier steps; the order of the sums makes the last bits.
+        # Results that came before those of earlier steps: sums in the order of the batches are bitwise reproducible.
         self._early: dict[int, Any] = {}
         self._next = 0
         self._sums: list[np.ndarray] | None = None
-        # What the variables of the metrics hold of this epoch already.
+        # The part of this epoch's sums that the variables of the metrics already hold.
         self._stored: list[np.ndarray] | None = None
         self.logs: Any = None
-        # What Keras got last: for a train_step with logs of its own, it takes them for those of the epoch.
+        # The logs that Keras received last. For a train_step with its own logs, Keras uses them for the epoch.
         self.returned: Any = None
         self.logs_are_metrics = False
         self._results: Any = None
-        # The metrics of which nothing is known, once a step was traced that has some.
+        # The metrics that may not be additive, once a step with such metrics was traced.
         self._replayed: replayed_updates.Replayed | None = None
         self._one_step: Any = None
-        # By how many they take: TensorFlow fails to generalize a function over the number of its arguments.
+        # By the number of batches: TensorFlow cannot generalize a function over the number of its arguments.
         self._on_batches: dict[int, Any] = {}
-        self._own_data: dict[int, Any] = {}
-        # What those on batches became for data like this iterator's: TensorFlow would look twice in every step.
+        self._on_worker_data: dict[int, Any] = {}
+        # Concrete functions by input signature: TensorFlow's own lookup costs time in every step.
         self._traced: dict[Any, Any] = {}
 
-    def begin_other_data(self) -> None:
-        """The batches are of another dataset from now on, perhaps of another structure."""
+    def forget_traces(self) -> None:
+        """Clears the cache of concrete functions, for a dataset with perhaps another structure."""
         self._traced = {}
 
     def on_batches(self, batches: tuple[Any, ...], element_spec: Any = None) -> Any:
-        """Returns a step that takes batches like these, as many of them, as its arguments.
+        """Returns a step that takes as many batches, of the same structure, as arguments.
 
         Args:
             batches: The batches.
-            element_spec: That of their dataset: a step knows of shapes, by which Keras weighs losses, no more.
+            element_spec: The element spec of their dataset, whose static shapes Keras uses to weigh losses.
         """
         leaves = tf.nest.flatten(batches)
         if not all(isinstance(leaf, tf.Tensor) for leaf in leaves):
@@ -255,18 +255,18 @@ class _Job:
             self._on_batches[len(batches)] = tf.function(on_batches, autograph=False, reduce_retracing=True)
         return self._on_batches[len(batches)]
 
-    def on_own_data(self, element_spec: Any, steps: int) -> Any:
+    def on_worker_data(self, element_spec: Any, steps: int) -> Any:
         """Returns a step that takes its batches from the worker's own iterator."""
-        if steps not in self._own_data:
+        if steps not in self._on_worker_data:
             self._choose_step(element_spec)
-            self._own_data[steps] = self._make_on_own_data(element_spec, steps)
-        return self._own_data[steps]
+            self._on_worker_data[steps] = self._make_on_worker_data(element_spec, steps)
+        return self._on_worker_data[steps]
 
     def _choose_step(self, batch: Any) -> Any:
-        """Collects the metrics, unless the logs are more than the results of the metrics.
+        """Returns a step that collects the metrics, or writes them if the logs are more than the metrics' results.
 
-        A `train_step` of the user's own that returns other logs reads its metrics for them, and has to read
-        what all steps came to: then they are written in every step.
+        A custom `train_step` with other logs reads its metrics for them, and must read the sums of all steps: then
+        the metrics are written in every step.
         """
         if self._one_step is None:
             like = private_api.type_specs(batch)
@@ -290,22 +290,22 @@ class _Job:
                 self.logs_are_metrics = isinstance(logs, dict) and set(logs) == set(model.get_metrics_result())
             if records.updates and self._replayed is None:
                 self._replayed = replayed_updates.Replayed(records.updates)
-            seen = [] if watch is None else [watch.seen(batch, logs)]
-            return packed([*updates.sums(), *seen]), {} if self.logs_are_metrics else logs, records.tensors
+            times = [] if watch is None else [watch.times(batch, logs)]
+            return packed([*updates.sums(), *times]), {} if self.logs_are_metrics else logs, records.tensors
 
         return tf.function(one, reduce_retracing=True, autograph=False)
 
-    def _make_on_own_data(self, element_spec: Any, steps: int) -> Any:
-        # An OutOfRangeError would be an error of the whole job, so nothing raises it: a worker that ran dry says so.
+    def _make_on_worker_data(self, element_spec: Any, steps: int) -> Any:
+        # An OutOfRangeError would fail the whole job, so a worker without data returns its number instead.
         spec = self._one_step.get_concrete_function(private_api.type_specs(element_spec)).structured_outputs
         nothing = tf.nest.map_structure(lambda t: tf.zeros([size or 0 for size in t.shape], t.dtype), spec)
 
         @tf.autograph.experimental.do_not_convert
-        def on_own_data(iterator: Any, worker: Any) -> Any:
+        def on_worker_data(iterator: Any, worker: Any) -> Any:
             began = None if self._clock is None else tf.timestamp()
             sums, logs, _ = nothing
             records = []
-            done, dry = tf.constant(0), tf.constant(False)
+            done, is_exhausted = tf.constant(0), tf.constant(False)
             for _ in range(steps):
                 batch = iterator.get_next_as_optional()
                 run, skip = partial(self._run_one, batch), partial(same, (nothing[0], logs, nothing[2]))
@@ -313,36 +313,36 @@ class _Job:
                 sums = [a + b for a, b in zip(sums, more)]
                 records += more_records
                 done += tf.cast(batch.has_value(), tf.int32)
-                dry = tf.logical_not(batch.has_value())
+                is_exhausted = tf.logical_not(batch.has_value())
             if self._clock is not None:
                 sums = with_input(sums, began)
-            # Whether it did any, and the worker that has no more; together, for every tensor travels on its own.
-            return sums, logs, [tf.stack([done, tf.where(dry, worker, -1)])], records
+            # The number of steps, and the worker if its data is exhausted; in one tensor, because each is a message.
+            return sums, logs, [tf.stack([done, tf.where(is_exhausted, worker, -1)])], records
 
-        return tf.function(on_own_data, autograph=False)
+        return tf.function(on_worker_data, autograph=False)
 
     def _run_one(self, batch: Any) -> Any:
         return self._one_step(batch.get_value())
 
     def clear(self) -> None:
-        """Forgets what the steps of an epoch came to."""
+        """Drops the results of the steps of an epoch."""
         self._sums, self._stored, self.logs, self._early, self._next = None, None, None, {}, 0
         if self._replayed is not None:
             self._replayed.forget()
 
-    def count_on(self) -> None:
-        """Adds the steps to what the metrics have counted before."""
+    def resume_counts(self) -> None:
+        """Starts from the counts that the metrics already hold."""
         values = [tf.convert_to_tensor(private_api.raw_variable(v)) for v in self._model.metrics_variables]
         self._stored = [vector.numpy() for vector in packed(values)]
 
-    def take(self, number: int, result: Any) -> tuple[bool, int]:
-        """Adds the result of a step; returns whether it had batches, and the worker that has no more, or -1."""
-        sums, logs, own_data, records = result
+    def add_result(self, number: int, result: Any) -> tuple[bool, int]:
+        """Adds the result of a step; returns whether it had batches, and the worker whose data is exhausted, or -1."""
+        sums, logs, worker_data, records = result
         sums = [value.numpy() for value in sums]
         if self._clock is not None:
             self._clock.take(sums)
-        done, dry = (int(value) for value in own_data[0]) if own_data else (1, -1)
-        if own_data and records:  # Those that found data came first.
+        done, exhausted = (int(value) for value in worker_data[0]) if worker_data else (1, -1)
+        if worker_data and records:  # The records of steps with data come first.
             records = records[: len(records) * done // int(self._model.steps_per_execution)]
         self._early[number] = (sums, logs, records) if done else None
         before, newest = self._sums, None
@@ -356,21 +356,21 @@ class _Job:
         if self._sums is not None and self._sums is not before:
             total = map(tf.constant, added(self._stored, self._sums))
             self.logs = self._results_of(list(total)) if self.logs_are_metrics else newest
-        return done > 0, dry
+        return done > 0, exhausted
 
     def _replay(self, records: list[tf.Tensor]) -> None:
         if self._replayed is None:
             return
         self._replayed.replay(records)
-        if not self.logs_are_metrics:  # The steps to come may read them.
+        if not self.logs_are_metrics:  # Later steps may read them.
             self._replayed.store()
 
     def store(self) -> None:
-        """Adds what the steps came to, to the metrics of the model."""
+        """Adds the results of the steps to the metrics of the model."""
         if self._replayed is not None:
             self._replayed.store()
         if self._sums is None or not self.logs_are_metrics:
-            return  # Metrics that are no more than logs are written in every step.
+            return  # The steps have written the metrics.
         variables = self._model.metrics_variables
         replayed = {id(v) for v in self._replayed.variables} if self._replayed is not None else ()
         for variable, value in zip(variables, unpacked(self._sums, variables)):
@@ -379,7 +379,7 @@ class _Job:
         self._stored, self._sums = added(self._stored, self._sums), None
 
     def complete_logs(self) -> None:
-        """Lets the last logs, which Keras takes for those of the epoch, show the metrics after the last step."""
+        """Updates the last logs, which Keras uses for the epoch, with the metrics after the last step."""
         if not self.logs_are_metrics and isinstance(self.logs, dict) and isinstance(self.returned, dict):
             results = self._model.get_metrics_result()
             self.returned.update({name: results.get(name, value) for name, value in self.logs.items()})
@@ -394,6 +394,6 @@ class _Job:
         variables = self._model.metrics_variables
         mapping = list(zip(variables, unpacked(sums, variables)))
         if self._replayed is not None:
-            mapping += zip(self._replayed.variables, state)  # The last one of a variable counts.
+            mapping += zip(self._replayed.variables, state)  # The last value of a variable is used.
         with keras.StatelessScope(state_mapping=mapping):
             return self._model.get_metrics_result()

@@ -1,4 +1,4 @@
-"""`parameter_server`: variables on servers, steps on workers that do not wait for each other, one coordinator."""
+"""`parameter_server`: variables on servers, asynchronous steps on workers, one coordinator."""
 
 from __future__ import annotations
 
@@ -24,19 +24,20 @@ from tfdistkit.strategies.parameter_server.scheduler import CoordinatedFunction
 from tfdistkit.strategies.parameter_server.server import dismiss, serve
 from tfdistkit.strategies.parameter_server.worker_datasets import WorkerDataset, made_by_worker
 from tfdistkit.strategies.sync.replica import ReplicaMixin
+from tfdistkit.validation import require_integer, require_positive
 
 # As for `multiworker`: long enough for a scheduler that starts hosts one after the other.
 _TIMEOUT_S = 300.0
-# Seconds without a sign of life after which a task is given up. TensorFlow waits for ever.
+# Seconds without a sign of life after which a task counts as lost. TensorFlow has no such timeout.
 _HEARTBEAT_TIMEOUT_S = 20.0
-# Enough that a worker never waits for the coordinator, few enough that a lost worker holds little.
+# Enough to keep a worker busy, few enough to limit the steps that are lost with a worker.
 _INFLIGHT_PER_WORKER = 4
-# Seconds between two looks at whether the steps of a run that failed have ended.
+# Poll interval, in seconds, for the end of the steps of a failed run.
 _IDLE_POLL_EVERY_S = 0.005
 
 
 class ParameterServerExtended(ReplicaMixin, private_api.ParameterServerStrategyV2Extended):
-    """What runs a step on a worker. No merge_call: accumulation and EMA stand in branches (keras#20582)."""
+    """Runs a step on a worker. No merge_call: accumulation and EMA run in branches (keras#20582)."""
 
     def _run_inline(self, fn: Any, args: tuple, kwargs: dict) -> Any:
         with atomic_updates.running():
@@ -44,12 +45,12 @@ class ParameterServerExtended(ReplicaMixin, private_api.ParameterServerStrategyV
 
 
 class ParameterServerStrategy(KerasStrategyMixin, tf.distribute.ParameterServerStrategy):
-    """`tf.distribute.ParameterServerStrategy` that works with Keras 3, and loses no update.
+    """A `tf.distribute.ParameterServerStrategy` that works with Keras 3, and loses no update.
 
     Args:
         cluster: The addresses of all tasks.
-        max_inflight_per_worker: How many steps may be on their way for each worker.
-        heartbeat_timeout_s: Seconds without a sign of life after which a task is given up.
+        max_inflight_per_worker: Maximum number of steps in flight for each worker.
+        heartbeat_timeout_s: Seconds without a sign of life after which a task counts as lost.
     """
 
     def __init__(self, cluster: ClusterSpec, max_inflight_per_worker: int, heartbeat_timeout_s: float):
@@ -61,19 +62,19 @@ class ParameterServerStrategy(KerasStrategyMixin, tf.distribute.ParameterServerS
         )
         super().__init__(resolver)
         private_api.use_extended(self, ParameterServerExtended)
-        private_api.wait_for_own_operations_only()  # For loops of the user's own; `fit` may run in another thread.
+        private_api.wait_for_own_operations_only()  # For custom loops; `fit` may run in another thread.
         self.coordinator = tf.distribute.coordinator.ClusterCoordinator(self)
         self.num_workers = len(cluster.addresses["worker"])
         self.max_inflight = max_inflight_per_worker * self.num_workers
-        # The function of `fit` or `evaluate` that has steps on their way.
+        # The function of `fit` or `evaluate` that has steps in flight.
         self.unfinished: CoordinatedFunction | None = None
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._addresses = _task_addresses(cluster)
         self._watch = Watch(self._addresses)
-        atexit.register(self._end_the_others)
+        atexit.register(self._shut_down_tasks)
 
-    def _end_the_others(self) -> None:
-        """When this process ends: they have nobody to serve any more."""
+    def _shut_down_tasks(self) -> None:
+        """Ends the workers and servers when this process, the coordinator, ends."""
         private_api.leave_functions()
         alive = [name.split() for name in self._addresses if self._watch.sign(name) is Sign.ALIVE]
         dismiss(f"/job:{role}/replica:0/task:{index}" for role, index in alive)
@@ -84,24 +85,24 @@ class ParameterServerStrategy(KerasStrategyMixin, tf.distribute.ParameterServerS
         """Makes one input pipeline on each worker; `fit`, `evaluate` and `predict` take it.
 
         Args:
-            dataset_fn: `dataset_fn(input_context) -> tf.data.Dataset` of batches of `input_context`'s pipeline.
-            options: `tf.distribute.InputOptions`; not used, as in TensorFlow.
+            dataset_fn: `dataset_fn(input_context) -> tf.data.Dataset`, the batches of that input pipeline.
+            options: `tf.distribute.InputOptions`; ignored, as in TensorFlow.
 
         Returns:
             A `tf.distribute.DistributedDataset`.
         """
-        if tf.inside_function():  # ClusterCoordinator.create_per_worker_dataset, in a loop of the user's own.
+        if tf.inside_function():  # ClusterCoordinator.create_per_worker_dataset, in a custom loop.
             return super().distribute_datasets_from_function(made_by_worker(dataset_fn), options)
         return WorkerDataset(self, dataset_fn)
 
     def clock(self, model: Any) -> CoordinatedClock:
-        """Returns what measures the steps of a model."""
+        """Returns a clock for the steps of a model."""
         return CoordinatedClock(self.num_workers)
 
     def coordinated_function(
         self, model: Any, step_function: Any, clock: CoordinatedClock | None = None
     ) -> CoordinatedFunction:
-        """Returns what Keras calls for the steps of `fit` and `evaluate`."""
+        """Returns the function that Keras calls for the steps of `fit` and `evaluate`."""
         if model.jit_compile is True:
             raise UnsupportedError(
                 explain(
@@ -114,23 +115,23 @@ class ParameterServerStrategy(KerasStrategyMixin, tf.distribute.ParameterServerS
         return CoordinatedFunction(self, model, step_function, clock)
 
     def finish_steps(self) -> None:
-        """Waits for the steps that are on their way."""
+        """Waits for the steps in flight."""
         if self.unfinished is not None:
             self.unfinished.finish()
 
     def settle_steps(self) -> None:
-        """Waits for them in the middle of an epoch, after which the variables hold all that they came to."""
+        """Waits for the steps in flight in the middle of an epoch, and writes their results to the variables."""
         if self.unfinished is not None:
             self.unfinished.settle()
 
     def abandon_steps(self) -> None:
-        """After an error in `fit` or `evaluate`: waits for what is on its way, so that the next finds nothing of it."""
+        """Drains the steps in flight after an error in `fit` or `evaluate`, so that the next call starts clean."""
         function, self.unfinished = self.unfinished, None
         if function is not None:
             function.forget()
         while not self._is_idle():
             try:
-                self._check_life()
+                self._check_liveness()
             except tf.errors.UnavailableError:
                 return
             time.sleep(_IDLE_POLL_EVERY_S)
@@ -138,33 +139,33 @@ class ParameterServerStrategy(KerasStrategyMixin, tf.distribute.ParameterServerS
     def _is_idle(self) -> bool:
         try:
             return bool(self.coordinator.done())
-        except Exception:  # TensorFlow cancels all steps when it raises the error of one; ours raised the first.
+        except Exception:  # TensorFlow cancels all steps after the first error, which was raised already.
             return False
 
     def schedule(self, step: Any, args: tuple) -> Any:
-        """Hands a step to the next worker that is free; returns its `RemoteValue`."""
+        """Schedules a step on the next free worker; returns its `RemoteValue`."""
         return self.coordinator.schedule(step, args=args)
 
     def raise_errors_of_steps(self) -> None:
-        """Raises what a step raised that is no worker's death."""
+        """Raises the error of a step, other than the loss of its worker."""
         self.coordinator.done()
 
     def lost_workers(self) -> set[int]:
-        """Returns the workers that are gone for longer than a restart may take."""
+        """Returns the workers that have been gone for longer than `heartbeat_timeout_s`."""
         names = [f"worker {i}" for i in range(self.num_workers)]
         return {names.index(n) for n in self._watch.missing(names, self._heartbeat_timeout_s)}
 
     def check_workers(self) -> None:
-        """Raises an error if waiting for steps makes no sense any more.
+        """Raises an error if the steps in flight cannot finish.
 
         Raises:
-            tf.errors.UnavailableError: if a server is gone or silent, all workers are gone, or one that holds
-                a step is silent.
+            tf.errors.UnavailableError: if a server is gone or silent, all workers are gone, or a worker with a step
+                is silent.
         """
         self.raise_errors_of_steps()
-        self._check_life()
+        self._check_liveness()
 
-    def _check_life(self) -> None:
+    def _check_liveness(self) -> None:
         servers = [name for name in self._addresses if name.startswith("ps")]
         workers = [name for name in self._addresses if name.startswith("worker")]
         limit = self._heartbeat_timeout_s
@@ -173,40 +174,40 @@ class ParameterServerStrategy(KerasStrategyMixin, tf.distribute.ParameterServerS
             raise self._unavailable(lost, "The variables on it cannot be reached")
         silent = [n for n in self._watch.missing(workers, limit) if self._watch.sign(n) is Sign.SILENT]
         if silent:
-            raise self._unavailable(silent, "The step that it holds does not end")
+            raise self._unavailable(silent, "Its step in flight cannot finish")
         lost = self._watch.missing(workers, limit)
         if len(lost) == len(workers):
             raise self._unavailable(lost, "There is no worker left")
 
     def _unavailable(self, names: list[str], why: str) -> tf.errors.OpError:
-        seen = "; ".join(f"{name} at {self._addresses[name]}: {self._watch.sign(name).value}" for name in names)
+        received = "; ".join(f"{name} at {self._addresses[name]}: {self._watch.sign(name).value}" for name in names)
         text = explain(
             f"{_title(names[0])} has shown no sign of life for {self._heartbeat_timeout_s:g} seconds "
             f"(`heartbeat_timeout_s`). {why}.",
-            received=seen,
+            received=received,
             do="Look at the log of that task for the first error: it was killed, stopped, or cut off the network.",
         )
         return tf.errors.UnavailableError(None, None, text)
 
     def explained_error(self, error: tf.errors.OpError) -> tf.errors.OpError | None:
-        """Returns an error that names the server that is gone; None if an error says something else."""
+        """Returns an error that names the lost server; None if the error has another cause."""
         message = str(error.message)
         lost = isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError))
         if not lost or "heartbeat_timeout" in message:
             return None
-        # Seen at once: the watch looks every second.
-        gone = [n for n in self._addresses if n.startswith("ps") and self._named(n, message)]
+        # By the message, not the watch, which polls once a second.
+        gone = [n for n in self._addresses if n.startswith("ps") and self._is_named_in(n, message)]
         if not gone:
             return None
         text = explain(
             f"{_title(gone[0])} ({self._addresses[gone[0]]}) is gone, and the variables on it with it.",
-            received=_telling_line(message),
+            received=_connection_line(message),
             do="Look at its log for the first error; start the job again, from its last checkpoint "
             "(`tfdistkit run --max-restarts`).",
         )
         return tf.errors.UnavailableError(error.node_def, error.op, text)
 
-    def _named(self, name: str, message: str) -> bool:
+    def _is_named_in(self, name: str, message: str) -> bool:
         port = self._addresses[name].rpartition(":")[2]
         return f"/job:ps/replica:0/task:{name.split()[1]}" in message or f":{port}" in message
 
@@ -220,15 +221,15 @@ def build(
     heartbeat_timeout_s: float = _HEARTBEAT_TIMEOUT_S,
     synchronous: bool = False,
 ) -> ParameterServerStrategy:
-    """Makes the strategy `parameter_server` in the coordinator; in a worker or a server it serves, and ends.
+    """Makes the strategy `parameter_server` in the coordinator; in a worker or server, serves until it exits.
 
     Args:
         cluster: Which process this is, and the addresses of all: a chief, workers and parameter servers.
-        variable_partitioner: Refused: Keras 3 cannot train TensorFlow's sharded variables.
-        max_inflight_per_worker: How many steps may be on their way for each worker, at least 1.
+        variable_partitioner: Must be None: Keras 3 cannot train TensorFlow's sharded variables.
+        max_inflight_per_worker: Maximum number of steps in flight for each worker, at least 1.
         timeout_s: Seconds to wait for the other tasks at the start.
-        heartbeat_timeout_s: Seconds without a sign of life after which a task is given up.
-        synchronous: Refused: `multiworker` is the synchronous strategy.
+        heartbeat_timeout_s: Seconds without a sign of life after which a task counts as lost.
+        synchronous: Must be False: `multiworker` is the synchronous strategy.
 
     Returns:
         In the coordinator: a `tf.distribute.ParameterServerStrategy`.
@@ -236,10 +237,10 @@ def build(
     Raises:
         SystemExit: with code 0 in a worker or a server, when the coordinator is gone.
         OptionError: if an option is wrong.
-        ClusterConfigError: if the cluster has no chief, no workers or no servers, or this process cannot take
+        ClusterConfigError: if the cluster has no chief, no workers or no servers, or this process cannot bind
             its address.
-        TooLateError: if TensorFlow has its devices already.
-        RendezvousError: if a task does not come within `timeout_s`.
+        TooLateError: if TensorFlow has already initialized its devices.
+        RendezvousError: if a task is missing after `timeout_s`.
         UnsupportedError: for `variable_partitioner`, and in an evaluator.
     """
     _check_options(variable_partitioner, max_inflight_per_worker, timeout_s, heartbeat_timeout_s, synchronous)
@@ -248,7 +249,7 @@ def build(
         serve(cluster, timeout_s)
     require_not_started("the coordinator")
     check_own_address(cluster)
-    # Its steps run on the workers: it leaves the GPUs of its host to them.
+    # The coordinator runs no steps: it leaves the GPUs of its host to the workers.
     tf.config.set_visible_devices([], "GPU")
     env.put("GRPC_FAIL_FAST", "use_caller")
     addresses = _task_addresses(cluster)
@@ -256,10 +257,10 @@ def build(
     if missing:
         raise RendezvousError(
             explain(
-                f"Not all tasks came within {timeout_s:g} seconds (`timeout_s`).",
+                f"Not all tasks were reachable within {timeout_s:g} seconds (`timeout_s`).",
                 received="; ".join(f"{name} at {addresses[name]}: {sign.value}" for name, sign in missing.items()),
                 expected=f"all of: {', '.join(addresses)}",
-                do="Look at the logs of those that did not come; each task runs the same script.",
+                do="Look at the logs of the missing tasks; each task runs the same script.",
             )
         )
     keras_patches.install()
@@ -270,8 +271,8 @@ def _title(name: str) -> str:
     return name.replace("ps", "Parameter server").replace("worker", "Worker")
 
 
-def _telling_line(message: str) -> str:
-    """Returns what TensorFlow says of the connection, of a message of many lines."""
+def _connection_line(message: str) -> str:
+    """Returns the line about the connection out of a long error message of TensorFlow."""
     lines = message.strip().splitlines()
     return next((line for line in lines if "connect" in line.lower()), lines[0]).strip().rstrip(".")[:300]
 
@@ -284,37 +285,29 @@ def _check_options(partitioner: Any, inflight: Any, timeout_s: Any, heartbeat_ti
     if synchronous:
         raise OptionError(
             explain(
-                "`synchronous=True` is no mode of 'parameter_server': its workers do not wait for each other.",
-                received="synchronous=True",
-                do='Ask for tfdistkit.strategy("multiworker").',
+                "`synchronous` must be False: the workers of 'parameter_server' run asynchronously.",
+                received=f"synchronous={synchronous!r}",
+                do='Use tfdistkit.strategy("multiworker").',
             )
         )
     if partitioner is not None:
         raise UnsupportedError(
             explain(
-                "`variable_partitioner` cannot work: Keras 3 cannot train TensorFlow's sharded variables.",
+                "`variable_partitioner` must be None: Keras 3 cannot train TensorFlow's sharded variables.",
                 received=f"variable_partitioner={partitioner!r}",
                 do="Use tfdistkit.layers.ShardedEmbedding for a table that is larger than one server.",
             )
         )
-    if isinstance(inflight, bool) or not isinstance(inflight, int) or inflight < 1:
-        raise OptionError(
-            explain(
-                "`max_inflight_per_worker` is not a number of steps.", received=repr(inflight), expected="1 or more"
-            )
-        )
-    for name, value in (("timeout_s", timeout_s), ("heartbeat_timeout_s", heartbeat_timeout_s)):
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-            raise OptionError(
-                explain(f"`{name}` is no time.", received=f"{name}={value!r}", expected="seconds, more than 0")
-            )
+    require_integer("max_inflight_per_worker", inflight)
+    require_positive("timeout_s", timeout_s, "seconds")
+    require_positive("heartbeat_timeout_s", heartbeat_timeout_s, "seconds")
 
 
 def _check_roles(cluster: ClusterSpec) -> None:
     if cluster.task.role == "evaluator":
         raise UnsupportedError(
             explain(
-                "An evaluator takes no part in training.",
+                "An evaluator takes no part in training, so it cannot use 'parameter_server'.",
                 received=f"the task type 'evaluator' in {cluster.source}",
                 expected="a task type of 'chief', 'worker' or 'ps'",
                 do="Let it load the checkpoints of the training, without this strategy.",

@@ -1,6 +1,6 @@
-"""Data that the workers of a parameter-server job read themselves: `distribute_datasets_from_function`.
+"""Datasets that the workers of a parameter-server job read themselves: `distribute_datasets_from_function`.
 
-Keras takes it as it is, because it is a `tf.distribute.DistributedDataset` and a Keras data adapter at once.
+Keras accepts a `WorkerDataset` because it is both a `tf.distribute.DistributedDataset` and a Keras data adapter.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ DatasetFn = Callable[[tf.distribute.InputContext], tf.data.Dataset]
 
 
 class WorkerDataset(private_api.DataAdapter, tf.distribute.DistributedDataset):
-    """One input pipeline for each worker, made by the worker.
+    """Makes one input pipeline on each worker.
 
-    TensorFlow's own gives every worker the same input context (pipeline 0 of 1), so that sharding by it
-    does nothing and all workers read everything; here each worker has its own number.
+    TensorFlow's own gives every worker the same input context (pipeline 0 of 1), so sharding by it has no effect and
+    all workers read all data; here each worker has its own pipeline id.
 
     Args:
         strategy: The strategy.
@@ -32,7 +32,7 @@ class WorkerDataset(private_api.DataAdapter, tf.distribute.DistributedDataset):
         UnsupportedError: if `dataset_fn` uses a dataset that was made outside of it.
     """
 
-    # The workers do not take equally many steps in every epoch.
+    # Workers may run different numbers of steps in an epoch.
     tfdistkit_ends_every_epoch = True
 
     def __init__(self, strategy: Any, dataset_fn: DatasetFn):
@@ -55,10 +55,10 @@ class WorkerDataset(private_api.DataAdapter, tf.distribute.DistributedDataset):
     def cardinality(self) -> Any:
         return np.int64(tf.data.UNKNOWN_CARDINALITY)
 
-    # What Keras asks of a data adapter.
+    # The interface of Keras's data adapters.
 
     def get_tf_dataset(self) -> Any:
-        """Keras's epoch iterator takes a DistributedDataset as it is."""
+        """Returns itself: Keras's epoch iterator accepts a DistributedDataset."""
         return self
 
     @property
@@ -73,10 +73,10 @@ class WorkerDataset(private_api.DataAdapter, tf.distribute.DistributedDataset):
 
 
 class WorkerIterator:
-    """An iterator on every worker, and, for `predict`, one over all data in this process.
+    """Iterates on every worker, and, for `predict`, over all data in this process.
 
     Args:
-        dataset: What to iterate over.
+        dataset: The dataset.
     """
 
     def __init__(self, dataset: WorkerDataset):
@@ -90,7 +90,7 @@ class WorkerIterator:
         return self._dataset.tfdistkit_element_spec
 
     def remote(self) -> Any:
-        """Returns the workers' iterators, to hand to a step."""
+        """Returns the workers' iterators, as an argument of a step."""
         if self._remote is None:
             parts = self._dataset.strategy.num_workers
             self._remote = private_api.iterator_per_worker(
@@ -102,7 +102,7 @@ class WorkerIterator:
         return iter(self._dataset.part(index, parts))
 
     def worker_ids(self) -> Any:
-        """Returns the workers' numbers, to hand to a step."""
+        """Returns the workers' numbers, as an argument of a step."""
         if self._ids is None:
             self._ids = private_api.value_per_worker(
                 self._dataset.strategy, [partial(tf.constant, i) for i in range(self._dataset.strategy.num_workers)]
@@ -119,14 +119,14 @@ class WorkerIterator:
 
 
 def made_by_worker(dataset_fn: DatasetFn) -> DatasetFn:
-    """Returns `dataset_fn` with an error in place of what no worker could run.
+    """Wraps `dataset_fn` to raise an error if no worker can run it.
 
     Args:
         dataset_fn: `dataset_fn(input_context) -> tf.data.Dataset`, called while a function is traced.
 
     Returns:
-        A function that raises UnsupportedError if `dataset_fn` uses a dataset that was made outside of it: it
-        lives in the coordinator, and TensorFlow would fail to send it, in this call and in all after it.
+        A function that raises UnsupportedError if `dataset_fn` uses a dataset that was made outside of it: that dataset
+        is in the coordinator, and TensorFlow would fail to send it, in this call and in all later ones.
     """
 
     def checked(context: tf.distribute.InputContext) -> tf.data.Dataset:
@@ -137,10 +137,9 @@ def made_by_worker(dataset_fn: DatasetFn) -> DatasetFn:
         if from_outside or any(tensor.dtype == tf.variant for tensor in captured):
             raise UnsupportedError(
                 explain(
-                    "`dataset_fn` uses a dataset or an iterator that was made outside of it, in the coordinator.",
+                    "`dataset_fn` must not use a dataset or iterator made outside of it: it runs on the workers.",
                     received=f"dataset_fn={getattr(dataset_fn, '__name__', dataset_fn)}",
-                    expected="a function that makes the whole dataset, for it runs on the workers",
-                    do="Make the dataset inside of it; or give the dataset itself to `fit`, and the coordinator reads.",
+                    do="Make the dataset inside of it, or give the dataset to `fit`: then the coordinator reads it.",
                 )
             )
         return dataset
@@ -148,8 +147,8 @@ def made_by_worker(dataset_fn: DatasetFn) -> DatasetFn:
     return checked
 
 
-def drawn(iterator: Any) -> Iterator[Any]:
-    """The batches of an iterator, which may end in TensorFlow's way."""
+def batches_of(iterator: Any) -> Iterator[Any]:
+    """Yields the batches of an iterator, which may end with StopIteration or OutOfRangeError."""
     while True:
         try:
             yield next(iterator)

@@ -1,1 +1,1 @@
-"""Synchronous steps: which rows a replica gets, what they weigh, and what replicas wait for."""
+"""Synchronous steps: the rows of each replica, their weights, and the collectives between replicas."""

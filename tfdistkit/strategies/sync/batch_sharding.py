@@ -1,9 +1,9 @@
-"""Each worker's part of every global batch, cut out by the worker itself.
+"""Splits every global batch: each worker takes its own part.
 
-TensorFlow's distributed iterator asks all workers before every step whether one of them still has data, and
-does not say how many rows the others got. A worker that cuts its part out of the global batch knows both:
-every rank has a part of every batch (an empty one, if need be), and the rows of the whole are at hand. That
-saves two of the collectives of a step.
+TensorFlow's distributed iterator asks all workers before every step whether one of them still has data, and does not
+return the number of rows of the other workers. A worker that takes its part from the global batch knows both: every
+rank has a part of every batch (perhaps an empty one), and the number of rows of the whole batch is known. That saves
+two collectives in each step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class BatchPart(NamedTuple):
         data: The part, in the structure of the batch.
         rows: Rows of this part, a scalar float32 tensor.
         total_rows: Rows of the global batch, a scalar float32 tensor.
-        sample: What was asked for of the whole batch; see `split`.
+        sample: The sample of the whole batch; see `split`.
     """
 
     data: Any
@@ -35,10 +35,10 @@ class BatchPart(NamedTuple):
 
 
 class KerasPart(BatchPart):
-    """A part for a Keras step. One without rows has a row of the batch that stands in: nothing computes on no rows."""
+    """A part for a Keras step. An empty part holds a placeholder row, because layers fail without rows."""
 
 
-# What DeepCopy copies, and NumPy arrays hold. Strings are never written in place.
+# Dtypes that DeepCopy copies, and NumPy arrays hold. Strings are never written in place.
 _COPIED = (
     *(tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.complex64, tf.complex128, tf.bool),
     *(tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16, tf.uint32, tf.uint64),
@@ -46,10 +46,10 @@ _COPIED = (
 
 
 def can_split(dataset: Any) -> bool:
-    """Whether the elements of a dataset have a first dimension to split, and the user left how to shard it open.
+    """Returns whether a dataset has a first dimension to split, and the user did not choose how to shard it.
 
     Raises:
-        OptionError: if tensors are known to have different numbers of rows.
+        OptionError: if the tensors have different static numbers of rows.
     """
     if not isinstance(dataset, tf.data.Dataset):
         return False
@@ -70,10 +70,10 @@ def split(
 
     Args:
         dataset: A dataset of global batches, the same on every replica.
-        replicas: How many parts there are.
-        replica_ids: Which of them to keep, consecutive numbers.
-        kind: What the elements are to be.
-        sample: Called with each whole batch and its number, where there is one replica here; what it returns is the
+        replicas: The number of parts.
+        replica_ids: The parts to keep, consecutive numbers.
+        kind: The class of the elements.
+        sample: Called with each whole batch and its number, if this process has one replica; its result is the
             `sample` of the part.
 
     Returns:
@@ -102,12 +102,12 @@ def split(
 
 
 def part_of(batch: Any, replicas: int, replica_id: int) -> KerasPart:
-    """Returns one replica's part of a batch that is no element of a dataset.
+    """Returns one replica's part of a batch that does not come from a dataset.
 
     Args:
-        batch: Arrays, tensors (ragged and sparse ones included), numbers and None, in any structure.
-        replicas: How many parts there are.
-        replica_id: Which of them.
+        batch: Arrays, tensors (also ragged and sparse ones), numbers and None, in any structure.
+        replicas: The number of parts.
+        replica_id: The part to return.
 
     Raises:
         OptionError: if the tensors have different numbers of rows.
@@ -125,7 +125,7 @@ def _part(how: Split, batch: Any, replicas: int, replica_id: Any, kind: type[Bat
     first, count = rows_of(total, replicas, replica_id)
     taken, start = count, first
     if kind is KerasPart:
-        # The last row stands in for none.
+        # An empty part gets a placeholder row: the last row of the batch.
         both_known = isinstance(count, int)
         taken = max(count, 1) if both_known else tf.maximum(count, 1)
         start = max(min(first, total - 1), 0) if both_known else tf.maximum(tf.minimum(first, total - 1), 0)
@@ -134,15 +134,15 @@ def _part(how: Split, batch: Any, replicas: int, replica_id: Any, kind: type[Bat
 
 
 def unwrap(args: tuple) -> tuple[tuple, BatchPart | None]:
-    """Takes the data out of the arguments of `strategy.run`.
+    """Unwraps the data in the arguments of `strategy.run`.
 
     Returns:
-        The arguments as the user's function wants them, and the part that they were, if they were one.
+        The arguments for the user's function, and the `BatchPart` that they came in, or None.
     """
     if len(args) == 1 and isinstance(args[0], BatchPart):
         return (args[0].data,), args[0]
     if len(args) == 1 and isinstance(args[0], tuple) and len(args[0]) == 1 and isinstance(args[0][0], BatchPart):
-        return ((args[0][0].data,),), args[0][0]  # of `predict_on_batch`
+        return ((args[0][0].data,),), args[0][0]  # From `predict_on_batch`.
     return args, None
 
 
@@ -159,17 +159,17 @@ def _rows(value: Any, first: Any, end: Any) -> Any:
 
 
 def keep_arrays_safe(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Makes a dataset that TensorFlow may split without a danger to the user's NumPy arrays.
+    """Copies each batch of a dataset, so that splitting it cannot overwrite the user's NumPy arrays.
 
-    Batches of a generator or a PyDataset lie in the arrays themselves. TensorFlow knows that it must not
-    write there, but not of a slice of such a batch: an operation that works in place (`y_pred - y`) then
-    overwrites rows of the user's data, now and then.
+    Batches of a generator or a PyDataset share memory with the user's arrays. TensorFlow does not write to such a
+    batch, but may write to a slice of it: an operation that works in place (`y_pred - y`) then sometimes overwrites
+    rows of the user's data.
 
     Args:
         dataset: A dataset of batches.
 
     Returns:
-        The same, with each batch in memory of its own.
+        The same batches, each in its own memory.
     """
     in_tuple = isinstance(dataset.element_spec, tuple)
 
@@ -181,7 +181,7 @@ def keep_arrays_safe(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def _in_own_memory(value: Any) -> Any:
-    """Copies a dense tensor; `tf.identity` would not."""
+    """Copies a dense tensor, which `tf.identity` does not do."""
     if not isinstance(value, tf.Tensor) or value.dtype not in _COPIED:
         return value
     copy = tf.raw_ops.DeepCopy(x=value)

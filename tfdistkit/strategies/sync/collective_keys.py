@@ -1,12 +1,11 @@
-"""Keys of collectives: whose they are, so that those of several strategies in one process never meet.
+"""Keys of collectives: unique for each strategy of a process, and reused to bound memory.
 
-TensorFlow knows a collective by the key of its group and that of the instance. All of its own strategies begin at the
-same numbers: two in one process take each other's collectives for theirs ("Shape mismatch in the collective
-instance").
+TensorFlow identifies a collective by a group key and an instance key. All of its own strategies begin at the same
+numbers, so the collectives of two strategies in one process collide ("Shape mismatch in the collective instance").
 
-It also keeps 1.5 kB for each key of an instance, for ever, and takes a new key whenever a collective runs: 1.5 GB after
-a million steps. Replicas of one process, which are always traced together, take a few keys for each collective of a
-function and use them again. Several processes cannot: one may trace a function again where another need not.
+It also keeps 1.5 kB for each instance key until the process exits, and takes a new key whenever a collective runs:
+1.5 GB after a million steps. Replicas of one process, which are always traced together, draw a few keys for each
+collective of a function and reuse them. Several processes cannot: one may retrace a function where its peers do not.
 """
 
 from __future__ import annotations
@@ -21,24 +20,24 @@ import tensorflow as tf
 
 from tfdistkit.keras_adapter import private_api
 
-# Group keys of strategies whose replicas live in one process. A strategy takes one for each group of devices;
+# Group keys of strategies with all replicas in one process. A strategy takes one key for each group of devices;
 # TensorFlow's own strategies begin at 0.
 _FIRST_BASE = 1 << 16
 _BASES = itertools.count(_FIRST_BASE, 1 << 8)
 
-# Group keys of strategies of several processes: the same number in each, however many strategies one of them made.
+# Group keys of strategies of several processes: equal in all processes, however many strategies each of them made.
 BASE_OF_PROCESSES = 1 << 30
 
 
 def next_base() -> int:
-    """Returns where the group keys of a new strategy of this process begin."""
+    """Returns the first group key of a new strategy of this process."""
     return next(_BASES)
 
 
-# So many keys has a collective. One that is called several times in a step must not meet itself.
+# Keys of a collective. It needs several, because it may run several times in a step.
 _KEYS_OF_ONE = 64
 
-# Keys of collectives whose size is known when they run: over all others, and so many for each size.
+# Keys of collectives whose size is known only at run time: above all others, with one key per size.
 _SIZED = 1 << 30
 _SIZES = 1 << 5
 
@@ -47,12 +46,12 @@ _launching = threading.local()
 
 @contextlib.contextmanager
 def of_size(number: tf.Tensor) -> Iterator[None]:
-    """Within it, all-reduces of a function have keys for their size.
+    """Gives all-reduces of a function keys by their size.
 
-    TensorFlow wants one shape for a key, and a loop (several steps in an execution) runs with one key.
+    TensorFlow requires one shape for each key, and a loop (several steps in an execution) runs with one key.
 
     Args:
-        number: Which of 32 sizes it is, the same on all replicas; a scalar int32 tensor.
+        number: The number of the size, below 32, the same on all replicas; a scalar int32 tensor.
     """
     _launching.size = number
     try:
@@ -62,7 +61,7 @@ def of_size(number: tf.Tensor) -> Iterator[None]:
 
 
 def launch_all_reduce(original: Any, launcher: Any, input_tensor: Any, *args: Any, **kwargs: Any) -> Any:
-    """Hook of what launches a replica's all-reduce. TensorFlow keeps its shape with the key: it has to be known."""
+    """Hook of the launch of a replica's all-reduce; reuses keys only for a static shape, which TensorFlow requires."""
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     is_here = _FIRST_BASE <= private_api.group_key_of(launcher) < BASE_OF_PROCESSES
     can_reuse = is_here and graph is not None and graph.building_function
@@ -74,7 +73,7 @@ def launch_all_reduce(original: Any, launcher: Any, input_tensor: Any, *args: An
 
 
 def instance_key(original: Any, launcher: Any) -> Any:
-    """Hook of what gives a collective its key."""
+    """Hook of the function that returns the key of a collective."""
     size = getattr(_launching, "size", None)
     if size is not None and not tf.executing_eagerly():
         return _SIZED + tf.math.floormod(original(launcher), _SIZED // _SIZES) * _SIZES + size
@@ -84,10 +83,10 @@ def instance_key(original: Any, launcher: Any) -> Any:
 
 
 class _Keys:
-    """The keys of one collective of one replica, one after the other, and again from the first on.
+    """Cycles through the keys of one collective of one replica.
 
     Args:
-        launcher: What launches the collectives of the replica.
+        launcher: The launcher of the replica's collectives.
     """
 
     def __init__(self, launcher: Any):

@@ -1,11 +1,11 @@
-"""A deadline for collectives: so long a process waits in one for the other ranks.
+"""Collective timeout: how long a process waits in a collective for its peers.
 
-TensorFlow's own (`timeout_seconds`) starts a thread with every collective, which sleeps until the deadline, also when
-the collective has long ended: at 100 steps a second and 300 seconds tens of thousands, and then the process dies, for
-it may have no more. Here two counters in the graph tell how many collectives have begun and ended, and one thread
-looks at them.
+TensorFlow's own (`timeout_seconds`) starts a thread for every collective, which sleeps until the deadline even if the
+collective has ended long before: 100 steps a second with 300 seconds need tens of thousands of threads, and the process
+dies at its limit. Here two counters in the graph hold how many collectives have begun and ended, and one thread polls
+them.
 
-Replicas of one process need it in branches alone: elsewhere all of them run the same graph.
+Replicas of one process need it only in branches: elsewhere all of them run the same graph.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ import tensorflow as tf
 
 from tfdistkit.keras_adapter import private_api
 
-# Seconds between two looks, or less for a short deadline.
-_EVERY_S = 1.0
-_LOOKS = 10
+# Poll interval in seconds; a timeout below 10 of them is divided into 10 polls.
+_POLL_EVERY_S = 1.0
+_POLLS = 10
 
-# Seconds that a replica in a branch waits for another one of this process.
+# Seconds that a replica in a branch waits for another replica of this process.
 _BRANCH_TIMEOUT_S = 300.0
 
-_PARTED = (
-    "A sum over the replicas of this process has timed out. Received: after {:g} seconds, some replicas are in a "
-    "branch (`tf.cond`, `if` on a tensor) with an all-reduce (optimizer.apply, say), and others went past it. "
+_DIVERGED = (
+    "All replicas of this process must take the same branch: a sum over them has timed out. Received: after {:g} "
+    "seconds, some replicas are in a branch (`tf.cond`, `if` on a tensor) with an all-reduce (such as "
+    "optimizer.apply), and others took another one. "
     "Expected: a condition that is the same on all replicas, or no all-reduce in its branches.\n"
-    "Make the condition from what all replicas have (a counter, a reduced value)."
+    "Compute the condition from values that are equal on all replicas (a counter, a reduced value)."
 )
 
 _current: CollectiveDeadline | None = None
@@ -41,73 +42,73 @@ _of_branches: CollectiveDeadline | None = None
 
 
 class CollectiveDeadline:
-    """Ends the collectives of this process when one of them has waited for too long.
+    """Aborts the collectives of this process when one of them exceeds the timeout.
 
     Args:
-        timeout_s: For how long. Collectives with another deadline keep TensorFlow's.
-        says: What the error says.
-        replicas: How many of this process count. Each has counters of its own: TensorFlow lets what writes one
-            variable run in turn, so the first replica would keep the second out of the collective.
+        timeout_s: The timeout in seconds. Collectives with another timeout use TensorFlow's own.
+        message: The text of the error.
+        replicas: How many replicas of this process count. Each has its own counters: TensorFlow serializes writes
+            to a variable, so with shared counters the first replica would keep the second out of the collective.
     """
 
-    def __init__(self, timeout_s: float, says: str, replicas: int = 1):
-        self.timeout_s, self._says = timeout_s, says
-        with concurrent.futures.ThreadPoolExecutor(1) as elsewhere:
-            # Where no graph is traced, and no strategy makes variables its own.
-            counters = list(elsewhere.map(_make_counter, range(2 * replicas)))
+    def __init__(self, timeout_s: float, message: str, replicas: int = 1):
+        self.timeout_s, self._message = timeout_s, message
+        with concurrent.futures.ThreadPoolExecutor(1) as other_thread:
+            # In a thread without a graph that is being traced, and without a strategy's scope.
+            counters = list(other_thread.map(_make_counter, range(2 * replicas)))
         self._begun, self._ended = counters[:replicas], counters[replicas:]
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="tfdistkit-collective-deadline", daemon=True)
 
     def start(self) -> None:
-        """Begins to look."""
+        """Starts the polling thread."""
         self._thread.start()
-        atexit.register(self.close)  # Before TensorFlow goes.
+        atexit.register(self.close)  # Before TensorFlow shuts down.
 
     def close(self) -> None:
         """Ends the thread."""
         self._closed.set()
-        self._thread.join(2 * _EVERY_S)
+        self._thread.join(2 * _POLL_EVERY_S)
 
     @property
     def replicas(self) -> int:
-        """How many replicas count."""
+        """The number of replicas that count."""
         return len(self._begun)
 
     def begin(self, tensor: Any, replica: int = 0) -> None:
-        """Counts a collective that begins when its input is there."""
+        """Counts a collective as begun when its input is available."""
         _count(self._begun[replica], tensor)
 
     def end(self, tensor: Any, replica: int = 0) -> None:
-        """Counts a collective that ends when its output is there."""
+        """Counts a collective as ended when its output is available."""
         _count(self._ended[replica], tensor)
 
     def _watch(self) -> None:
-        since, seen = time.monotonic(), -1
-        while not self._closed.wait(min(_EVERY_S, self.timeout_s / _LOOKS)):
+        since, last_ended = time.monotonic(), -1
+        while not self._closed.wait(min(_POLL_EVERY_S, self.timeout_s / _POLLS)):
             begun, ended = (sum(int(one.numpy()) for one in counters) for counters in (self._begun, self._ended))
-            # A step that failed may have begun what never ends; then no thread waits in TensorFlow.
-            if begun <= ended or ended != seen or not _waits_in_tensorflow():
-                since, seen = time.monotonic(), ended
+            # A failed step may leave a collective begun but not ended; then no thread waits in TensorFlow.
+            if begun <= ended or ended != last_ended or not _waits_in_tensorflow():
+                since, last_ended = time.monotonic(), ended
             elif time.monotonic() - since > self.timeout_s:
-                private_api.abort_collectives(self._says)
+                private_api.abort_collectives(self._message)
                 return
 
 
 def start(timeout_s: float) -> None:
-    """Gives the collectives of this process a deadline, those whose `timeout_seconds` is the same.
+    """Sets the timeout for collectives of this process whose `timeout_seconds` is the same.
 
     Args:
         timeout_s: Seconds.
     """
     global _current
-    says = f"Collective has timed out: the others did not join it within {timeout_s:g} seconds"
-    _current = CollectiveDeadline(timeout_s, says)
+    message = f"Collective has timed out: the others did not join it within {timeout_s:g} seconds"
+    _current = CollectiveDeadline(timeout_s, message)
     _current.start()
 
 
 def leave_to_tensorflow() -> None:
-    """From now on collectives keep TensorFlow's own deadline: XLA cannot compile counters of the host."""
+    """Switches collectives to TensorFlow's own timeout: XLA cannot compile counters on the host."""
     global _current
     _current = None
 
@@ -125,17 +126,17 @@ def around(original: Any, t: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def in_branch(collective: Callable[[Any], Any], value: Any, replica: int, replicas: int) -> Any:
-    """Runs a collective in a branch of the graph (`tf.cond`, an `if` on a tensor), where replicas may part.
+    """Runs a collective with a timeout in a branch of the graph (`tf.cond`, an `if` on a tensor).
 
     Args:
-        collective: Takes `value` and returns what comes of it.
+        collective: Takes `value` and returns the reduced value.
         value: Nested tensors.
-        replica: Which replica of this process runs it.
-        replicas: How many this process has.
+        replica: The replica of this process that runs it.
+        replicas: The number of replicas of this process.
     """
     global _of_branches
     if _of_branches is None or _of_branches.replicas < replicas:
-        _of_branches = CollectiveDeadline(_BRANCH_TIMEOUT_S, _PARTED.format(_BRANCH_TIMEOUT_S), replicas)
+        _of_branches = CollectiveDeadline(_BRANCH_TIMEOUT_S, _DIVERGED.format(_BRANCH_TIMEOUT_S), replicas)
         _of_branches.start()
     value = tf.nest.map_structure(tf.convert_to_tensor, value)
     _of_branches.begin(tf.nest.flatten(value)[0], replica)
@@ -151,7 +152,7 @@ def _make_counter(_: int) -> tf.Variable:
 
 def _count(counter: tf.Variable, after: Any) -> None:
     with tf.control_dependencies([after]), tf.device(counter.handle.device):
-        # The raw operation: no strategy, gradient tape or function has to know of the counter.
+        # The raw operation, which no strategy, gradient tape or function tracks.
         tf.raw_ops.AssignAddVariableOp(resource=counter.handle, value=tf.constant(1, tf.int64))
 
 

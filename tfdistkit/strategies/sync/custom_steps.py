@@ -1,4 +1,4 @@
-"""What a `train_step` of the user's own can ask for where plain arithmetic is not enough."""
+"""`global_gradients`, for custom train steps that do something nonlinear to gradients."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from tfdistkit.strategies.sync import step as steps
 def global_gradients(gradients: Any) -> list[Any]:
     """Returns the gradients of the global batch inside a `train_step`, before `optimizer.apply`.
 
-    Needed only where a step does something to gradients that is not linear: clips them, takes their norm or their
-    sign, ascends along them (SAM). `optimizer.apply` averages gradients by itself, and leaves these as they are.
+    Needed only where a step does something nonlinear to gradients: clips them, takes their norm or their sign, ascends
+    along them (SAM). `optimizer.apply` averages other gradients by itself, and does not average these again.
 
     Args:
-        gradients: What `tape.gradient` gave on this replica: a list of tensors, IndexedSlices and None.
+        gradients: The result of `tape.gradient` on this replica: a list of tensors, IndexedSlices and None.
 
     Returns:
         Their mean over the replicas, weighted by rows, the same on all replicas; `gradients` in one process.
 
     Raises:
-        UnsupportedError: in `strategy.run` outside of a Keras step, where losses are divided by the user.
+        UnsupportedError: in `strategy.run` outside of a Keras step, where the user divides losses.
 
     Example:
         ```python
@@ -38,7 +38,7 @@ def global_gradients(gradients: Any) -> list[Any]:
     if not step.in_keras_step:
         raise UnsupportedError(
             explain(
-                "`tfdistkit.global_gradients` works in a Keras step only (`fit`, `train_on_batch`).",
+                "`tfdistkit.global_gradients` must be called in a Keras step (`fit`, `train_on_batch`).",
                 received="a call in a function that `strategy.run` runs",
                 do="Sum them there: tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, ...).",
             )

@@ -1,6 +1,6 @@
-"""Hooks of optimizers: gradients become those of the global batch before anything looks at them.
+"""Hooks of optimizers: replace gradients by those of the global batch before they are clipped or accumulated.
 
-Each takes Keras's own function (`original`) first; see `keras_patches`.
+Each hook takes Keras's own function (`original`) first; see `keras_patches`.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ import tensorflow as tf
 
 from tfdistkit.collectives.differentiable import with_gradient_times
 from tfdistkit.keras_adapter import private_api
-from tfdistkit.strategies.parameter_server import profiling as coordinated_clock
+from tfdistkit.strategies.parameter_server import profiling
 from tfdistkit.strategies.sync import step as steps
 
 
 def apply(original: Any, optimizer: Any, grads: Any, trainable_variables: Any = None) -> None:
-    """Sums gradients over the replicas before anything looks at them.
+    """Sums gradients over the replicas before the optimizer processes them.
 
-    Keras sums them last, so that clipping, accumulation and the test for finiteness see the gradients of
-    one replica: results differ from one process, and a NaN on one rank alone hangs the job.
+    Keras sums them last, so clipping, accumulation and the test for finiteness use the gradients of one replica:
+    results differ from one process, and a NaN on only one rank hangs the job.
     """
     step = steps.current()
     if step is None or step.gradients_are_reduced:
         grads = list(grads)
-        coordinated_clock.gradients_are_there(grads)
+        profiling.gradients_are_there(grads)
         return original(optimizer, grads, trainable_variables)
     grads = list(grads)
     if trainable_variables is not None:
@@ -46,10 +46,10 @@ def apply(original: Any, optimizer: Any, grads: Any, trainable_variables: Any = 
 
 
 def apply_finite(original: Any, optimizer: Any, grads: Any, trainable_variables: Any = None) -> None:
-    """Lets each replica test and apply summed gradients by itself: they are the same on all.
+    """Tests and applies summed gradients on each replica by itself, because they are equal on all replicas.
 
-    Where eager replicas meet in `merge_call`, Keras applies in a second `call_for_each_replica`, whose steps do not
-    know that the gradients are summed.
+    Where eager replicas use `merge_call`, Keras applies gradients in a second `call_for_each_replica`, whose steps do
+    not know that the gradients are already summed.
     """
     step = steps.current()
     if step is None or not step.gradients_are_reduced:
@@ -58,7 +58,7 @@ def apply_finite(original: Any, optimizer: Any, grads: Any, trainable_variables:
 
 
 def apply_gradients(original: Any, optimizer: Any, grads_and_vars: Any) -> Any:
-    """Sums gradients before an `apply` of the user's own looks at them: it may clip or normalise."""
+    """Sums gradients before a custom `apply_gradients`, which may clip or normalise them."""
     grads_and_vars = list(grads_and_vars)
     if steps.current() is None or not grads_and_vars:
         return original(optimizer, grads_and_vars)
@@ -68,7 +68,7 @@ def apply_gradients(original: Any, optimizer: Any, grads_and_vars: Any) -> Any:
 
 
 def all_reduce_sum_gradients(original: Any, optimizer: Any, grads_and_vars: Any) -> Any:
-    """Leaves gradients alone that were summed already, where Keras would sum them."""
+    """Skips Keras's sum for gradients that are already summed."""
     step = steps.current()
     if step is not None and step.gradients_are_reduced:
         return list(grads_and_vars)
@@ -76,17 +76,17 @@ def all_reduce_sum_gradients(original: Any, optimizer: Any, grads_and_vars: Any)
 
 
 def all_reduce(original: Any, context: Any, reduce_op: Any, value: Any, options: Any = None) -> Any:
-    """Lets a row that stands in for none add nothing to sums of layers (synchronized BatchNormalization).
+    """Excludes placeholder rows from the sums of layers (synchronized BatchNormalization).
 
     Args:
         original: TensorFlow's own method.
         context: The replica context.
-        reduce_op: As TensorFlow has it.
-        value: As TensorFlow has it.
-        options: As TensorFlow has it.
+        reduce_op: As in TensorFlow.
+        value: As in TensorFlow.
+        options: As in TensorFlow.
 
     Returns:
-        What TensorFlow's own returns.
+        The result of TensorFlow's own method.
     """
     step = steps.current()
     if step is None or not step.in_keras_step or step.is_summing:
@@ -104,15 +104,15 @@ def all_reduce(original: Any, context: Any, reduce_op: Any, value: Any, options:
 
 
 def gradient_share() -> Any:
-    """Returns what this replica's gradients are multiplied with after they were taken; None if nothing is done."""
+    """Returns the factor by which this replica's gradients are multiplied after the tape; None for no factor."""
     step = steps.current()
     return step.share() if step is not None and step.in_keras_step and not step.in_stock_train_step else None
 
 
 def scale_optimizer_loss(original: Any, optimizer: Any, loss: Any) -> Any:
-    """Weighs the loss of Keras's own train step, which costs less than to weigh each gradient.
+    """Weights the loss of Keras's own train step, which is cheaper than to weight each gradient.
 
-    Losses of rows (`reduction=None`) have no weight: their gradient is the sum over the rows.
+    Per-row losses (`reduction=None`) are not weighted: their gradient is the sum over the rows.
     """
     step = steps.current()
     loss = original(optimizer, loss)
@@ -123,18 +123,20 @@ def scale_optimizer_loss(original: Any, optimizer: Any, loss: Any) -> Any:
 
 
 def tape_gradient(original: Any, tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
-    """Lets the gradient of losses of rows, a sum over them, be one when `apply` has weighed it as that of a mean.
+    """Divides the gradient of per-row losses by this replica's weight, which `apply` multiplies it by later.
+
+    The gradient of per-row losses is a sum over the rows, and `apply` weights every gradient as that of a mean.
 
     Args:
         original: TensorFlow's own method.
         tape: The tape.
-        target: As TensorFlow has it; where a target has no rows, all are left alone.
-        sources: As TensorFlow has it; gradients of anything but variables are no updates, and left alone.
-        args: As TensorFlow has it.
-        kwargs: As TensorFlow has it.
+        target: As in TensorFlow; if any target has no rows, gradients are unchanged.
+        sources: As in TensorFlow; if any source is not a variable, gradients are unchanged.
+        args: As in TensorFlow.
+        kwargs: As in TensorFlow.
 
     Returns:
-        What TensorFlow's own returns.
+        The gradients.
     """
     gradients = original(tape, target, sources, *args, **kwargs)
     step = steps.current()
@@ -148,14 +150,14 @@ def tape_gradient(original: Any, tape: Any, target: Any, sources: Any, *args: An
 
 
 def _is_of_rows(step: steps.ReplicaStep, loss: Any) -> bool:
-    """Whether a loss holds a number for each row, or token, of this replica."""
+    """Returns whether a loss holds a number for each row, or token, of this replica."""
     if not tf.is_tensor(loss) or loss.shape.rank == 0:
         return False
     return loss.shape.rank is None or loss.shape[0] in (None, step.held_rows)
 
 
 def is_stock_train_step(model: Any, step_function: Any) -> bool:
-    """Whether nothing of the user's own stands between the loss and the optimizer."""
+    """Returns whether both the train step and the optimizer are Keras's own."""
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     is_train_step = getattr(step_function, "__name__", "") == "train_step" and "train_step" not in vars(model)
     keras_own = all(type(o).__module__.split(".")[0] == "keras" for o in (model.optimizer, optimizer))
@@ -163,5 +165,5 @@ def is_stock_train_step(model: Any, step_function: Any) -> bool:
 
 
 def _parts_of_global_gradients(step: steps.ReplicaStep, gradients: list[Any]) -> list[Any]:
-    """What the replicas' sum makes the gradients of the global batch."""
+    """Returns this replica's parts, whose sum over the replicas is the gradients of the global batch."""
     return step.weighted(gradients) if step.in_keras_step and not step.loss_is_weighted else gradients

@@ -1,4 +1,4 @@
-"""How many numbers a tensor has: does a batch's number of rows say it, or what is in the rows?"""
+"""Tells whether the size of a tensor depends on the content of the batch, or only on its number of rows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-# Operations whose outputs have as many rows as the data says.
+# Operations whose output size depends on the content of the inputs.
 _SIZED_BY_DATA = frozenset(
     (
         "Where",
@@ -37,19 +37,19 @@ def depends_on_data(tensor: Any) -> bool:
         tensor: A tensor with at least one dimension.
 
     Returns:
-        False where the first dimension is known while tracing, and where nothing that the tensor is computed from
-        makes sizes of data. True in eager execution: nobody knows where a tensor comes from.
+        False if the first dimension is static, or no operation behind the tensor has a size that depends on content.
+        True in eager execution, where the operations behind a tensor are unknown.
     """
     if tf.executing_eagerly():
         return True
     if tensor.shape.rank is not None and tensor.shape[0] is not None:
         return False
-    seen, waiting = set(), [tensor.op]
+    visited, waiting = set(), [tensor.op]
     while waiting:
         operation = waiting.pop()
-        if operation.name in seen:
+        if operation.name in visited:
             continue
-        seen.add(operation.name)
+        visited.add(operation.name)
         if operation.type in _SIZED_BY_DATA:
             return True
         waiting.extend(one.op for one in operation.inputs)

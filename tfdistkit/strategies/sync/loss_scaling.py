@@ -1,16 +1,16 @@
-"""What a replica's loss is, so that the weighted mean over the replicas is the loss of the global batch.
+"""Scales a replica's loss so that the weighted mean over the replicas is the loss of the global batch.
 
-There are two conventions, and each place in a program has one of them:
+There are two conventions, one for each kind of step:
 
-- In a Keras step (`fit`, `train_on_batch`, ...) a replica's loss is that of its own rows, as if it were alone. The
-  gradients are averaged over the replicas, weighted by rows. A mean over rows and a term without rows (a
-  regularizer, a penalty) are exact under it whoever computes them. The losses of Keras that are neither (sums, means
-  over masks or weights) are scaled here so that their weighted mean is right.
-- In a loop of the user's own (`strategy.run`) gradients are summed over the replicas, as TensorFlow has it:
-  a loss is this replica's part of that of the global batch.
+- In a Keras step (`fit`, `train_on_batch`, ...) a replica's loss is the loss of its own rows, as in a single process.
+  Gradients are averaged over the replicas, weighted by rows. A mean over rows and a term without rows (a regularizer,
+  a penalty) are exact without changes. Other losses of Keras (sums, means over masks or weights) are scaled here so
+  that their weighted mean is exact.
+- In a custom loop (`strategy.run`) gradients are summed over the replicas, as in TensorFlow: a loss is this replica's
+  part of the loss of the global batch.
   https://www.tensorflow.org/tutorials/distribute/custom_training
 
-Each function takes Keras's or TensorFlow's own (`original`) first and passes through to it outside of the replicas.
+Each function takes Keras's or TensorFlow's own function (`original`) first, and calls it unchanged outside of replicas.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from tfdistkit.strategies.sync import step as steps
 
 
 def reduce_values(original: Any, values: Any, sample_weight: Any = None, reduction: Any = "sum_over_batch_size") -> Any:
-    """Divides by what the global batch holds, not by what this replica's part of it holds."""
+    """Divides by the count or the weights of the global batch, not by those of this replica's part."""
     step = steps.current()
     if step is None or reduction in (None, "none"):
         return original(values, sample_weight, reduction)
     if values.shape.rank == 0:
-        # A loss function that returns a scalar: Keras forgets to scale it. A mean is what it must be.
+        # A loss function that returns a scalar, which Keras does not scale. It must be a mean.
         return scale_loss(None, values)
     if reduction == "mean_with_sample_weight" and sample_weight is not None:
         total = step.sum(step.if_any_rows(tf.reduce_sum(tf.cast(sample_weight, values.dtype))))
@@ -38,7 +38,7 @@ def reduce_values(original: Any, values: Any, sample_weight: Any = None, reducti
     if reduction == "sum":
         return _part(step, tf.reduce_sum(values))
     if graph_sizes.depends_on_data(values):
-        # As many values as the rows' content says (`tf.boolean_mask`): the mean is over those of all replicas.
+        # The number of values depends on content (`tf.boolean_mask`): take the mean over the values of all replicas.
         count = step.sum(step.if_any_rows(tf.cast(tf.size(values), values.dtype)))
         return _part(step, tf.math.divide_no_nan(tf.reduce_sum(values), count))
     return original(values, sample_weight, reduction)
@@ -52,9 +52,9 @@ def reduce_weighted_values(
     reduction: Any = "sum_over_batch_size",
     dtype: Any = None,
 ) -> Any:
-    """Weighs a mean that a loss function took itself by the weights of all rows, as Keras does with those of its batch.
+    """Weights a mean that a loss function took itself by the weights of all rows; Keras uses those of its own batch.
 
-    Each element of the weights is multiplied by that mean, so it counts as often as they are large on average.
+    Keras multiplies each element of the weights by that mean, so the result is the mean times the average weight.
     """
     step = steps.current()
     values = keras.ops.convert_to_tensor(values, dtype=dtype)
@@ -65,14 +65,14 @@ def reduce_weighted_values(
         return scale_loss(None, values)
     weight, count = _weight(sample_weight, mask, values.dtype)
     sums = step.sum(step.if_any_rows(tf.stack([tf.reduce_sum(weight), count])))
-    if reduction in (None, "none"):  # As many elements as the weights have here, which sum to this replica's part.
+    if reduction in (None, "none"):  # One element for each weight; their sum is this replica's part.
         part = values * tf.cast(step.share(), values.dtype) * sums[0] / tf.cast(tf.size(weight), values.dtype)
         return part * tf.ones_like(weight)
     return scale_loss(None, values) * (sums[0] if reduction == "sum" else tf.math.divide_no_nan(sums[0], sums[1]))
 
 
 def _weight(sample_weight: Any, mask: Any, dtype: Any) -> tuple[Any, Any]:
-    """Merges weights and mask as Keras does, and says how many elements count."""
+    """Merges weights and mask as Keras does; returns the weights and the number of valid elements."""
     if mask is None:
         weight = keras.ops.convert_to_tensor(sample_weight, dtype=dtype)
         return weight, tf.cast(tf.size(weight), dtype)
@@ -88,7 +88,7 @@ def _weight(sample_weight: Any, mask: Any, dtype: Any) -> tuple[Any, Any]:
 
 
 def apply_mask(original: Any, sample_weight: Any, mask: Any, dtype: Any, reduction: Any) -> Any:
-    """Divides by the valid entries of the global batch, as Keras does by those of its own batch."""
+    """Divides by the number of valid entries of the global batch; Keras uses that of its own batch."""
     step = steps.current()
     if step is None or mask is None or reduction not in ("mean", "sum_over_batch_size"):
         return original(sample_weight, mask, dtype, reduction)
@@ -99,7 +99,7 @@ def apply_mask(original: Any, sample_weight: Any, mask: Any, dtype: Any, reducti
 
 
 def scale_loss(original: Any, value: Any) -> Any:
-    """Takes a mean over this replica's rows: as it is in a Keras step, else this replica's part of the mean."""
+    """Returns a mean over this replica's rows unchanged in a Keras step, else this replica's part of the mean."""
     step = steps.current()
     if step is None:
         return original(value)
@@ -107,7 +107,7 @@ def scale_loss(original: Any, value: Any) -> Any:
 
 
 def unscale_loss(original: Any, value: Any) -> Any:
-    """Undoes `scale_loss`, for trackers that weigh by this replica's rows."""
+    """Undoes `scale_loss`, for trackers that weight by this replica's rows."""
     step = steps.current()
     if step is None:
         return original(value)
@@ -117,7 +117,7 @@ def unscale_loss(original: Any, value: Any) -> Any:
 def compute_average_loss(
     original: Any, per_example_loss: Any, sample_weight: Any = None, global_batch_size: Any = None
 ) -> Any:
-    """`tf.nn.compute_average_loss` follows TensorFlow's convention; in a Keras step it gives what that step wants."""
+    """Converts `tf.nn.compute_average_loss` from TensorFlow's convention to that of a Keras step, inside of one."""
     step = steps.current()
     if step is None or not step.in_keras_step:
         return original(per_example_loss, sample_weight, global_batch_size)
@@ -127,14 +127,14 @@ def compute_average_loss(
 
 
 def scale_regularization_loss(original: Any, regularization_loss: Any) -> Any:
-    """`tf.nn.scale_regularization_loss` divides by the replicas; in a Keras step the term counts as it is."""
+    """Undoes the division by the replicas of `tf.nn.scale_regularization_loss` in a Keras step."""
     step = steps.current()
     scaled = original(regularization_loss)
     return scaled * step.replicas if step is not None and step.in_keras_step else scaled
 
 
 def _part(step: steps.ReplicaStep, value: Any) -> Any:
-    """Returns this replica's part of a loss of the global batch as the convention of this place wants it."""
+    """Returns this replica's part of a loss of the global batch, in the convention of the current step."""
     if not step.in_keras_step:
         return value
     return tf.math.divide_no_nan(value, tf.cast(step.share(), value.dtype))

@@ -1,4 +1,4 @@
-"""Says in one sentence what TensorFlow says in a page when another worker is gone."""
+"""Replaces TensorFlow's long errors about a lost worker by a short one that names it."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from tfdistkit.errors import explain
 from tfdistkit.keras_adapter import private_api
 from tfdistkit.strategies.consistency import call_positions
 
-# What TensorFlow's messages hold when a peer died, stopped, or can no longer be reached ...
+# Parts of TensorFlow's messages when a peer died, stopped, or cannot be reached ...
 _GONE = (
     *("stopped sending heartbeats", "Heartbeat", "have crashed", "shut down"),
     *("failed to connect to all addresses", "Connection reset", "Connection refused", "Connection closed by peer"),
     *("Socket closed", "recvmsg:", "Broken pipe", "Timed out waiting"),
 )
-# ... and when it lives, but takes part in another collective, or in none.
+# ... when it is alive, but in another collective, or in none ...
 _TIMED_OUT = ("Collective has timed out",)
 
-# ... and when two ranks bring different things to one collective.
-_APART = ("mismatch in the collective", "but got type")
+# ... and when two ranks join a collective with different tensors.
+_MISMATCHED = ("mismatch in the collective", "but got type")
 
-# How TensorFlow begins an error of an operation that runs by itself.
+# The prefix of TensorFlow's error for an eager operation.
 _NODE = re.compile(r"^\{\{[^}]*\}\} ?")
 _TASK = re.compile(r"/job:(chief|worker)(?:/replica:\d+)?/task:(\d+)")
 
 
 def explained(error: tf.errors.OpError) -> tf.errors.OpError | None:
-    """Returns an error of the same type that names the worker that is gone; None if the error says something else.
+    """Returns an error of the same type that names the lost worker; None if the error has another cause.
 
     Args:
-        error: What TensorFlow raised from a step.
+        error: The error that TensorFlow raised from a step.
 
     Returns:
-        The error to raise `from error`, or None when a lost worker is not the reason.
+        The error to raise `from error`, or None.
     """
     if getattr(error, "names_lost_peer", False):
         return None
@@ -50,40 +50,40 @@ def explained(error: tf.errors.OpError) -> tf.errors.OpError | None:
             expected="all ranks to run the same steps: fit, evaluate, predict, metric.result(), in the same order",
             do="Look for a call that only some ranks make (`if rank == 0: model.evaluate(...)`), or raise `timeout_s`.",
         )
-    elif any(sign in message for sign in _APART):
-        _tell_others(_first_line(message))
+    elif any(sign in message for sign in _MISMATCHED):
+        _report_to_peers(_first_line(message))
         text = explain(
-            "The ranks run different steps: one of them has left a call of fit, evaluate or predict, or went on alone.",
+            "The ranks run different steps: one of them has left a call of fit, evaluate or predict.",
             received=f"this rank is in {call_positions.here()}; {_first_line(message)}",
             expected="the same calls on every rank, in the same order, and the same steps in them",
-            do="Look at the logs of the other ranks for where they are. Find what one rank alone does: "
+            do="Look at the logs of the other ranks for their position. Find what only one rank does: "
             "`model.stop_training = True` (use tfdistkit.callbacks.StopTogether), an exception that it catches.",
         )
     elif any(sign in message for sign in _GONE):
         text = explain(
-            f"{_who(message)} no longer takes part, so the others cannot go on.",
+            f"{_lost_peer(message)} no longer takes part, so the others cannot go on.",
             received=_first_line(message),
             do="Look at the log of that rank for the first error: it was killed, stopped, or cut off the network.",
         )
     else:
         return None
-    clear = type(error)(error.node_def, error.op, text)
-    clear.names_lost_peer = True
-    return clear
+    short = type(error)(error.node_def, error.op, text)
+    short.names_lost_peer = True
+    return short
 
 
-def _tell_others(said: str) -> None:
-    """TensorFlow tells one of the ranks alone: the other would wait until this one is gone."""
+def _report_to_peers(line: str) -> None:
+    """Reports the error to the other ranks: TensorFlow raises it on one rank only, and the others would wait for it."""
     cluster = detect_cluster()
-    if cluster.world_size > 1 and cluster.has_addresses and "Error reported from" not in said:
-        with contextlib.suppress(tf.errors.OpError):  # The others were the first to tell.
-            private_api.tell_other_workers(f"Collective ops: {said}")
+    if cluster.world_size > 1 and cluster.has_addresses and "Error reported from" not in line:
+        with contextlib.suppress(tf.errors.OpError):  # A peer has reported it first.
+            private_api.tell_other_workers(f"Collective ops: {line}")
 
 
-def _who(message: str) -> str:
-    """Names the peer from the tasks in TensorFlow's message; the one that is not this process."""
+def _lost_peer(message: str) -> str:
+    """Returns the name of the lost peer: the first task in TensorFlow's message that is not this process."""
     cluster = detect_cluster()
-    # The name of the operation that failed, in front, holds this process's own task.
+    # The operation name at the start of the message contains this process's own task.
     named = [(role, int(index)) for role, index in _TASK.findall(message.partition("aborted by")[2])]
     for role, index in named:
         addresses = cluster.addresses.get(role, ())
@@ -91,12 +91,12 @@ def _who(message: str) -> str:
             rank = cluster.workers.index(addresses[index])
             return f"Rank {rank} ({addresses[index]})"
     if cluster.world_size == 2 and not cluster.has_addresses:
-        return f"Rank {1 - cluster.rank}"  # Horovod says nothing of whom it waited for; here it can be nobody else.
+        return f"Rank {1 - cluster.rank}"  # Horovod does not name the peer; of two ranks it is the other one.
     if "Heartbeat" in message and not cluster.is_chief:
         return f"Rank 0 ({cluster.workers[0]})"
     return "Another worker"
 
 
 def _first_line(message: str) -> str:
-    said = message.partition("aborted by: ")[2] or message
-    return _NODE.sub("", said.strip().splitlines()[0]).rstrip(".")
+    cause = message.partition("aborted by: ")[2] or message
+    return _NODE.sub("", cause.strip().splitlines()[0]).rstrip(".")

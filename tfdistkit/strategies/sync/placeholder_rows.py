@@ -1,7 +1,7 @@
-"""Replicas without rows: what computes for them, and what is removed of it.
+"""Gives replicas without rows a placeholder row, and removes its outputs.
 
-Convolutions, CTC and metric functions crash on no rows, or give NaN. In a Keras step such a replica has one row that
-counts nothing: a row of the batch where the batch is at hand (`batch_parts`), else one of zeros.
+Convolutions, CTC and metric functions crash on zero rows, or return NaN. In a Keras step such a replica gets one row of
+weight zero: a row of the batch if the batch is available (`batch_sharding`), else a row of zeros.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import tensorflow as tf
 from tfdistkit.data.rows import count_rows
 
 
-def with_stand_in(data: Any, is_empty: Any) -> Any:
-    """Gives a batch without rows one of zeros, where nobody has a row to stand in.
+def with_placeholder(data: Any, is_empty: Any) -> Any:
+    """Adds a placeholder row of zeros to a batch without rows.
 
     Args:
-        data: Any structure of tensors, holding one replica's values.
+        data: Any structure of tensors, the values of one replica.
         is_empty: Whether it has no rows, a scalar bool tensor.
     """
 
@@ -40,12 +40,12 @@ def with_stand_in(data: Any, is_empty: Any) -> Any:
     return tf.nest.map_structure(filled, data)
 
 
-def without_stand_in(outputs: Any, is_empty: Any) -> Any:
-    """Removes the rows of what was computed of a stand-in alone.
+def without_placeholder(outputs: Any, is_empty: Any) -> Any:
+    """Removes the outputs of a placeholder row.
 
     Args:
-        outputs: What a replica returned, any structure of tensors.
-        is_empty: Whether it had no rows, a scalar bool tensor.
+        outputs: The outputs of a replica, any structure of tensors.
+        is_empty: Whether the replica had no rows, a scalar bool tensor.
     """
 
     def kept(value: Any) -> Any:
@@ -59,12 +59,12 @@ def without_stand_in(outputs: Any, is_empty: Any) -> Any:
 
 
 def hide_emptiness(values: Any) -> Any:
-    """Lets a graph be traced for a replica without rows as if it might have some.
+    """Hides from the traced graph that a replica has no rows.
 
-    Layers such as LSTM cannot be traced for a batch that is known to be empty, but run on one that is.
+    Layers such as LSTM cannot be traced for a batch that is statically empty, but can run on an empty batch.
 
     Args:
-        values: Any structure of tensors, holding one replica's values.
+        values: Any structure of tensors, the values of one replica.
 
     Returns:
         The structure, with an unknown number of rows where 0 was known while tracing.

@@ -1,9 +1,9 @@
-"""How a strategy of ours runs its replicas. Shared by all of them; the transport stays TensorFlow's.
+"""Runs the replicas of all our strategies, over TensorFlow's transport.
 
-TensorFlow runs each replica in a thread and lets them meet in `merge_call`, which cannot happen inside a
-branch or a loop: gradient accumulation, EMA overwriting and loss scaling fail under it (keras#20582).
-Here every replica stays in replica context and communicates with collectives, which can stand anywhere
-in a graph. A process with one device needs no thread at all: its replica runs inline.
+TensorFlow runs each replica in a thread and synchronizes them in `merge_call`, which is impossible inside a branch or
+a loop: gradient accumulation, EMA overwriting and loss scaling fail (keras#20582). Here every replica stays in replica
+context and uses collectives, which work anywhere in a graph. A process with one device needs no thread: its replica
+runs inline.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import tensorflow as tf
 
 from tfdistkit.keras_adapter import private_api
 from tfdistkit.strategies.sync import batch_sharding, placeholder_rows, step
-from tfdistkit.strategies.sync.replica_deadlocks import sum_that_ends
+from tfdistkit.strategies.sync.replica_deadlocks import sum_without_deadlock
 from tfdistkit.strategies.variables import as_own_variable
 
-# What TensorFlow's all-gather cannot carry, and what carries it. Strings have no carrier.
+# Dtypes that TensorFlow's all-gather cannot send, and the dtype that carries each. Strings have none.
 _GATHER_AS = {
     tf.bfloat16: tf.float32,
     tf.bool: tf.int32,
@@ -33,11 +33,11 @@ _GATHER_AS = {
 
 
 class ReplicaMixin:
-    """Goes in front of one of TensorFlow's `StrategyExtended` classes."""
+    """A mixin before one of TensorFlow's `StrategyExtended` classes."""
 
     def _use_merge_call(self) -> bool:
-        # Eager replicas run one after the other, so a collective of the first would wait for the second
-        # for ever: there, and only with several devices, they meet in merge_call.
+        # Eager replicas run one after the other, so a collective of the first would deadlock: there, and only with
+        # several devices, they use merge_call.
         return len(self.worker_devices) > 1 and tf.executing_eagerly()
 
     @tf.autograph.experimental.do_not_convert
@@ -50,9 +50,9 @@ class ReplicaMixin:
         return super()._call_for_each_replica(self._in_step(fn, args, kwargs), args, kwargs)
 
     def _lifted(self, fn: Any) -> Any:
-        """Returns a tf.function that runs the replicas inside, for one that the user gave to `strategy.run`.
+        """Returns a tf.function that runs the replicas inside, for a tf.function given to `strategy.run`.
 
-        So each replica's rows are counted inside the graph in which they are used.
+        So the rows of each replica are counted inside the graph that uses them.
         """
         cache = self.__dict__.setdefault("_lifted_functions", weakref.WeakKeyDictionary())
         if fn not in cache:
@@ -76,7 +76,7 @@ class ReplicaMixin:
             return self._run_step(fn, args, kwargs, step.is_predicting())
 
     def _in_step(self, fn: Any, args: tuple, kwargs: dict) -> Any:
-        """Wraps what a replica thread runs so that it knows its rows."""
+        """Wraps the function of a replica thread so that it runs with a `ReplicaStep`."""
         total = self._sum_of_local_rows(args, kwargs)
         is_of_batch = [isinstance(value, tf.distribute.DistributedValues) for value in tf.nest.flatten((args, kwargs))]
         is_predicting = step.is_predicting()
@@ -96,18 +96,18 @@ class ReplicaMixin:
         total: tf.Tensor | None = None,
         is_of_batch: list[bool] | None = None,
     ) -> Any:
-        """Runs what the user gave to `strategy.run` on one replica."""
+        """Runs the user's function of `strategy.run` on one replica."""
         args, part = batch_sharding.unwrap(args)
         own = self._make_step(args, kwargs, part, total, is_of_batch)
         is_empty = tf.equal(own.rows, 0) if is_predicting and own is not None and own.may_be_empty else None
         if is_empty is not None and part is None:
-            args = placeholder_rows.with_stand_in(args, is_empty)
+            args = placeholder_rows.with_placeholder(args, is_empty)
         with step.running(own):
             outputs = fn(*placeholder_rows.hide_emptiness(args), **placeholder_rows.hide_emptiness(kwargs))
-        return outputs if is_empty is None else placeholder_rows.without_stand_in(outputs, is_empty)
+        return outputs if is_empty is None else placeholder_rows.without_placeholder(outputs, is_empty)
 
     def _sum_of_local_rows(self, args: tuple, kwargs: dict) -> tf.Tensor | None:
-        """All replicas' rows where all of them live in this process, so that nothing has to be communicated."""
+        """Returns the rows of all replicas if all are in this process, without communication; else None."""
         if self._num_replicas_in_sync != len(self.worker_devices):
             return None
         of_replicas = [private_api.select_replica(i, (args, kwargs)) for i in range(len(self.worker_devices))]
@@ -138,7 +138,7 @@ class ReplicaMixin:
             return total if total is not None else context.all_reduce(tf.distribute.ReduceOp.SUM, own.rows)
 
         own = step.ReplicaStep(rows, sum_rows, replicas, private_api.replica_id(context), static_rows)
-        own.has_stand_in = isinstance(part, batch_sharding.KerasPart)
+        own.has_placeholder = isinstance(part, batch_sharding.KerasPart)
         if part is None:
             own.check_rows = lambda: step.same_rows((args, kwargs), is_of_batch)
         return own
@@ -147,7 +147,7 @@ class ReplicaMixin:
         if self._num_replicas_in_sync == 1:
             return value
         reduce = functools.partial(super()._replica_ctx_all_reduce, reduce_op, options=options)
-        return reduce(value) if len(self.worker_devices) == 1 else sum_that_ends(reduce, value)
+        return reduce(value) if len(self.worker_devices) == 1 else sum_without_deadlock(reduce, value)
 
     def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
         return super()._reduce_to(reduce_op, self._per_replica(value), destinations, options)
@@ -157,9 +157,9 @@ class ReplicaMixin:
         return super()._batch_reduce_to(reduce_op, pairs, options)
 
     def _per_replica(self, value: Any) -> Any:
-        """Returns one tensor for each replica where TensorFlow has made a single value of one that all of them gave.
+        """Returns one tensor for each replica where TensorFlow has merged the same object of all replicas.
 
-        It does so with what is the same object in all replicas, and then counts it once, or refuses to sum it.
+        TensorFlow would count the merged value once, or refuse to sum it.
         """
         if len(self.worker_devices) == 1 or not isinstance(value, (tf.Tensor, tf.IndexedSlices)):
             return value
@@ -185,9 +185,9 @@ class ReplicaMixin:
 
 
 def own_tensors(value: Any) -> Any:
-    """Returns a replica's value in tensors that no other replica has.
+    """Returns a replica's value in tensors that it shares with no other replica.
 
-    Where replicas hand one and the same tensor to `merge_call`, TensorFlow takes it for a single value: a sum over
-    the replicas would count it once.
+    If replicas pass the same tensor to `merge_call`, TensorFlow merges it to a single value, and a sum over the
+    replicas would count it once.
     """
     return tf.nest.map_structure(lambda v: tf.identity(v) if tf.is_tensor(v) else v, value, expand_composites=True)

@@ -1,9 +1,8 @@
-"""What one replica knows while it runs one call of `strategy.run`: its rows, everybody's rows.
+"""`ReplicaStep`: the state of one replica during one call of `strategy.run`, above all its rows and the total rows.
 
-The promise - N workers give what one worker gives on the same global batch - comes down to weights. A
-replica that holds `rows` of the `total_rows` of a global batch contributes `rows / total_rows` to every
-mean over that batch. tf.distribute uses `1 / replicas` instead, which is the same only when all replicas
-hold equally many rows.
+That N workers give the results of one worker on the same global batch depends on weights. A replica with `rows` of the
+`total_rows` of a global batch contributes `rows / total_rows` to every mean over that batch. tf.distribute uses
+`1 / replicas` instead, which is correct only when all replicas hold equally many rows.
 """
 
 from __future__ import annotations
@@ -16,22 +15,22 @@ from typing import Any
 import tensorflow as tf
 
 from tfdistkit.data import rows
-from tfdistkit.strategies.sync.placeholder_rows import with_stand_in
+from tfdistkit.strategies.sync.placeholder_rows import with_placeholder
 
 _LOCAL = threading.local()
 
 
 class ReplicaStep:
-    """One replica's view of one call of `strategy.run`.
+    """The state of one replica during one call of `strategy.run`.
 
     Args:
-        rows: Rows of the batch on this replica, a scalar float32 tensor; None when nothing in the
-            arguments has a batch dimension, and then all replicas weigh the same.
-        sum_rows: Makes the number of rows of the global batch, a scalar float32 tensor, of this step. Called at
-            most once, and only if a weight is asked for, because it may communicate.
-        replicas: How many replicas there are in sync.
-        replica_id: Which of them this is.
-        static_rows: The rows of the tensors as far as they are known while tracing, else None.
+        rows: Rows of the batch on this replica, a scalar float32 tensor; None if no argument has a batch dimension,
+            and then all replicas have the same weight.
+        sum_rows: Returns the number of rows of the global batch, a scalar float32 tensor, for this step. Called at
+            most once, and only if a weight is needed, because it may communicate.
+        replicas: The number of replicas in sync.
+        replica_id: The id of this replica.
+        static_rows: The rows of the tensors if they are known while tracing, else None.
     """
 
     def __init__(
@@ -47,25 +46,25 @@ class ReplicaStep:
         self.replicas = replicas
         self.replica_id = replica_id
         self.in_keras_step = False
-        # Whether it is Keras's own train step, and an optimizer of Keras's that nobody changed.
+        # Whether both the train step and the optimizer are Keras's own.
         self.in_stock_train_step = False
-        # Whether a row stands in where there are none (`batch_parts.KerasPart`).
-        self.has_stand_in = False
-        # Raises an error, or makes an operation that does, where the tensors of the batch have different rows.
+        # Whether an empty part holds a placeholder row (`batch_sharding.KerasPart`).
+        self.has_placeholder = False
+        # Raises an error, or returns an operation that does, if the tensors of the batch have different rows.
         self.check_rows: Callable[[], Any] = lambda: None
-        # Whether the loss that the gradients come of was weighted by `share()` already.
+        # Whether the loss of the gradients is already weighted by `share()`.
         self.loss_is_weighted = False
         self.gradients_are_reduced = False
         self.updates_alone = False
         self.is_summing = False
         self.layer_state: list[Any] = []
-        # The model whose step it is, in a Keras step.
+        # The model of a Keras step.
         self.model: Any = None
-        # What metrics saw and came to in this step: `metric_updates`, `metric_results`.
+        # Inputs and results of metrics in this step: `metric_updates`, `metric_results`.
         self.gathered: dict[int, tuple[Any, Any]] = {}
         self.merged: dict[int, Any] = {}
         self.results: dict[int, Any] = {}
-        # What measures the sums of this step, if something does (`step_clock`).
+        # Measures the sums of this step, if not None (`step_clock`).
         self.clock: Any = None
         self._own_traces = object()
         self._sum_rows = sum_rows
@@ -74,9 +73,9 @@ class ReplicaStep:
 
     @property
     def traces(self) -> Any:
-        """What tells the traces of tf.functions that this step calls from those of other steps.
+        """A cache key for the traces of tf.functions that this step calls.
 
-        A step in a graph has its own. Eager steps share theirs, for which the rows are looked up at every call.
+        A step in a graph has its own key. Eager steps share traces, which read the rows at every call.
         """
         if self._graph is not None:
             return self._own_traces
@@ -92,23 +91,23 @@ class ReplicaStep:
 
     @property
     def static_rows(self) -> int | None:
-        """The rows as far as they are known while tracing."""
-        return None if self.has_stand_in and self._static_rows == 1 else self.held_rows
+        """The rows if they are known while tracing, else None."""
+        return None if self.has_placeholder and self._static_rows == 1 else self.held_rows
 
     @property
     def held_rows(self) -> int | None:
-        """The rows of the tensors as far as they are known while tracing: with one that stands in for none."""
+        """The rows of the tensors, with a placeholder row, if they are known while tracing, else None."""
         return None if self._is_in_function_of_eager_step() else self._static_rows
 
     def _is_in_function_of_eager_step(self) -> bool:
         return self._graph is None and not tf.executing_eagerly()
 
     def add_layer_state(self, state: Any) -> None:
-        """Takes note of a layer's state that this step writes, to be agreed on at its end."""
+        """Records a layer's state that this step writes, to be synchronized at its end."""
         if not any(one is state for one in self.layer_state):
             self.layer_state.append(state)
         if self._is_in_function_of_eager_step():
-            # The next eager step calls what is traced here, and does not come by.
+            # Later eager steps call this trace without running this Python code.
             _at_call(lambda: _note_layer_state(state))
 
     @property
@@ -117,7 +116,7 @@ class ReplicaStep:
         if self._is_in_function_of_eager_step():
             return _at_call(lambda: _require_current().total_rows)
         if self._total is None:
-            # A branch or a loop may ask first; what it makes in its own graph could not be used outside of it.
+            # A branch or a loop may be the first to need it; a tensor of its inner graph could not be used outside.
             with contextlib.nullcontext() if self._graph is None else self._graph.as_default():
                 check = self.check_rows()
                 with tf.control_dependencies([] if check is None else [check]):
@@ -131,17 +130,17 @@ class ReplicaStep:
 
     @property
     def graph(self) -> tf.Graph | None:
-        """The graph that the step is traced in; None for one that runs eagerly."""
+        """The graph that the step is traced in; None for an eager step."""
         return self._graph
 
     def is_in_inner_graph(self) -> bool:
-        """Whether a branch, a loop or a tf.function inside of the step is being traced."""
+        """Returns whether a branch, a loop or a tf.function inside of the step is being traced."""
         return (None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()) is not self._graph
 
     def share(self) -> tf.Tensor | float:
-        """This replica's part of a mean over the global batch: the shares of all replicas sum to 1.
+        """Returns this replica's weight in a mean over the global batch; the weights of all replicas sum to 1.
 
-        In float64, for models of that: cast to float32 it is the quotient of float32.
+        In float64, for float64 models; cast to float32 it equals the quotient in float32.
         """
         if self.rows is None:
             return 1.0 / self.replicas
@@ -149,7 +148,7 @@ class ReplicaStep:
 
     @property
     def may_be_empty(self) -> bool:
-        """Whether this replica may hold no rows; then it computes with a row that counts nothing (`with_stand_in`)."""
+        """Whether this replica may hold no rows; then it computes with a placeholder row (`with_placeholder`)."""
         return self.rows is not None and not self.static_rows
 
     def if_any_rows(self, value: tf.Tensor, otherwise: Any = 0) -> tf.Tensor:
@@ -159,7 +158,7 @@ class ReplicaStep:
         return tf.where(tf.greater(self.rows, 0), value, tf.cast(otherwise, value.dtype))
 
     def weighted(self, gradients: list[Any]) -> list[Any]:
-        """Returns gradients of a mean over this replica's rows as its parts of those of the global batch.
+        """Multiplies gradients of a mean over this replica's rows by its weight in the global batch.
 
         Args:
             gradients: Tensors or IndexedSlices.
@@ -168,13 +167,13 @@ class ReplicaStep:
         return [times(g, share) for g in gradients]
 
     def sum(self, value: tf.Tensor) -> tf.Tensor:
-        """Sums a tensor over all replicas, also that of a replica without rows."""
+        """Sums a tensor over all replicas, including replicas without rows."""
         with self.summing():
             return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)
 
     @contextlib.contextmanager
     def summing(self) -> Iterator[None]:
-        """Within it, sums over the replicas are ours; in others a stand-in for a row adds nothing."""
+        """Marks sums over the replicas in its body as ours; in other sums a placeholder row adds zero."""
         before, self.is_summing = self.is_summing, True
         try:
             yield
@@ -182,7 +181,7 @@ class ReplicaStep:
             self.is_summing = before
 
     def weighted_sum(self, value: tf.Tensor) -> tf.Tensor:
-        """Sums `value * share()` over all replicas, without what a replica made of no rows (it may be NaN)."""
+        """Sums `value * share()` over all replicas, except replicas without rows, whose value may be NaN."""
         return self.sum(self.without_empty([value * tf.cast(self.share(), value.dtype)])[0])
 
     def begin_keras_step(self, data: Any, is_stock: bool) -> Any:
@@ -193,17 +192,17 @@ class ReplicaStep:
             is_stock: Whether it is Keras's own train step.
 
         Returns:
-            The batch, with a row if it had none.
+            The batch, with a placeholder row if it had none.
         """
         self.in_keras_step, self.in_stock_train_step = True, is_stock
-        if self.has_stand_in:
+        if self.has_placeholder:
             return data
-        # A worker's own data: its loss is a mean over the targets, whatever the other tensors hold.
+        # A worker's own data: its loss is a mean over the targets; other tensors may have other numbers of rows.
         self.check_rows = lambda: None
         targets = count_rows(data[1]) if isinstance(data, tuple) and len(data) > 1 else (None, None)
         if targets[0] is not None:
             self._rows, self._static_rows = targets
-        return with_stand_in(data, tf.equal(self.rows, 0)) if self.may_be_empty else data
+        return with_placeholder(data, tf.equal(self.rows, 0)) if self.may_be_empty else data
 
     def without_empty(self, tensors: list[Any]) -> list[Any]:
         """Returns `tensors` (dense or IndexedSlices), or zeros where this replica holds no rows.
@@ -222,19 +221,19 @@ class ReplicaStep:
         return tf.nest.pack_sequence_as(tensors, tf.nest.flatten(kept), expand_composites=True)
 
     def begin_sum(self, parts: Any) -> Callable[[Any], None]:
-        """Lets a clock measure a sum over the replicas.
+        """Measures a sum over the replicas, if the step has a clock.
 
         Args:
-            parts: What this replica adds.
+            parts: The summands of this replica.
 
         Returns:
-            What is to be called with the sums.
+            A function to call with the sums.
         """
         return (lambda sums: None) if self.clock is None else self.clock.begin_sum(parts)
 
     @contextlib.contextmanager
     def reduced_gradients(self) -> Iterator[None]:
-        """Within it, the gradients have been summed over the replicas and must not be summed again."""
+        """Marks gradients in its body as already summed over the replicas."""
         self.gradients_are_reduced = True
         try:
             yield
@@ -243,7 +242,7 @@ class ReplicaStep:
 
     @contextlib.contextmanager
     def updating_alone(self) -> Iterator[None]:
-        """Within it, this replica updates variables for all, and the others do not come along."""
+        """Marks its body as an update of variables by this replica only, on behalf of all."""
         self.updates_alone = True
         try:
             yield
@@ -252,14 +251,14 @@ class ReplicaStep:
 
 
 def _at_call(value: Callable[[], Any]) -> tf.Tensor:
-    """Returns a scalar float32 tensor that is made anew whenever the tf.function that is being traced is called."""
+    """Returns a scalar float32 tensor that is computed anew at every call of the tf.function that is being traced."""
     graph: Any = tf.compat.v1.get_default_graph()
     return graph.capture_call_time_value(value, tf.TensorSpec([], tf.float32))
 
 
 def _require_current() -> ReplicaStep:
     step = current()
-    assert step is not None  # A trace of a step is called in steps alone.
+    assert step is not None  # A trace of a step is called only in steps.
     return step
 
 
@@ -269,18 +268,18 @@ def _note_layer_state(state: Any) -> tf.Tensor:
 
 
 def current() -> ReplicaStep | None:
-    """Returns the step that this thread is running; None outside of `strategy.run` and with one replica."""
+    """Returns the current step of this thread; None outside of `strategy.run` and with one replica."""
     return getattr(_LOCAL, "step", None)
 
 
 def is_predicting() -> bool:
-    """Whether this thread is in `predict`, where Keras has no hook for its step."""
+    """Returns whether this thread is in `predict`, for whose step Keras has no hook."""
     return getattr(_LOCAL, "is_predicting", False)
 
 
 @contextlib.contextmanager
 def predicting() -> Iterator[None]:
-    """Within it, what replicas run are steps of `predict`."""
+    """Marks the steps of this thread as steps of `predict`."""
     before = is_predicting()
     _LOCAL.is_predicting = True
     try:
@@ -308,15 +307,15 @@ def times(gradient: Any, factor: Any) -> Any:
 
 
 def count_rows(values: Any, is_of_batch: list[bool] | None = None) -> tuple[tf.Tensor | None, int | None]:
-    """Finds how many rows a batch has, by its first value that has a batch dimension.
+    """Returns the number of rows of a batch, from its first value with a batch dimension.
 
     Args:
-        values: Any structure of tensors, ragged and sparse ones included, holding one replica's values.
-        is_of_batch: For each value, whether each replica has one of its own. If any has, no other counts.
+        values: Any structure of tensors, also ragged and sparse ones, the values of one replica.
+        is_of_batch: For each value, whether it differs between replicas. If any does, the others are ignored.
 
     Returns:
-        The rows as a scalar float32 tensor (None when no value has a batch dimension), and as an int
-        when they are known while tracing (else None).
+        The rows as a scalar float32 tensor (None if no value has a batch dimension), and as an int if they are known
+        while tracing (else None).
     """
     for value in _of_batch(values, is_of_batch):
         counted = rows.count_rows(value)
@@ -326,17 +325,17 @@ def count_rows(values: Any, is_of_batch: list[bool] | None = None) -> tuple[tf.T
 
 
 def same_rows(values: Any, is_of_batch: list[bool] | None = None) -> tf.Operation | None:
-    """Checks that all tensors that replicas bring to `strategy.run` have as many rows.
+    """Checks that all tensors of a batch given to `strategy.run` have the same number of rows.
 
     Args:
         values: As in `count_rows`.
         is_of_batch: As in `count_rows`.
 
     Returns:
-        An operation that fails where they have not, if only the data tells.
+        An operation that fails if they differ, where the rows are known only at run time; else None.
 
     Raises:
-        OptionError: if they have not.
+        OptionError: if the static numbers of rows differ.
     """
     counted = [count for value in _of_batch(values, is_of_batch) if (count := rows.count_rows(value)) is not None]
     static = sorted({known for _, known in counted if known is not None})
@@ -356,10 +355,10 @@ def _of_batch(values: Any, is_of_batch: list[bool] | None) -> list[Any]:
 
 
 def own_function_context(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Lets a tf.function that a step calls be traced for this step alone.
+    """Makes TensorFlow trace a tf.function that a step calls for this step only.
 
-    What is traced in a step holds tensors of its graph, and registers what has to be done at the end of the step.
-    TensorFlow would take the trace of an earlier step: an error ("out of scope"), or state that nobody agrees on.
+    A trace in a step captures tensors of its graph, and registers layer state to synchronize at the end of the step.
+    The trace of an earlier step would give an error ("out of scope"), or state that is not synchronized.
     """
     context = original(*args, **kwargs)
     step = current()
