@@ -75,7 +75,7 @@ def test_steps_keep_the_batch_size_that_workers_do_not_divide(size: int, num_sha
     assert all(len(step) == batch_size for step in steps[: size // batch_size - 1])
 
 
-def test_part_is_marked_so_that_nobody_splits_it_again() -> None:
+def test_part_is_marked_so_that_it_is_not_sharded_again() -> None:
     part = shard(tf.data.Dataset.range(8), num_shards=2, index=0)
     later = part.shuffle(8).map(lambda x: x + 1).batch(2).prefetch(1)
     assert later.options().experimental_distribute.auto_shard_policy == OFF
@@ -86,7 +86,7 @@ def test_second_call_on_a_pipeline_is_an_error(num_shards: int) -> None:
     part = shard(tf.data.Dataset.range(8), num_shards=num_shards, index=0)
     together = tf.data.Dataset.zip((part, tf.data.Dataset.range(4)))
     for dataset in (part, part.map(lambda x: x).batch(2), together):
-        with pytest.raises(tfdistkit.errors.OptionError, match="sharded before.*\n.*Remove"):
+        with pytest.raises(tfdistkit.errors.OptionError, match="must not be sharded before.*\n.*Remove"):
             shard(dataset, num_shards=num_shards, index=0)
 
 
@@ -110,23 +110,23 @@ def test_a_coordinator_keeps_all_for_its_workers(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("place", "told"),
+    ("place", "message"),
     [
-        ({"num_shards": 2}, "missing"),
-        ({"index": 0}, "missing"),
-        ({"num_shards": 0, "index": 0}, "`num_shards`"),
-        ({"num_shards": 2, "index": 2}, "0 to 1"),
-        ({"num_shards": 2, "index": -1}, "0 to 1"),
-        ({"num_shards": 2.0, "index": 0}, "whole number"),
-        ({"num_shards": True, "index": 0}, "whole number"),
+        ({"num_shards": 2}, "given together"),
+        ({"index": 0}, "given together"),
+        ({"num_shards": 0, "index": 0}, "`num_shards` must be an integer >= 1"),
+        ({"num_shards": 2, "index": 2}, "`index` must be an integer from 0 to 1"),
+        ({"num_shards": 2, "index": -1}, "`index` must be an integer from 0 to 1"),
+        ({"num_shards": 2.0, "index": 0}, "`num_shards` must be an integer"),
+        ({"num_shards": True, "index": 0}, "`num_shards` must be an integer"),
     ],
 )
-def test_wrong_places_are_told(place: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_invalid_shard_is_an_error(place: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         shard(tf.data.Dataset.range(4), **place)
 
 
 @pytest.mark.parametrize("wrong", ([1, 2, 3], iter([1]), None))
-def test_what_is_no_dataset_is_told(wrong: Any) -> None:
-    with pytest.raises(tfdistkit.errors.OptionError, match="no tf.data.Dataset(.|\n)*from_tensor_slices"):
+def test_an_argument_that_is_no_dataset_is_an_error(wrong: Any) -> None:
+    with pytest.raises(tfdistkit.errors.OptionError, match="must be a tf.data.Dataset(.|\n)*from_tensor_slices"):
         shard(wrong)

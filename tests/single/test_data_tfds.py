@@ -87,13 +87,13 @@ def test_one_order_for_any_number_of_workers(builder: Any) -> None:
 def test_names_folders_and_what_is_missing(builder: Any, tmp_path: Path) -> None:
     folder = str(builder.data_path)
     assert sorted(int(e["label"]) for e in from_tfds(folder, "test").as_numpy_iterator()) == list(range(IMAGES))
-    with pytest.raises(OptionError, match="not prepared(.|\n)*tfds build"):
+    with pytest.raises(OptionError, match="must be prepared(.|\n)*tfds build"):
         from_tfds(type(builder)(data_dir=str(tmp_path)))
     with pytest.raises(OptionError, match="split(.|\n)*'test', 'train'"):
         from_tfds(builder, "valid")
-    with pytest.raises(OptionError, match="does not know this data set"):
+    with pytest.raises(OptionError, match="a name that tensorflow-datasets knows"):
         from_tfds("no_such_data_set", data_dir=tmp_path)
-    with pytest.raises(OptionError, match="sample weight"):
+    with pytest.raises(OptionError, match="sample_weight"):
         from_tfds(builder, even_steps="pad", num_shards=2, index=0)
 
 

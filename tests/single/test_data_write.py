@@ -86,18 +86,18 @@ def test_sources_that_are_wrong_are_told(tmp_path: Path) -> None:
     np.save(tmp_path / "few.npy", np.ones(2))
     (tmp_path / "there").mkdir()
     cases = [
-        ("uneven.npz", "equally many"),
+        ("uneven.npz", "same number of rows"),
         ("objects.npz", "cannot be read"),
         ("no.npy", "cannot be read"),
-        ("missing.npy", "is not there"),
-        ("missing/*.tfrecord", "is not there"),
+        ("missing.npy", "SOURCE must be"),
+        ("missing/*.tfrecord", "SOURCE must be"),
     ]
-    for name, told in cases:
-        with pytest.raises(OptionError, match=told):
+    for name, message in cases:
+        with pytest.raises(OptionError, match=message):
             write(str(tmp_path / name), tmp_path / "out", 1)
-    with pytest.raises(OptionError, match="fewer elements than files"):
+    with pytest.raises(OptionError, match="at least one element per file"):
         write(str(tmp_path / "few.npy"), tmp_path / "out", 3)
-    with pytest.raises(OptionError, match="there already"):
+    with pytest.raises(OptionError, match="OUT must not exist"):
         write(str(tmp_path / "few.npy"), tmp_path / "there", 1)
     assert not (tmp_path / "out").exists()
 
@@ -107,8 +107,8 @@ def test_a_source_that_fails_leaves_nothing(tmp_path: Path) -> None:
         yield b"one"
         raise OSError("the disk is gone")
 
-    for make, told in ((fails, "the disk is gone"), (lambda: iter([b"a", b"b"]), "does not hold what it says")):
-        with pytest.raises(OSError, match=told):
+    for make, message in ((fails, "the disk is gone"), (lambda: iter([b"a", b"b"]), "must hold 3 elements")):
+        with pytest.raises(OSError, match=message):
             write_shards(Source("broken", "records", (), 3, make), tmp_path / "out", 1, quietly)
     assert list(tmp_path.iterdir()) == []
 
@@ -120,7 +120,7 @@ def test_what_the_disk_changes_is_noticed(tmp_path: Path, monkeypatch: pytest.Mo
 
     source = Source("numbers", "records", (), 10, lambda: iter([str(i).encode() for i in range(10)]))
     monkeypatch.setattr("tensorflow.io.TFRecordWriter", Lossy)
-    with pytest.raises(OSError, match="not what was read(.|\n)*data-00001-of-00002"):
+    with pytest.raises(OSError, match="must equal the records read back(.|\n)*data-00001-of-00002"):
         write_shards(source, tmp_path / "out", 2, quietly)
     assert list(tmp_path.iterdir()) == []
 
