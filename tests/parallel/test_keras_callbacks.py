@@ -154,7 +154,7 @@ FAULTS = (
         else:
             raise SystemExit("not found")
         first = 4 if callbacks[0] is not check else 6
-        assert f"`{name}`, the first variable that differs: that of rank 1 from that of rank 0 by up to" in message
+        assert f"`{name}` is the first variable that differs: rank 1 from rank 0 by up to" in message
         assert f"after step {first} of this run" in message, message
         if first == 4:
             assert "by up to 0.25, in 1 of 4 numbers" in message, message
@@ -187,7 +187,7 @@ FAULTS = (
     try:
         ours.load_checkpoint(folder / "nowhere.weights.h5", model)
     except tfdistkit.errors.CheckpointError as error:
-        assert "There is no such checkpoint on any rank" in str(error) and f"rank {rank} on" in str(error)
+        assert "The checkpoint must exist on at least one rank" in str(error) and f"rank {rank} on" in str(error)
     else:
         raise SystemExit("not refused")
     print("well")
@@ -217,5 +217,5 @@ def test_what_goes_wrong_is_found(printed: list[str]) -> None:
     assert ends_well(printed)
     lines = [line for line in printed[0].splitlines() if line.startswith("Epoch 3:")]
     assert "examples/s" in lines[0] and "% computing" in lines[0], printed[0]
-    assert "Epoch 1: training waits for input on rank 1: `prefetch`" in printed[0]
+    assert "Epoch 1: training waits for input on rank 1: use `prefetch`" in printed[0]
     assert not any(line.startswith("Epoch 3:") for line in printed[1].splitlines())

@@ -119,7 +119,7 @@ ORDER = (
             return str(error)
         raise SystemExit("not refused")
     message = refused(StopTogether(), keras.callbacks.EarlyStopping(monitor="loss"))
-    assert "EarlyStopping comes after StopTogether" in message, message
+    assert "EarlyStopping must not come after StopTogether" in message, message
     assert "callbacks=[StopTogether, EarlyStopping]" in message, message
     assert "StopTogether(EarlyStopping(...))" in message, message
     assert "Stop comes after" in refused(StopTogether(), Stop("on_train_batch_end", 2, rank))
@@ -131,7 +131,7 @@ ORDER = (
             only = tfdistkit.callbacks.ChiefOnly(StopTogether())
             keras.callbacks.CallbackList([only], model=model).on_train_begin()
         except tfdistkit.errors.UnsupportedError as error:
-            assert "inside another callback" in str(error)
+            assert "not inside another callback" in str(error)
         else:
             raise SystemExit("not refused")
     # What cannot stop may come later, and so may anything after one that wraps what stops.

@@ -192,7 +192,7 @@ CALLBACKS = keras.callbacks
 
 
 @pytest.mark.parametrize(
-    ("callback", "told"),
+    ("callback", "message"),
     [
         (CALLBACKS.EarlyStopping(), "stops training"),
         (CALLBACKS.TerminateOnNaN(), "stops training"),
@@ -202,11 +202,11 @@ CALLBACKS = keras.callbacks
         (CALLBACKS.BackupAndRestore("backup"), "weights"),
         (CALLBACKS.ModelCheckpoint("model.keras"), "ChiefCheckpoint"),
         (CALLBACKS.ProgbarLogger(), "one progress bar"),
-        (len, "no callback"),
+        (len, "must be a keras.callbacks.Callback"),
     ],
 )
-def test_chief_only_refuses_what_every_rank_must_run(callback: Any, told: str) -> None:
-    with pytest.raises(tfdistkit.errors.OptionError, match=told):
+def test_chief_only_refuses_what_every_rank_must_run(callback: Any, message: str) -> None:
+    with pytest.raises(tfdistkit.errors.OptionError, match=message):
         ChiefOnly(callback)
 
 
@@ -220,9 +220,9 @@ class Slows(keras.callbacks.Callback):
         self.model.optimizer.learning_rate = 0.01
 
 
-@pytest.mark.parametrize(("callback", "told"), [(Stops(), "stop_training"), (Slows(), "learning rate")])
-def test_chief_only_catches_what_steers_training(callback: Any, told: str) -> None:
-    with pytest.raises(tfdistkit.errors.UnsupportedError, match=told):
+@pytest.mark.parametrize(("callback", "message"), [(Stops(), "stop_training"), (Slows(), "learning rate")])
+def test_chief_only_catches_changes_to_training(callback: Any, message: str) -> None:
+    with pytest.raises(tfdistkit.errors.UnsupportedError, match=message):
         train([ChiefOnly(callback)])
     train([callback], epochs=1)
 

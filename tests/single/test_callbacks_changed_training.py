@@ -104,13 +104,13 @@ class Sequence(keras.utils.PyDataset):
 
 
 OTHER_DATA: dict[str, tuple[Callable[[], Data], Callable[[], Data], str]] = {
-    "arrays": (lambda: scaled(1.0), lambda: scaled(1.1), "the values are others"),
+    "arrays": (lambda: scaled(1.0), lambda: scaled(1.1), "the values differ"),
     "batch_size": (in_arrays, lambda: {**in_arrays(), "batch_size": 5}, "batch_size: 5, in the backup 4"),
     "class weights": (in_arrays, lambda: {**in_arrays(), "class_weight": {0: 1.0, 1: 2.0}}, "class_weight"),
-    "dataset": (lambda: of_tensors(1.0), lambda: of_tensors(1.1), "the values are others"),
+    "dataset": (lambda: of_tensors(1.0), lambda: of_tensors(1.1), "the values differ"),
     "its batches": (lambda: of_tensors(1.0), lambda: of_tensors(1.0, 5), "batch_size: 5, in the backup 4"),
     "its buffer": (lambda: of_tensors(1.0), lambda: of_tensors(1.0, buffer=9), "9, in the backup 22"),
-    "PyDataset": (lambda: {"x": Sequence(1.0)}, lambda: {"x": Sequence(1.1)}, "the values are others"),
+    "PyDataset": (lambda: {"x": Sequence(1.0)}, lambda: {"x": Sequence(1.1)}, "the values differ"),
 }
 
 
@@ -135,7 +135,7 @@ def test_changes_that_are_meant_are_accepted(tmp_path: pathlib.Path, caplog: pyt
     changed = from_options({"optimizer": optimizers.Adam, "loss": "mae", "metrics": ["mae"]})
     found = run(changed, in_arrays, no_callbacks, tmp_path, accept_changes=True)
     assert found is not None and found["batches"][0] == (0, 3)
-    assert "goes on with what has changed since the backup: optimizer 0: 'Adam', in the backup 'SGD'" in caplog.text
+    assert "accepts these changes since the backup: optimizer 0: 'Adam', in the backup 'SGD'" in caplog.text
     assert int(found["values"][-2 * 6 - 2]) == 15  # Adam has begun by itself, after 3 of 18 steps.
 
 
@@ -160,7 +160,7 @@ def test_the_learning_rate_of_the_script_wins(tmp_path: pathlib.Path, caplog: py
     assert rates == [0.05] * 3 and "learning rate" not in caplog.text
     start(0.04, 3)
     assert rates == [0.04] * 3
-    assert "learning rate of SGD from the script: 0.04. In the run of the backup the script said 0.1" in caplog.text
+    assert "learning rate of SGD from the script: 0.04. In the run of the backup the script had 0.1" in caplog.text
     start(0.04)
     assert set(rates) == {0.04}
 

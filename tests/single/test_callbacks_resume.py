@@ -210,7 +210,7 @@ def test_an_optimizer_that_no_backup_can_be_put_into_is_refused_at_once(tmp_path
         return model
 
     message = refused(tmp_path, in_arrays, make)
-    assert "got its variables in the first step" in message and "optimizer.build(variables)" in message
+    assert "must be built before `fit`" in message and "optimizer.build(variables)" in message
 
 
 class Counter(keras.callbacks.Callback):
@@ -332,7 +332,7 @@ def test_other_data_or_models_than_those_of_the_backup_are_refused(tmp_path: pat
     assert "shuffles by the seeds" in refused(tmp_path, DATA["dealt"])
     assert "batch_size: 5, in the backup 4" in refused(tmp_path, lambda: {"x": dataset().shuffle(22).batch(5)})
     message = refused(tmp_path, DATA["shuffled"], own_step)
-    assert "set up in another way" in message and "model: '2 items', in the backup '3 items'" in message
+    assert "must be the same as in the backup" in message and "model: '2 items', in the backup '3 items'" in message
     found = run(light, DATA["shuffled"], no_callbacks, tmp_path)
     assert found is not None and found["batches"][0] == (0, 2)
 
@@ -356,17 +356,17 @@ def test_a_disk_that_takes_no_backup_ends_training(tmp_path: pathlib.Path) -> No
 
 @pytest.mark.parametrize("options", [{"save_freq": 0}, {"save_freq": "often"}, {"save_freq": True}, {"grace_s": -1},
                                      {"save_freq": "0 steps"}, {"save_freq": "1.5 epochs"}])  # fmt: skip
-def test_wrong_options(options: dict[str, Any]) -> None:
+def test_invalid_options_are_errors(options: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match="Received: "):
         BackupAndResume("folder", **options)
 
 
-def test_wrong_places() -> None:
+def test_invalid_folder_or_position_is_an_error() -> None:
     with pytest.raises(OptionError, match="`backup_dir`"):
         BackupAndResume("gs://bucket/folder")
     model = light()
-    with pytest.raises(UnsupportedError, match="more than one BackupAndResume"):
+    with pytest.raises(UnsupportedError, match="at most one BackupAndResume"):
         model.fit(*arrays(), callbacks=[BackupAndResume("a"), BackupAndResume("b")])
-    with pytest.raises(UnsupportedError, match="loop of your own"):
+    with pytest.raises(UnsupportedError, match="your own training loop"):
         keras.callbacks.CallbackList([BackupAndResume("a")], model=model).on_train_begin()
     assert issubclass(Broken, Exception)

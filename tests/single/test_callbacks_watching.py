@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 from tfdistkit.callbacks import ChiefCheckpoint, ConsistencyCheck, StepTimer, load_checkpoint
-from tfdistkit.callbacks.process_group import tell_once
+from tfdistkit.callbacks.process_group import warn_once
 from tfdistkit.errors import CheckpointError, OptionError
 
 pytestmark = pytest.mark.tensorflow
@@ -67,7 +67,7 @@ def test_timer_names_slow_data_and_slow_callbacks(capsys: pytest.CaptureFixture[
     assert history["input"][1] > 60
     assert 8 < history["examples_per_second"][1] < 160  # 40 rows in 5 waits of 0.05 s, at least
     said = capsys.readouterr().out
-    assert "Epoch 2: training waits for input: `prefetch`" in said
+    assert "Epoch 2: training waits for input: use `prefetch`" in said
 
     sleep = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: time.sleep(0.05))
     history = model.fit(*arrays(), batch_size=8, epochs=2, verbose=0, callbacks=[sleep, StepTimer(verbose=0)]).history
@@ -76,7 +76,7 @@ def test_timer_names_slow_data_and_slow_callbacks(capsys: pytest.CaptureFixture[
 
 
 def test_check_with_one_replica_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    tell_once.cache_clear()
+    warn_once.cache_clear()
     with caplog.at_level(logging.WARNING, "tfdistkit"):
         small().fit(*arrays(), verbose=0, epochs=2, callbacks=[ConsistencyCheck(every=1), ConsistencyCheck()])
     assert caplog.text.count("ConsistencyCheck has nothing to do") == 1
@@ -162,7 +162,7 @@ def test_what_was_written_is_loaded_and_what_was_not_is_refused(tmp_path: pathli
             np.testing.assert_array_equal(a, b)
     if weights_only:
         small().load_weights(path)
-        with pytest.raises(OptionError, match="`model` is missing"):
+        with pytest.raises(OptionError, match="`model` must be given"):
             load_checkpoint(path)
     else:
         keras.models.load_model(path)
@@ -181,7 +181,7 @@ def test_what_was_written_is_loaded_and_what_was_not_is_refused(tmp_path: pathli
     with pytest.raises(CheckpointError, match="0 bytes"):
         load(path)
     os.remove(path)
-    with pytest.raises(CheckpointError, match="There is no such checkpoint"):
+    with pytest.raises(CheckpointError, match="The checkpoint must exist"):
         load(path)
 
 

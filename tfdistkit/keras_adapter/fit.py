@@ -32,8 +32,8 @@ def arguments_of_fit(original: Any, model: Any, args: tuple, kwargs: dict) -> It
     warn_of_shared_files(model.distribute_strategy, callbacks)
     with contextlib.ExitStack() as stack:
         for one in list(callbacks):
-            if hasattr(one, "tfdistkit_around_fit"):
-                stack.enter_context(one.tfdistkit_around_fit(model, call.arguments))
+            if hasattr(one, "tfdistkit_wrap_fit"):
+                stack.enter_context(one.tfdistkit_wrap_fit(model, call.arguments))
         yield call
 
 
