@@ -345,7 +345,7 @@ def test_a_self_shuffled_order_that_cannot_be_repeated_is_refused(tmp_path: path
 
     data = {"x": Augmented(own=False)}
     assert run(light, lambda: data, no_callbacks, tmp_path, 8) is None
-    assert "on_epoch_end makes cannot be repeated" in refused(tmp_path, lambda: {"x": Augmented(own=False)})
+    assert "on_epoch_end must be repeatable" in refused(tmp_path, lambda: {"x": Augmented(own=False)})
 
 
 def test_a_disk_that_takes_no_backup_ends_training(tmp_path: pathlib.Path) -> None:
