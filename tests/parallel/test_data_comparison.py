@@ -1,4 +1,4 @@
-"""Ranks that bring different data are told so before a step is run, or brought to the same order."""
+"""Ranks with different data raise an error before a step is run, or get the same shuffle order."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ print(json.dumps(found))
 """
 )
 
-# What the message names besides the ranks.
+# Parts of the messages, besides the ranks.
 EXPECTED = {
     "by rank": "they differ in the arrays",
     "by rank, equal halves": "the arrays",
@@ -285,7 +285,7 @@ EXPECTED = {
 
 @pytest.mark.parametrize("engine", OVER_ONE)
 @pytest.mark.part(TOLD)
-def test_differences_are_told_on_all_ranks(printed: list[str]) -> None:
+def test_differences_are_errors_on_all_ranks(printed: list[str]) -> None:
     one, two = (json.loads(text.splitlines()[-1]) for text in printed)
     assert one.pop("turned off") is two.pop("turned off") is True
     assert one.pop("as before") == two.pop("as before") == 0

@@ -1,4 +1,4 @@
-"""`tfdistkit.data` where the workers of a parameter server read for themselves."""
+"""`tfdistkit.data` with parameter-server workers that read their own data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ READ = """
 
 
 @pytest.mark.part(READ, setup=SETUP)
-def test_each_element_once_whoever_reads(printed: list[str]) -> None:
+def test_each_element_once_by_any_reader(printed: list[str]) -> None:
     seen = told(printed)
     for how in ("own", "given"):
         assert seen[how]["used"] == [3] * ROWS

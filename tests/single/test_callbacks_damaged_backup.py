@@ -1,4 +1,4 @@
-"""Backups that are damaged or gone: training goes on with the one before, and never begins again without a word."""
+"""Damaged or missing backups: training resumes from the previous one, and never restarts silently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which files, and which of their elements, each worker reads: numbers alone, many of them."""
+"""Assignment of files and ranges of elements to workers, as plain numbers, with generated cases."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_counted_elements_are_divided_each_once(lengths: list[int], workers: int
 
 @many
 @given(lengths=LENGTHS, workers=WORKERS)
-def test_even_steps_want_the_same_of_each(lengths: list[int], workers: int) -> None:
+def test_even_steps_give_equal_counts(lengths: list[int], workers: int) -> None:
     pieces = pieces_of(lengths)
     counts = [share_of_files(pieces, workers, i, None).count for i in range(workers)]
     assert {share_of_files(pieces, workers, i, "drop").wanted for i in range(workers)} == {min(counts)}
@@ -61,7 +61,7 @@ def test_even_steps_want_the_same_of_each(lengths: list[int], workers: int) -> N
 
 @many
 @given(files=st.integers(1, 9), workers=WORKERS)
-def test_uncounted_files_are_dealt(files: int, workers: int) -> None:
+def test_uncounted_files_are_assigned_whole(files: int, workers: int) -> None:
     pieces = pieces_of([TO_THE_END] * files)
     assert count_elements(pieces) is None
     if files < workers:
@@ -76,6 +76,6 @@ def test_uncounted_files_are_dealt(files: int, workers: int) -> None:
             share_of_files(pieces, workers, 0, "drop")
 
 
-def test_longest_first_keeps_the_order_of_equals() -> None:
+def test_longest_first_is_stable() -> None:
     assert [p.path for p in longest_first(pieces_of([2, 3, 2, 3]))] == ["file1", "file3", "file0", "file2"]
     assert longest_first(pieces_of([TO_THE_END] * 3)) == pieces_of([TO_THE_END] * 3)

@@ -1,4 +1,4 @@
-"""`from_tfds`: no element is lost or seen twice, however many workers and files; nothing is fetched."""
+"""`from_tfds`: each element exactly once for any number of workers and files; no download."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_one_order_for_any_number_of_workers(builder: Any) -> None:
             assert [taken[k % workers][k // workers] for k in range(IMAGES)] == epoch
 
 
-def test_names_folders_and_what_is_missing(builder: Any, tmp_path: Path) -> None:
+def test_names_folders_and_missing_data_sets(builder: Any, tmp_path: Path) -> None:
     folder = str(builder.data_path)
     assert sorted(int(e["label"]) for e in from_tfds(folder, "test").as_numpy_iterator()) == list(range(IMAGES))
     with pytest.raises(OptionError, match="must be prepared(.|\n)*tfds build"):
@@ -97,13 +97,13 @@ def test_names_folders_and_what_is_missing(builder: Any, tmp_path: Path) -> None
         from_tfds(builder, even_steps="pad", num_shards=2, index=0)
 
 
-def test_other_file_formats_are_told(builder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_file_formats_are_errors(builder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(builder.info), "file_format", "riegeli")
     with pytest.raises(UnsupportedError, match="riegeli(.|\n)*as_dataset"):
         from_tfds(builder)
 
 
-def test_what_is_written_is_a_data_set_again(builder: Any, tmp_path: Path) -> None:
+def test_written_data_sets_load_again(builder: Any, tmp_path: Path) -> None:
     import tensorflow_datasets as tfds
 
     out = tmp_path / "again"

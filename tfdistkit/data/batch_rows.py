@@ -99,7 +99,7 @@ def _by_device(dataset: tf.data.Dataset, devices: int) -> tf.data.Dataset:
 
 
 def _row_indices(total: Any, parts: int, index: Any, even_steps: str | None) -> tf.Tensor:
-    """Returns the row indices of a part; those of padding are beyond the last row."""
+    """Returns the row indices of a part; padding has indices beyond the last row."""
     each, more = total // parts, total % parts
     if even_steps == "pad":
         size = each + tf.cast(more > 0, tf.int32)

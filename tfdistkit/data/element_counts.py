@@ -71,7 +71,7 @@ def coverage(
         A `Coverage`, the same on every rank; printed, it is a line of text.
 
     Raises:
-        OptionError: (a ValueError) if `dataset` is no finite `tf.data.Dataset`.
+        OptionError: (a ValueError) if `dataset` is not a finite `tf.data.Dataset`.
         UnsupportedError: (a RuntimeError) if there are several ranks and no strategy yet.
 
     Example:

@@ -1,7 +1,7 @@
 """Padding: copies of a row with sample weight 0 that make all shards equally large.
 
 The weight is -0.0, which counts as 0 in every sum and product, so padding differs from rows to which the user gave
-weight 0. `fit` removes the padding: Keras divides a loss by all rows, those of weight 0 included.
+weight 0. `fit` removes the padding: Keras divides a loss by all rows, including rows of weight 0.
 """
 
 from __future__ import annotations

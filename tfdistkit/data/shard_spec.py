@@ -47,14 +47,14 @@ def per_replica_batch_size(global_batch_size: int, *, num_shards: int | None = N
 
     Args:
         global_batch_size: Rows of a global batch.
-        num_shards: The number of replicas. Default: those of the newest strategy, else the world size.
+        num_shards: The number of replicas. Default: the newest strategy's, else the world size.
         index: The replica, from 0. Default: the first one of this process.
 
     Returns:
         The rows; 0 for the last replicas if there are more replicas than rows.
 
     Raises:
-        OptionError: (a ValueError) if a number is no integer or out of range.
+        OptionError: (a ValueError) if an argument is not an integer, or out of range.
     """
     size = require_integer("global_batch_size", global_batch_size)
     if num_shards is None and index is None:

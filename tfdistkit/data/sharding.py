@@ -40,7 +40,7 @@ def shard(
     its own shard, and if the batch size divides evenly among the workers, every step sees the rows that one
     process would see in it (except for shuffling). Sharded after `batch`, an element is a batch: a step then
     sees parts of different batches, and an epoch still sees each row once. The ranks of a strategy compare
-    their datasets here (`check_data`): different seeds are replaced by those of rank 0, other differences are
+    their datasets here (`check_data`): different seeds are replaced by rank 0's seeds, other differences are
     errors. So all ranks must make the call, unless `num_shards` and `index` are given.
 
     The result has `AutoShardPolicy.OFF`, so `fit` and `strategy.experimental_distribute_dataset` do not shard it
@@ -73,7 +73,7 @@ def shard(
         A `tf.data.Dataset`. With one shard it has all elements.
 
     Raises:
-        OptionError: (a ValueError) if `dataset` is no `tf.data.Dataset` or was sharded before, an option is invalid, or
+        OptionError: (a ValueError) if `dataset` is not a `tf.data.Dataset` or was sharded before, an option is invalid, or
             the dataset cannot be sharded by this policy.
         UnsupportedError: (a RuntimeError) on all ranks, if their data differs, or has no fixed order.
         tf.errors.InvalidArgumentError: when it is read, if there are fewer files than workers; the same or a

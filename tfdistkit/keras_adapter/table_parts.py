@@ -98,7 +98,7 @@ def assign_rows(variables: Sequence[Any], whole: Any) -> None:
     """Assigns the rows of one array to variables of consecutive rows.
 
     Raises:
-        ValueError: if the shape of the array is not that of the variables together.
+        ValueError: if the array has another shape than the variables together.
     """
     if len(variables) == 1:
         variables[0].assign(whole)

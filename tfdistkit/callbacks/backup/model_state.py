@@ -195,7 +195,7 @@ def _require_same(variables: list[Any], values: list[np.ndarray], names: list[st
     there = f"{names[at]} {saved[at]}" if at < len(saved) else "no more variables"
     raise UnsupportedError(
         explain(
-            "The variables of the model and optimizer must be those of the backup.",
+            "The model and optimizer must have the same variables as the backup.",
             received=f"variable {skipped + at}: {here}",
             expected=f"{there}, as in the backup",
             do="Use another folder for another model. Build an optimizer of your own `train_step` before `fit`: "

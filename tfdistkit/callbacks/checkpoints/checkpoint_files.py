@@ -1,4 +1,4 @@
-"""The files of `ChiefCheckpoint`: verifies them, finds those of one template, and loads one on every rank."""
+"""The files of `ChiefCheckpoint`: verifies them, finds the files of a template, and loads one on every rank."""
 
 from __future__ import annotations
 

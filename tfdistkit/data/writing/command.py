@@ -21,7 +21,7 @@ _USAGE_EXIT_CODE = 2
 def main() -> int:
     """Writes a data set by the options in `sys.argv[1]` (JSON), and returns the exit code.
 
-    The options are those of `tfdistkit data write --help`.
+    For the options see `tfdistkit data write --help`.
     """
     signal.signal(signal.SIGTERM, _end)
     options = json.loads(sys.argv[1])

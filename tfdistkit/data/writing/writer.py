@@ -128,7 +128,7 @@ def _require_count(source: Source, index: WrittenIndex, shards: int) -> None:
     if source.elements not in (None, index.elements):
         raise OSError(
             explain(
-                f"The source must hold {source.elements} elements, as its metadata says.",
+                f"The source must hold {source.elements} elements, as in its metadata.",
                 received=f"{index.elements} elements",
                 do="Check that no other process changes the source.",
             )
