@@ -73,8 +73,8 @@ def shard(
         A `tf.data.Dataset`. With one shard it has all elements.
 
     Raises:
-        OptionError: (a ValueError) if `dataset` is not a `tf.data.Dataset` or was sharded before, an option is invalid, or
-            the dataset cannot be sharded by this policy.
+        OptionError: (a ValueError) if `dataset` is not a `tf.data.Dataset` or was sharded before, an option is invalid,
+            or the dataset cannot be sharded by this policy.
         UnsupportedError: (a RuntimeError) on all ranks, if their data differs, or has no fixed order.
         tf.errors.InvalidArgumentError: when it is read, if there are fewer files than workers; the same or a
             FailedPreconditionError for `even_steps="error"` if the number of elements was not known before.
