@@ -37,7 +37,8 @@ def frequency_of(name: str, given: Any) -> Frequency:
     Raises:
         OptionError: if it is something else.
     """
-    if isinstance(given, numbers.Integral) and not isinstance(given, bool) and given > 0:
+    is_integer = isinstance(given, numbers.Integral) and not isinstance(given, bool)
+    if is_integer and given > 0:
         return Frequency(int(given), "steps")
     if given == "epoch":
         return Frequency(1, "epochs")

@@ -276,8 +276,9 @@ class LearningRateScale(_LearningRate):
         self.multiplier = multiplier
         self.start_epoch, self.end_epoch = start_epoch, end_epoch
         self._scale_of = _scale("multiplier", multiplier) if isinstance(multiplier, str) else None
-        self._is_number = isinstance(multiplier, numbers.Real) and not isinstance(multiplier, bool)
-        is_negative = self._is_number and not 0 <= multiplier < math.inf  # type: ignore[operator]
+        given: Any = multiplier
+        self._is_number = isinstance(given, numbers.Real) and not isinstance(given, bool)
+        is_negative = self._is_number and not 0 <= given < math.inf
         if is_negative or not (self._is_number or callable(multiplier) or self._scale_of):
             raise OptionError(
                 explain(

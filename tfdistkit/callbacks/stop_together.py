@@ -59,8 +59,9 @@ class StopTogether(keras.callbacks.Callback):
                         do="Pass them one by one, without a list: StopTogether(callback, another).",
                     )
                 )
-        is_number = isinstance(check_every, numbers.Integral) and not isinstance(check_every, bool)
-        if not (is_number and check_every > 0) and check_every != "epoch":  # type: ignore[operator]
+        given: Any = check_every
+        is_number = isinstance(given, numbers.Integral) and not isinstance(given, bool)
+        if given != "epoch" and not (is_number and given > 0):
             raise OptionError(
                 explain(
                     '`check_every` must be an integer >= 1, or "epoch".',
