@@ -1,4 +1,4 @@
-"""Keras's callbacks and all of ours on two workers: no divergence, no hang, in any order, each alone."""
+"""Keras's and tfdistkit's callbacks on two workers: no divergence and no hang, each alone and in any order."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ OURS = (
             "stop": lambda: ours.StopTogether(keras.callbacks.EarlyStopping("loss", patience=9)),
         }
 
-    # Each alone: what it is not to change it does not change.
+    # Each alone: it changes nothing but its own effect.
     expected = fit(make(), epochs=2).history
     for name, callback in all_of_ours("alone").items():
         found = fit(make(), callback(), epochs=2).history
@@ -105,7 +105,7 @@ OURS = (
 ANY_ORDER = (
     OURS.replace('print("well")', "")
     + """
-    # All at once, in any order; with several steps in an execution, and with a train_step of the user's own.
+    # All at once, in any order; with several steps per execution, and with the user's own train_step.
     import random
     chosen, losses = random.Random(3), {}
     for name, kind, options in (("plain", keras.Model, {}), ("three", keras.Model, {"steps_per_execution": 3}),
@@ -159,7 +159,7 @@ FAULTS = (
         if first == 4:
             assert "by up to 0.25, in 1 of 4 numbers" in message, message
 
-    # What it measures: the rank that waits for its data is named.
+    # StepTimer names the rank that waits for its data.
     def slow(batch):
         import time
         time.sleep(0.2 if rank == 1 else 0.0)
@@ -175,7 +175,7 @@ FAULTS = (
     total = sum(history[key][-1] for key in ("computing", "communication", "input", "callbacks"))
     assert abs(total - 100) < 1e-6 and history["examples_per_second"][-1] < 90, history
 
-    # Of the ranks' files, that of the chief is found by all.
+    # All ranks load the chief's file.
     model = make()
     fit(model, ours.ChiefCheckpoint(folder / f"of{rank}" / "{epoch}.weights.h5", save_weights_only=True, keep=2))
     saved = model.get_weights()
@@ -213,7 +213,7 @@ def test_ours_each_alone_and_all_in_any_order(printed: list[str]) -> None:
 
 @pytest.mark.part(FAULTS)
 @pytest.mark.parametrize("engine", ON_TWO_RANKS)
-def test_what_goes_wrong_is_found(printed: list[str]) -> None:
+def test_divergence_slow_input_and_missing_files_are_found(printed: list[str]) -> None:
     assert ends_well(printed)
     lines = [line for line in printed[0].splitlines() if line.startswith("Epoch 3:")]
     assert "examples/s" in lines[0] and "% computing" in lines[0], printed[0]

@@ -1,4 +1,4 @@
-"""Keras's callbacks and ours under `parameter_server`: they work, or say that they have nothing to do."""
+"""Keras's and tfdistkit's callbacks under `parameter_server`: they work, or warn that they have nothing to do."""
 
 from __future__ import annotations
 
@@ -82,12 +82,12 @@ STEERING = """
 
 
 @pytest.mark.part(STEERING, setup=SETUP)
-def test_callbacks_that_steer(printed: list[str]) -> None:
+def test_callbacks_that_change_training(printed: list[str]) -> None:
     found = told(printed)
     assert len(found["stopped"]["loss"]) == 4 and found["stopped"]["steps"] == 4 * STEPS
     assert found["reduced"]["learning_rate"] == pytest.approx([0.05] * 4 + [0.005] * 2, rel=1e-5)
     assert found["scheduled"]["learning_rate"] == pytest.approx([0.1, 0.05, 0.1 / 3], rel=1e-5)
-    # Keras has the logs of steps that have ended: what was on its way is finished, and counted.
+    # Keras has the logs of finished steps: steps in flight are finished, and counted.
     assert found["halted"]["steps"] == 5 and found["halted"]["seen"] == [40] and len(found["halted"]["loss"]) == 1
     assert 1 <= found["terminated"]["steps"] < 3 * STEPS
     assert found["swapped"]["once"] == [ROWS] * 3
@@ -114,13 +114,13 @@ OURS = """
 
 
 @pytest.mark.part(OURS, setup=SETUP)
-def test_callbacks_of_ours_for_several_ranks(printed: list[str]) -> None:
+def test_callbacks_for_several_ranks(printed: list[str]) -> None:
     found = told(printed)
     assert found["seen"]["once"] == [ROWS] * 3 and found["seen"]["steps"] == 3 * STEPS
     assert found["stopped"]["steps"] == STEPS
-    said = "\n".join(found["lines"])
+    printed_lines = "\n".join(found["lines"])
     for name in ("BroadcastVariables", "MetricAverage", "LearningRateWarmup", "StopTogether"):
-        assert f"{name} has nothing to do" in said
+        assert f"{name} has nothing to do" in printed_lines
     assert found["scaled"]["learning_rate"] == pytest.approx([0.05, 0.025, 0.05 / 3], rel=1e-5)
 
 
@@ -140,7 +140,7 @@ def test_an_evaluation_in_the_middle_of_an_epoch(printed: list[str]) -> None:
     found = told(printed)
     assert [one["once"] for one in found["evaluated"]] == [ROWS] * 3 == [one["seen"] for one in found["evaluated"]]
     assert found["steps"] == 3 * STEPS and found["used"] == [3] * ROWS
-    # As in Keras, the metrics of the epoch are those since, and those of the evaluation.
+    # As in Keras, the epoch's metrics cover the steps since the evaluation, and the evaluation.
     assert found["seen"] == [ROWS + ROWS - 6 * 8] * 3
 
 
@@ -173,7 +173,7 @@ TIMED = """
 
 
 @pytest.mark.part(TIMED, setup=SETUP)
-def test_the_timer_tells_what_workers_wait_for(printed: list[str]) -> None:
+def test_the_timer_finds_the_bottleneck_of_workers(printed: list[str]) -> None:
     found = told(printed)
     for kind, seen in found.items():
         assert seen["once"] == seen["seen"] == [ROWS] * 3, kind
@@ -235,7 +235,7 @@ RESUMED = """
 
 
 @pytest.mark.part(RESUMED, setup=SETUP)
-def test_training_that_was_broken_off_goes_on(printed: list[str]) -> None:
+def test_interrupted_training_resumes(printed: list[str]) -> None:
     found = told(printed)
     for kind, each in (("arrays", 1), ("dataset", 3)):
         first, second, last = found[kind]

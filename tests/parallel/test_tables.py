@@ -1,4 +1,4 @@
-"""Tables under every strategy: lookups and updates touch rows, nothing of a table's size is made, results agree."""
+"""Tables under every strategy: lookups and updates touch only rows, no tensor has a table's size, results agree."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ SERVERS = (
     from tfdistkit.layers import partition
     partition._WORTH_SPLITTING_BYTES = 0  # So that this small table gets a part for each server.
     results = {"stock": train(strategy, False), "sharded": train(strategy, True, shards=None)}
-    # From two servers to none and one variable, and back to the servers in five parts.
+    # From two servers to one variable without servers, and back to the servers in five parts.
     trained = models[-1]
     expected = np.concatenate([v.numpy() for v in trained.layers[1].weights])
     trained.save_weights("sharded.weights.h5")
@@ -133,7 +133,7 @@ ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3", "TF_NU
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What one process comes to: without a strategy, under one_device, and under mirrored with two devices."""
+    """Returns the results of one process: without a strategy, under one_device, and under mirrored on two devices."""
     script = tmp_path_factory.mktemp("alone") / "script.py"
     script.write_text(textwrap.dedent(ONE_PROCESS))
     ended = subprocess.run(
@@ -148,7 +148,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def check(results: dict[str, Any], reference: dict[str, Any]) -> None:
-    """Rows only, for `Embedding` and for a table in three parts, and what one process comes to."""
+    """Checks that only rows are touched, and the results of one process, for `Embedding` and a table in three parts."""
     for layer, result in results.items():
         assert result["graphs"] > 0
         assert result["dense"] == [], layer
@@ -201,7 +201,7 @@ def test_rows_on_parameter_servers(tmp_path: Path, alone: dict[str, Any]) -> Non
     for layer, result in results.items():
         assert result["dense"] == [], layer
         assert {kind for shape, kind in result["kinds"].items() if shape.endswith("x8")} == {"IndexedSlices"}
-        # Two workers take their batches at the same time, each from what the other has not changed yet.
+        # Two workers compute their batches concurrently, each without the other's update.
         np.testing.assert_allclose(result["table"], alone["plain"]["stock"]["table"], atol=0.01)
     servers = [device.split("/")[3] for device in results["sharded"]["placed"]]
     assert sorted(servers) == ["task:0", "task:1"]
