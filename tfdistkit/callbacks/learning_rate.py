@@ -183,7 +183,7 @@ class LearningRateWarmup(_LearningRate):
         _require_positive_or_none("warmup_steps", warmup_steps)
         self.warmup_epochs = warmup_epochs
         self.warmup_steps = warmup_steps
-        self._factor_of = _scale("scale", scale)
+        self._factor_of = _scale(scale)
         self._factor = 1.0
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -275,7 +275,7 @@ class LearningRateScale(_LearningRate):
         require_choice("per", per, ("epoch", "step"))
         self.multiplier = multiplier
         self.start_epoch, self.end_epoch = start_epoch, end_epoch
-        self._scale_of = _scale("multiplier", multiplier) if isinstance(multiplier, str) else None
+        self._scale_of = _SCALES.get(multiplier) if isinstance(multiplier, str) else None
         given: Any = multiplier
         self._is_number = isinstance(given, numbers.Real) and not isinstance(given, bool)
         is_negative = self._is_number and not 0 <= given < math.inf
@@ -321,15 +321,15 @@ class LearningRateScale(_LearningRate):
             print(f"Epoch {epoch + 1}: learning rate {self._rates.shown_rate:g}.")
 
 
-def _scale(name: str, scale: Any) -> Callable[[int], float]:
+def _scale(scale: Any) -> Callable[[int], float]:
     if isinstance(scale, str) and scale in _SCALES:
         return _SCALES[scale]
     if callable(scale):
         return scale
     raise OptionError(
         explain(
-            f'`{name}` must be "linear", "sqrt", or a function of the number of replicas.',
-            received=f"{name}={scale!r}",
+            '`scale` must be "linear", "sqrt", or a function of the number of replicas.',
+            received=f"scale={scale!r}",
         )
     )
 

@@ -172,7 +172,7 @@ def _check_finite(dataset: Any) -> None:
         raise OptionError(
             explain(
                 "`dataset` must be a finite tf.data.Dataset.",
-                received=f"a {type(dataset).__name__}",
+                received=f"an object of {type(dataset)}",
                 do="Call `coverage` before `repeat()`.",
             )
         )

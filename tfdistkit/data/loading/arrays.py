@@ -111,7 +111,7 @@ def _as_tensor(array: Any) -> Any:
         raise OptionError(
             explain(
                 "`arrays` must hold only NumPy arrays, tensors and ragged tensors.",
-                received=f"a {type(array).__name__} ({error})",
+                received=f"an object of {type(array)}: {str(error).splitlines()[0].rstrip('.')}",
             )
         ) from error
 
