@@ -36,7 +36,7 @@ TRAIN = """
     def fit(model, *callbacks, epochs=4, **options):
         options = {"validation_data": (x[:12], y[:12]), **options}
         history = model.fit(x, y, batch_size=8, epochs=epochs, verbose=0, callbacks=list(callbacks), **options)
-        assert ours.consistency.find_difference(model, ours.ranks.ranks_of(model)) is None
+        assert ours.consistency.find_difference(model, ours.process_group.ranks_of(model)) is None
         everyone = strategy.gather(tf.constant([history.history["loss"]], tf.float64), axis=0).numpy()
         assert (everyone == everyone[0]).all(), everyone
         return history

@@ -122,10 +122,11 @@ ORDER = (
     assert "EarlyStopping must not come after StopTogether" in message, message
     assert "callbacks=[StopTogether, EarlyStopping]" in message, message
     assert "StopTogether(EarlyStopping(...))" in message, message
-    assert "Stop comes after" in refused(StopTogether(), Stop("on_train_batch_end", 2, rank))
-    assert "Steps comes after" in refused(StopTogether(), Steps())
-    assert "LambdaCallback comes after" in refused(StopTogether(), keras.callbacks.LambdaCallback(on_epoch_end=print))
-    assert "TerminateOnNaN comes after" in refused(StopTogether(Steps()), keras.callbacks.TerminateOnNaN())
+    assert "Stop must not come after" in refused(StopTogether(), Stop("on_train_batch_end", 2, rank))
+    assert "Steps must not come after" in refused(StopTogether(), Steps())
+    prints = keras.callbacks.LambdaCallback(on_epoch_end=print)
+    assert "LambdaCallback must not come after" in refused(StopTogether(), prints)
+    assert "TerminateOnNaN must not come after" in refused(StopTogether(Steps()), keras.callbacks.TerminateOnNaN())
     if tfdistkit.is_chief():
         try:
             only = tfdistkit.callbacks.ChiefOnly(StopTogether())
