@@ -61,18 +61,19 @@ def require_positive(name: str, value: object, unit: str = "") -> float:
     return float(value)  # type: ignore[arg-type]
 
 
-def require_choice(name: str, value: object, choices: Sequence[str]) -> str:
+def require_choice(name: str, value: object, choices: Sequence[str], do: str | None = None) -> str:
     """Returns an argument that is one of several words.
 
     Args:
         name: The name of the argument.
         value: What was given.
         choices: The words.
+        do: The next step when it is another word, as an imperative sentence.
 
     Raises:
         OptionError: (a ValueError) if it is another one; names the nearest.
     """
     if value not in choices:
         what = f"`{name}` must be one of: {', '.join(choices)}.{nearest(str(value), list(choices))}"
-        raise OptionError(explain(what, received=f"{name}={value!r}"))
+        raise OptionError(explain(what, received=f"{name}={value!r}", do=do))
     return str(value)

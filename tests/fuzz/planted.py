@@ -161,13 +161,13 @@ def _zero_logs() -> None:
 
 
 def _lost_position() -> None:
-    """A resumed training restarts its epoch, with the shuffle order of the first epoch."""
-    _replace("keras_adapter.data_position", "_draw", lambda original: lambda data, number: None)
+    """A training that is resumed begins its epoch with the first batches, in the order of the first epoch."""
+    _replace("keras_adapter.data_position", "_skip_batches", lambda original: lambda data, number: None)
 
     def first_order(original: Any) -> Any:
         return lambda data, resumed: original(data, dataclasses.replace(resumed, iterator=0))
 
-    _replace("keras_adapter.data_position", "FitData._go_to", first_order)
+    _replace("keras_adapter.data_position", "FitData._seek", first_order)
 
 
 FAULTS: dict[str, Callable[[], None]] = {

@@ -208,7 +208,7 @@ on_two_ranks = pytest.mark.parametrize("engine", ENGINES)
 
 @pytest.mark.part(RESTORE)
 @on_two_ranks
-def test_a_checkpoint_of_one_rank_is_everybodys(printed: list[str]) -> None:
+def test_a_checkpoint_of_one_rank_is_broadcast(printed: list[str]) -> None:
     assert all(text.endswith("equal\n") for text in printed)
 
 
@@ -220,7 +220,7 @@ def test_every_dtype_arrives_bit_for_bit(printed: list[str]) -> None:
 
 @pytest.mark.part(LATE)
 @on_two_ranks
-def test_what_the_first_step_builds_follows(printed: list[str]) -> None:
+def test_variables_of_the_first_step_are_broadcast(printed: list[str]) -> None:
     assert all(text.endswith("equal after the first batch\n") for text in printed)
 
 

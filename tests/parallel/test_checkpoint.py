@@ -75,7 +75,7 @@ for case in cases:
     train(case, folder / case)
 """
 
-# Loads checkpoints where there is no tfdistkit.
+# Loads checkpoints without tfdistkit.
 LOAD = """
 import json, sys
 sys.modules["tfdistkit"] = None
@@ -88,7 +88,7 @@ print(json.dumps([keras.ops.convert_to_numpy(v).tolist() for v in variables]))
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """A job that has ended; what it wrote is in `folder/<case>`, and what it left in `scratch`."""
+    """A job that has ended; its files are in `folder/<case>`, its leftovers in `scratch`."""
 
     folder: pathlib.Path
     scratch: pathlib.Path
@@ -117,7 +117,7 @@ def one(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture(scope="module", params=ENGINES)
 def two(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    """Two ranks, and all cases; the last ends the job."""
+    """Two ranks and all cases; the last case ends the job."""
     folder = tmp_path_factory.mktemp("two")
     return run(request.getfixturevalue, request.param, 2, folder, "plain", "on_read", "full_disk")
 
@@ -137,7 +137,7 @@ def load_without_us(folder: pathlib.Path) -> list[np.ndarray]:
     return [np.asarray(value) for value in json.loads(loaded.stdout)]
 
 
-def test_chief_alone_writes_what_one_process_writes(one: Ended, two: Ended) -> None:
+def test_only_the_chief_writes_and_as_one_process_does(one: Ended, two: Ended) -> None:
     assert files(two.folder / "plain") == files(one.folder / "plain")
     assert {"deep/03.keras", "2-2.weights.h5", "log.csv"} <= set(files(two.folder / "plain"))
     assert [name for name in checkpoints_in(two.scratch) if not name.startswith("files/")] == []
@@ -145,8 +145,8 @@ def test_chief_alone_writes_what_one_process_writes(one: Ended, two: Ended) -> N
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_the_job_has_one_voice(two: Ended) -> None:
-    """One progress bar for the job, in `fit`, `evaluate` and `predict`, and one line for a save."""
+def test_the_job_prints_once(two: Ended) -> None:
+    """One progress bar per job, in `fit`, `evaluate` and `predict`, and one line per save."""
     lines = two.stdout.replace("\r", "\n").splitlines()
     assert sum("Epoch 1/3" in line for line in lines) == 3  # one for each case
     assert any("ms/step" in line or "s/step" in line for line in lines if line.startswith("[0]"))
@@ -154,7 +154,7 @@ def test_the_job_has_one_voice(two: Ended) -> None:
     assert [line for line in lines if line.startswith("[1]")] == ["[1] end of rank 1"] * 2
 
 
-def test_state_that_lives_on_all_ranks_is_saved_with_all_of_them(two: Ended) -> None:
+def test_state_spread_over_all_ranks_is_saved(two: Ended) -> None:
     with keras.utils.custom_object_scope({"Counts": Counts}):
         model = keras.models.load_model(two.folder / "on_read" / "deep" / "02.keras")
     rows = next(variable for variable in model.weights if variable.name == "rows")
@@ -169,7 +169,7 @@ class Counts(keras.layers.Layer):
         return inputs
 
 
-def test_chief_that_cannot_write_ends_the_job_and_says_why(two: Ended) -> None:
+def test_a_chief_that_cannot_write_ends_the_job_with_the_reason(two: Ended) -> None:
     assert two.code not in (0, 124), two.output  # 124: the launcher's time was up
     assert "ChiefCheckpoint could not write the checkpoint" in two.output, two.output
     assert checkpoints_in(two.folder / "full_disk") == []
@@ -190,7 +190,7 @@ model.fit(x, y, verbose=0, batch_size=1, epochs=10_000, callbacks=[callback])
 
 
 @pytest.mark.parametrize("name", ("model.keras", "model.weights.h5"))
-def test_kill_in_the_middle_of_a_save_leaves_a_file_that_loads(tmp_path: pathlib.Path, name: str) -> None:
+def test_a_kill_during_a_save_leaves_a_file_that_loads(tmp_path: pathlib.Path, name: str) -> None:
     target = tmp_path / name
     moments = random.Random(0)
     caught_in_the_middle = 0

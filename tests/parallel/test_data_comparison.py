@@ -265,7 +265,7 @@ EXPECTED = {
     "rows of from_arrays": "tfdistkit.data selects each rank's part",
     "ragged from_arrays": "they differ in the arrays",
     "seed of from_arrays": "they differ in an argument. Received: seed=0 on rank 0, seed=1 on rank 1",
-    "from_files": "Received: a from element 0, all of them on rank 0, b from element 0, all of them on rank 1",
+    "from_files": "Received: a from element 0, all elements on rank 0, b from element 0, all elements on rank 1",
     "seed of from_files": "Received: seed=0 on rank 0, seed=1 on rank 1",
     "own rows": "Dataset",
     "too large": "cannot be rebuilt",

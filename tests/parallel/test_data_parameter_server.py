@@ -1,4 +1,4 @@
-"""`tfdistkit.data` where the workers of a parameter server read for themselves."""
+"""`tfdistkit.data` with parameter-server workers that read their own data."""
 
 from __future__ import annotations
 

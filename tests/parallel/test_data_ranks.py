@@ -1,4 +1,4 @@
-"""What ranks agree on about data: a seed that nobody gave, what is seen how often, parts of batches."""
+"""Ranks agree on data: a default seed, coverage, parts of batches."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ found["lost"] = str(data.coverage(data.shard(tf.data.Dataset.range(rank, 13 + ra
 found["off"] = str(data.coverage(data.shard(tf.data.Dataset.range(13), "off")))
 found["own batch"] = data.per_replica_batch_size(5)
 
-# A loop of one's own: padded parts take the same steps, and the weights make the sum right.
+# A custom training loop: padded shards take the same steps, and the weights make the sum right.
 total = steps = 0.0
 for x, y, weight in data.from_arrays((np.arange(13.0), np.arange(13)), even_steps="pad").batch(2):
     total += float(collectives.all_reduce(tf.reduce_sum(tf.cast(x, tf.float32) * weight)))
@@ -54,7 +54,7 @@ def test_ranks_agree_about_data(printed: list[str]) -> None:
     assert one["padded"] == two["padded"] == "13 different elements, seen: 13 x1; by rank: 7, 6, 1 rows of padding"
     assert one["split by fit"] == two["split by fit"] == "13 different elements, seen: 13 x1; by rank: 7, 6"
     assert one["off"] == "13 different elements, seen: 13 x2; by rank: 13, 13"
-    # Each took every second element of another order.
+    # Each rank took every second element of a different order.
     assert one["lost"] == two["lost"] == "7 different elements, seen: 1 x1, 6 x2; by rank: 7, 6"
     assert (one["own batch"], two["own batch"]) == (3, 2)
     assert one["loop"] == two["loop"] == [78, 4]

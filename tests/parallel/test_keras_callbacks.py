@@ -1,4 +1,4 @@
-"""Keras's callbacks and all of ours on two workers: no divergence, no hang, in any order, each alone."""
+"""Keras's and tfdistkit's callbacks on two workers: no divergence and no hang, each alone and in any order."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TRAIN = """
     def fit(model, *callbacks, epochs=4, **options):
         options = {"validation_data": (x[:12], y[:12]), **options}
         history = model.fit(x, y, batch_size=8, epochs=epochs, verbose=0, callbacks=list(callbacks), **options)
-        assert ours.consistency.find_difference(model, ours.ranks.ranks_of(model)) is None
+        assert ours.consistency.find_difference(model, ours.process_group.ranks_of(model)) is None
         everyone = strategy.gather(tf.constant([history.history["loss"]], tf.float64), axis=0).numpy()
         assert (everyone == everyone[0]).all(), everyone
         return history
@@ -92,7 +92,7 @@ OURS = (
             "stop": lambda: ours.StopTogether(keras.callbacks.EarlyStopping("loss", patience=9)),
         }
 
-    # Each alone: what it is not to change it does not change.
+    # Each alone: it changes nothing but its own effect.
     expected = fit(make(), epochs=2).history
     for name, callback in all_of_ours("alone").items():
         found = fit(make(), callback(), epochs=2).history
@@ -105,7 +105,7 @@ OURS = (
 ANY_ORDER = (
     OURS.replace('print("well")', "")
     + """
-    # All at once, in any order; with several steps in an execution, and with a train_step of the user's own.
+    # All at once, in any order; with several steps per execution, and with the user's own train_step.
     import random
     chosen, losses = random.Random(3), {}
     for name, kind, options in (("plain", keras.Model, {}), ("three", keras.Model, {"steps_per_execution": 3}),
@@ -154,12 +154,12 @@ FAULTS = (
         else:
             raise SystemExit("not found")
         first = 4 if callbacks[0] is not check else 6
-        assert f"`{name}`, the first variable that differs: that of rank 1 from that of rank 0 by up to" in message
+        assert f"`{name}` is the first variable that differs: rank 1 from rank 0 by up to" in message
         assert f"after step {first} of this run" in message, message
         if first == 4:
             assert "by up to 0.25, in 1 of 4 numbers" in message, message
 
-    # What it measures: the rank that waits for its data is named.
+    # StepTimer names the rank that waits for its data.
     def slow(batch):
         import time
         time.sleep(0.2 if rank == 1 else 0.0)
@@ -175,7 +175,7 @@ FAULTS = (
     total = sum(history[key][-1] for key in ("computing", "communication", "input", "callbacks"))
     assert abs(total - 100) < 1e-6 and history["examples_per_second"][-1] < 90, history
 
-    # Of the ranks' files, that of the chief is found by all.
+    # All ranks load the chief's file.
     model = make()
     fit(model, ours.ChiefCheckpoint(folder / f"of{rank}" / "{epoch}.weights.h5", save_weights_only=True, keep=2))
     saved = model.get_weights()
@@ -187,7 +187,7 @@ FAULTS = (
     try:
         ours.load_checkpoint(folder / "nowhere.weights.h5", model)
     except tfdistkit.errors.CheckpointError as error:
-        assert "There is no such checkpoint on any rank" in str(error) and f"rank {rank} on" in str(error)
+        assert "The checkpoint must exist on at least one rank" in str(error) and f"rank {rank} on" in str(error)
     else:
         raise SystemExit("not refused")
     print("well")
@@ -213,9 +213,9 @@ def test_ours_each_alone_and_all_in_any_order(printed: list[str]) -> None:
 
 @pytest.mark.part(FAULTS)
 @pytest.mark.parametrize("engine", ON_TWO_RANKS)
-def test_what_goes_wrong_is_found(printed: list[str]) -> None:
+def test_divergence_slow_input_and_missing_files_are_found(printed: list[str]) -> None:
     assert ends_well(printed)
     lines = [line for line in printed[0].splitlines() if line.startswith("Epoch 3:")]
     assert "examples/s" in lines[0] and "% computing" in lines[0], printed[0]
-    assert "Epoch 1: training waits for input on rank 1: `prefetch`" in printed[0]
+    assert "Epoch 1: training waits for input on rank 1: use `prefetch`" in printed[0]
     assert not any(line.startswith("Epoch 3:") for line in printed[1].splitlines())

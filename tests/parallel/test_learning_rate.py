@@ -60,7 +60,7 @@ TRAIN = """
         if engine != "mirrored":
             both = strategy.gather(tf.constant(np.concatenate([w.reshape(-1) for w in again])[None]), axis=0).numpy()
             assert (both == both[0]).all()
-    # By Horovod's formula: the rate of 1 of 2 workers, up to that of both in the last step of the warm-up.
+    # By Horovod's formula: from the rate of one worker to the scaled rate in the last step of the warm-up.
     rates = train(strategy, "sgd", [LearningRateWarmup(warmup_epochs=2)])[0]
     formula = [0.05 * 0.5 * (min(2.0, (step + 1) / 7) * (2 - 1) / 2 + 1) for step in range(28)]
     np.testing.assert_allclose(rates, formula, rtol=1e-6)

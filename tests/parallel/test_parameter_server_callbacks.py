@@ -118,10 +118,9 @@ def test_callbacks_of_ours_for_several_ranks(printed: list[str]) -> None:
     found = last_report(printed)
     assert found["seen"]["once"] == [ROWS] * 3 and found["seen"]["steps"] == 3 * STEPS
     assert found["stopped"]["steps"] == STEPS
-    said = "\n".join(found["lines"])
-    for name in ("BroadcastVariables", "MetricAverage", "LearningRateWarmup"):
-        assert f"{name} has nothing to do" in said
-    assert "StopTogether has nobody to stop with" in said
+    printed_lines = "\n".join(found["lines"])
+    for name in ("BroadcastVariables", "MetricAverage", "LearningRateWarmup", "StopTogether"):
+        assert f"{name} has nothing to do" in printed_lines
     assert found["scaled"]["learning_rate"] == pytest.approx([0.05, 0.025, 0.05 / 3], rel=1e-5)
 
 
@@ -246,4 +245,4 @@ def test_training_that_was_broken_off_goes_on(printed: list[str]) -> None:
         assert all(one["first"][1] > 6 * 8 for one in (second, last)), "what was counted before is in the logs"
         assert last["seen"] == last["once"] == [ROWS] * 3, "the history of all epochs"
         assert last["steps"] == 3 * STEPS and last["used"] == [3] * ROWS
-    assert "the workers read the data themselves" in found["refused"]
+    assert "must have data that the coordinator reads" in found["refused"]

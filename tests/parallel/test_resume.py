@@ -1,4 +1,4 @@
-"""`BackupAndResume` under every strategy: what goes on ends as a run that nothing happened to."""
+"""`BackupAndResume` under every strategy: a resumed run ends as an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ RANKS = (
     + """
     make = functools.partial(in_scope, strategy)
     expected = run(make, in_arrays, callbacks, None)
-    # In the middle of an epoch, at its end, and in an execution of several steps; ranks without a disk in common.
+    # In the middle of an epoch, at its end, and in an execution of several steps; ranks without a shared disk.
     for break_at in (3, 6):
         assert run(make, in_arrays, callbacks, folder / f"disk{rank}", break_at, save_freq=2) is None
         assert (folder / f"disk{rank}").exists() == (rank == 0)
@@ -76,7 +76,7 @@ RANKS = (
         expected = run(light, data, list, None)
         assert run(light, data, list, folder / "shared", 8) is None
         if data is shuffled:
-            # The rank that has the backup is another one now.
+            # Another rank has the backup now.
             if rank == 0:
                 (folder / "moved").mkdir()
                 (folder / "shared" / "training.backup").rename(folder / "moved" / "training.backup")
@@ -93,7 +93,7 @@ RANKS = (
     assert run(three, in_arrays, callbacks, folder / "three", 4) is None
     assert_same(run(three, in_arrays, callbacks, folder / "three"), expected)
 
-    # A backup by one process, gone on with by two; and the other way round, by the test.
+    # Two processes resume a backup of one; the test does the reverse.
     os.environ["TFDISTKIT_OWN_MODELS"] = "1"
     def linear(scope=None):
         keras.utils.set_random_seed(3)
@@ -114,7 +114,7 @@ RANKS = (
         np.savez(folder / "expected.npz", *expected["values"])
         print(json.dumps({"folder": str(folder), "loss": expected["history"]["loss"]}))
 
-    # The same where each rank brings its part.
+    # The same with each rank's own shard.
     expected = run(on_two, dealt, no_more, None)
     alone = lambda: dealt(num_shards=1, index=0)
     assert run(on_two, dealt, no_more, folder / "own parts", 8) is None
@@ -143,13 +143,13 @@ RANKS = (
 
 @pytest.mark.part(RANKS)
 @pytest.mark.parametrize("engine", ON_TWO_RANKS)
-def test_two_ranks_go_on_where_they_were(printed: list[str]) -> None:
+def test_two_ranks_resume_at_their_position(printed: list[str]) -> None:
     assert all(text.endswith("same\n") for text in printed)
 
 
 @pytest.mark.part(RANKS)
 @pytest.mark.parametrize("engine", ON_TWO_RANKS)
-def test_one_process_goes_on_with_a_backup_of_two(printed: list[str]) -> None:
+def test_one_process_resumes_a_backup_of_two(printed: list[str]) -> None:
     import keras
     from interrupted_runs import arrays, run
 
@@ -196,6 +196,6 @@ LOCAL = (
 
 @pytest.mark.part(LOCAL, setup=LOCAL_STRATEGIES)
 @pytest.mark.parametrize(("engine", "world_size"), [("mirrored", 1)])
-def test_strategies_of_one_process_go_on_where_they_were(printed: list[str]) -> None:
-    said = [line for line in printed[0].splitlines() if line.endswith(" same")]
-    assert said == ["mirrored same", "central_storage same", "one_device same"], printed[0]
+def test_strategies_of_one_process_resume_at_their_position(printed: list[str]) -> None:
+    lines = [line for line in printed[0].splitlines() if line.endswith(" same")]
+    assert lines == ["mirrored same", "central_storage same", "one_device same"], printed[0]

@@ -1,4 +1,4 @@
-"""Real jobs that are killed, and told to end by signals: `BackupAndResume` with `tfdistkit run --max-restarts`."""
+"""Real jobs that are killed or get a signal: `BackupAndResume` with `tfdistkit run --max-restarts`."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ assert history == json.loads((here / "history.json").read_text()), history
         pytest.param("horovod", signal.SIGTERM, marks=[pytest.mark.horovod, pytest.mark.thorough]),
     ],
 )
-def test_killed_and_told_to_end(
+def test_killed_and_signalled_jobs_resume(
     request: pytest.FixtureRequest, tmp_path: pathlib.Path, engine: str, number: int
 ) -> None:
     seed = random.SystemRandom().randrange(10**6)
@@ -116,9 +116,9 @@ def test_killed_and_told_to_end(
     runs = [[_steps(tmp_path / f"steps.{attempt}.{rank}") for rank in (0, 1)] for attempt in range(3)]
     firsts = [[min(run) for run in both] for both in runs]
     lasts = [[max(run) for run in both] for both in runs]
-    # After the kill: the step after the last backup, one each five steps.
+    # After the kill: the step after the last backup, with a backup every five steps.
     assert firsts[1] == [kill_at // 5 * 5] * 2, (firsts, lasts)
-    # After the signal: no step is lost and none is done twice.
+    # After the signal: no step is lost or repeated.
     assert lasts[1][0] == lasts[1][1] >= signal_at
     assert firsts[2] == [lasts[1][0] + 1] * 2, (firsts, lasts)
     assert lasts[2] == [STEPS - 1] * 2
@@ -132,7 +132,7 @@ def _steps(path: pathlib.Path) -> dict[int, list[int]]:
 
 
 def _require_each_row_once(runs: list[list[dict[int, list[int]]]]) -> None:
-    """In what counts: the steps of the last run that did them."""
+    """Returns each step as its last run computed it."""
     seen = collections.Counter[tuple[int, int]]()
     for rank in (0, 1):
         done: dict[int, list[int]] = {}

@@ -18,10 +18,10 @@ from tfdistkit.data.writing.writer import write_shards
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(3200)]
 
-# Rows, global batch size: even, with remainders, uneven parts, and fewer rows than workers.
+# Rows and global batch size: even, with remainders, uneven shards, and fewer rows than workers.
 CASES = [(64, 16), (97, 32), (7, 4), (1, 4)]
 PLACES = ("none", "before", "after")
-# Other ways to the same steps, tried on some of the cases.
+# Other calls that give the same steps, for some of the cases.
 WAYS = [(97, 32, "batch"), (97, 32, "padded"), (97, 32, "padded batch"), (97, 32, "arrays"), (1, 4, "padded")]
 EPOCHS = 2
 
@@ -93,7 +93,7 @@ def measure(model, start, rows, batch_size, place):
 
 keras.utils.set_random_seed(0)
 most_rows = max(rows for rows, batch_size in cases)
-# One model for all: its steps are traced once, which takes far longer than they do.
+# One model for all cases: tracing a step takes far longer than running it.
 model, start = compiled()
 found = {}
 for rows, batch_size, place in [(*case, place) for case in cases for place in places] + ways + [(97, 32, "files")]:
@@ -137,7 +137,7 @@ close = functools.partial(np.testing.assert_allclose, rtol=2e-6, atol=1e-7)
     ("rows", "batch_size", "place"),
     [(*case, place) for case in CASES for place in PLACES] + WAYS,
 )
-def test_epoch_sees_each_row_once(measured: dict[int, Any], rows: int, batch_size: int, place: str) -> None:
+def test_an_epoch_sees_each_row_once(measured: dict[int, Any], rows: int, batch_size: int, place: str) -> None:
     found = measured[2][f"{rows} {batch_size} {place}"]
     assert found["seen"] == [1.0] * rows
     assert found["rows_evaluated"] == rows
@@ -161,7 +161,7 @@ def test_files_read_by_two_are_shuffled_as_for_one(measured: dict[int, Any]) -> 
     assert one["seen"] == two["seen"] == [1.0] * 97 and one["steps"] == two["steps"]
     for what in ("loss", "evaluated", "kernel"):
         close(two[what], one[what])
-    # Another order than that of the rows, and so other weights.
+    # The shuffle order differs from the order of the rows, and so do the weights.
     assert not np.allclose(one["kernel"], measured[1]["97 32 none"]["kernel"], rtol=1e-3)
 
 
@@ -172,7 +172,7 @@ def test_several_steps_in_one_execution(measured: dict[int, Any]) -> None:
 
 
 @pytest.mark.parametrize(("rows", "batch_size"), CASES)
-def test_one_process_has_all_of_it(measured: dict[int, Any], rows: int, batch_size: int) -> None:
+def test_one_process_has_all_rows(measured: dict[int, Any], rows: int, batch_size: int) -> None:
     plain = measured[1][f"{rows} {batch_size} none"]
     for place in ("before", "after"):
         assert measured[1][f"{rows} {batch_size} {place}"] == plain

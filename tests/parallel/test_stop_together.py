@@ -1,4 +1,4 @@
-"""`StopTogether` in jobs of two ranks: one stops, all stop at the same step, nobody hangs."""
+"""`StopTogether` in jobs of two ranks: if one stops, all stop at the same step, and none hangs."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ WHERE = (
         assert train(StopTogether(Stop("on_epoch_end", 1, one))) == [1, 7, 16]
         assert train(StopTogether(Stop("on_test_batch_end", 1, one))) == [0, 7, 8]
         assert train(StopTogether(Stop("on_train_batch_end", 7, one))) == [0, 7, 8]
-    # Asked less often, it waits for the next question.
+    # With fewer checks, a stop waits for the next check.
     assert train(StopTogether(Stop("on_train_batch_end", 3, 1), check_every=3)) == [0, 5, 6]
     assert train(StopTogether(Stop("on_train_batch_end", 6, 1), check_every=3)) == [0, 7, 8]
     assert train(StopTogether(Stop("on_train_batch_end", 3, 1), check_every="epoch")) == [0, 7, 8]
@@ -77,7 +77,7 @@ WHERE = (
     # Both at once, and at different times.
     both = StopTogether(Stop("on_train_batch_end", 4, 0), Stop("on_train_batch_end", 3, 1))
     assert train(both) == [0, 3, 4]
-    # The same callback again, and nobody stops: all epochs.
+    # The same callback again, and no rank stops: all epochs run.
     try:
         train(StopTogether())
     except AssertionError:
@@ -119,22 +119,23 @@ ORDER = (
             return str(error)
         raise SystemExit("not refused")
     message = refused(StopTogether(), keras.callbacks.EarlyStopping(monitor="loss"))
-    assert "EarlyStopping comes after StopTogether" in message, message
+    assert "EarlyStopping must not come after StopTogether" in message, message
     assert "callbacks=[StopTogether, EarlyStopping]" in message, message
     assert "StopTogether(EarlyStopping(...))" in message, message
-    assert "Stop comes after" in refused(StopTogether(), Stop("on_train_batch_end", 2, rank))
-    assert "Steps comes after" in refused(StopTogether(), Steps())
-    assert "LambdaCallback comes after" in refused(StopTogether(), keras.callbacks.LambdaCallback(on_epoch_end=print))
-    assert "TerminateOnNaN comes after" in refused(StopTogether(Steps()), keras.callbacks.TerminateOnNaN())
+    assert "Stop must not come after" in refused(StopTogether(), Stop("on_train_batch_end", 2, rank))
+    assert "Steps must not come after" in refused(StopTogether(), Steps())
+    prints = keras.callbacks.LambdaCallback(on_epoch_end=print)
+    assert "LambdaCallback must not come after" in refused(StopTogether(), prints)
+    assert "TerminateOnNaN must not come after" in refused(StopTogether(Steps()), keras.callbacks.TerminateOnNaN())
     if tfdistkit.is_chief():
         try:
             only = tfdistkit.callbacks.ChiefOnly(StopTogether())
             keras.callbacks.CallbackList([only], model=model).on_train_begin()
         except tfdistkit.errors.UnsupportedError as error:
-            assert "inside another callback" in str(error)
+            assert "not inside another callback" in str(error)
         else:
             raise SystemExit("not refused")
-    # What cannot stop may come later, and so may anything after one that wraps what stops.
+    # Callbacks that cannot stop may come later; after a StopTogether that wraps callbacks, any may.
     begin = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: None)
     model.fit(x, y, callbacks=[StopTogether(), begin])
     model.fit(x, y, callbacks=[StopTogether(Stop("on_train_batch_end", 0, 1)), Steps()])
@@ -148,13 +149,13 @@ on_two_ranks = pytest.mark.parametrize("engine", ENGINES)
 
 @pytest.mark.part(WHERE)
 @on_two_ranks
-def test_all_stop_where_one_stops(printed: list[str]) -> None:
+def test_all_ranks_stop_when_one_stops(printed: list[str]) -> None:
     assert all("all epochs\ntogether\n" in text for text in printed)
 
 
 @pytest.mark.part(KERAS)
 @on_two_ranks
-def test_keras_callbacks_on_numbers_of_one_rank(printed: list[str]) -> None:
+def test_keras_callbacks_on_logs_of_one_rank(printed: list[str]) -> None:
     assert all(text.endswith("together\n") for text in printed)
 
 

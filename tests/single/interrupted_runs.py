@@ -1,4 +1,4 @@
-"""Trainings that break off and go on: what `BackupAndResume` is compared with is a run that nothing happened to."""
+"""Interrupted and resumed runs with `BackupAndResume`, compared with an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Broken(Exception):
 
 
 class OfThisProcess(keras.callbacks.Callback):
-    """What it counts is no state of the training."""
+    """A callback whose counters are not state of the training."""
 
     def get_state(self) -> None:
         return None
@@ -33,7 +33,7 @@ class OfThisProcess(keras.callbacks.Callback):
 
 
 class BreakAt(OfThisProcess):
-    """Breaks off after so many steps of this process."""
+    """Raises an error after a number of steps of this process."""
 
     def __init__(self, steps: int) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class BreakAt(OfThisProcess):
 
 
 class Batches(OfThisProcess):
-    """Epochs and batches, as other callbacks see them."""
+    """Records epochs and batches, as other callbacks see them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Batches(OfThisProcess):
 
 
 def compiled(**options: Any) -> keras.Model:
-    """A model with everything that has state."""
+    """Returns a model with every kind of state."""
     layers = keras.layers
     model = keras.Sequential(
         [
@@ -78,7 +78,7 @@ def compiled(**options: Any) -> keras.Model:
 
 
 def light() -> keras.Model:
-    """A model that nothing has to be traced for."""
+    """Returns a model that needs no tracing."""
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", run_eagerly=True)
     return model
@@ -107,14 +107,14 @@ def run(
     seed: int | None = 7,
     **options: Any,
 ) -> dict[str, Any] | None:
-    """Runs a training as a new process would; returns what it came to, or None if it broke off."""
+    """Runs a training as a new process would; returns its results, or None if it was interrupted."""
     keras.backend.clear_session()
     if seed is not None:
         keras.utils.set_random_seed(seed)
     model, data, batches = make_model(), make_data(), Batches()
     callbacks = [batches, *([BreakAt(break_at)] if break_at else []), *make_callbacks()]
     if folder is not None:
-        # In front: it has to make itself the last.
+        # First in the list: BackupAndResume must move itself to the end.
         callbacks.insert(0, BackupAndResume(folder, **{"save_freq": 1, **options}))
     try:
         history = model.fit(**data, epochs=EPOCHS, verbose=0, callbacks=callbacks)
@@ -127,7 +127,7 @@ def run(
 
 
 def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Weights and optimizer bit for bit, and the history of all epochs."""
+    """Compares weights and optimizer bit for bit, and the history of all epochs."""
     for a, b in zip(found["values"], expected["values"], strict=True):
         np.testing.assert_array_equal(a, b)
     assert found["epochs"] == expected["epochs"]
@@ -135,7 +135,7 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 
 def refused(folder: Path, make_data: Callable[[], Data], make: Any = light, seed: int | None = 7) -> str:
-    """Returns the error with which a training does not begin."""
+    """Returns the error that a training raises before its first step."""
     with pytest.raises(UnsupportedError) as caught:
         run(make, make_data, no_callbacks, folder, seed=seed)
     return str(caught.value)

@@ -36,7 +36,7 @@ def as_second_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def weights_in(folder: pathlib.Path) -> dict[str, list[np.ndarray]]:
-    """Every file of a folder, with the weights and the optimizer's state in it."""
+    """Loads every file of a folder: weights and optimizer state."""
     found = {}
     for path in sorted(folder.rglob("*")):
         if path.is_dir():
@@ -77,15 +77,15 @@ def test_saves_what_model_checkpoint_saves(tmp_path: pathlib.Path, name: str, op
             np.testing.assert_array_equal(a, b)
 
 
-def test_tells_what_model_checkpoint_tells(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = []
+def test_prints_the_lines_of_model_checkpoint(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    printed = []
     for kind in (keras.callbacks.ModelCheckpoint, ChiefCheckpoint):
         train([kind(tmp_path / "{epoch}.keras", verbose=1)], epochs=1)
-        told.append(capsys.readouterr().out)
-    assert told[0] == told[1] and "saving model" in told[1]
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1] and "saving model" in printed[1]
 
 
-def test_other_ranks_write_nothing_and_say_nothing(
+def test_other_ranks_write_and_print_nothing(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     as_second_of_two(monkeypatch)
@@ -96,14 +96,14 @@ def test_other_ranks_write_nothing_and_say_nothing(
     assert checkpoint.best is not None  # it decides as the chief does
 
 
-def test_folder_in_the_place_of_the_file_is_told(tmp_path: pathlib.Path) -> None:
+def test_a_folder_under_the_name_of_the_file_is_an_error(tmp_path: pathlib.Path) -> None:
     (tmp_path / "model.keras").mkdir()
     with pytest.raises(OSError, match="non-directory"):
         train([ChiefCheckpoint(tmp_path / "model.keras")])
     assert [entry.name for entry in tmp_path.iterdir()] == ["model.keras"]
 
 
-def test_wrong_paths_are_told() -> None:
+def test_invalid_paths_are_errors() -> None:
     with pytest.raises(tfdistkit.errors.OptionError, match="gs://bucket/model.keras(.|\n)*mounted"):
         ChiefCheckpoint("gs://bucket/model.keras")
     with pytest.raises(ValueError, match="keras"):
@@ -134,7 +134,7 @@ assert open(path, "rb").read() == before
 
 
 @pytest.mark.parametrize("name", ("model.keras", "model.weights.h5"))
-def test_full_disk_is_told_and_the_file_before_stays(tmp_path: pathlib.Path, name: str) -> None:
+def test_a_full_disk_is_an_error_and_the_previous_file_stays(tmp_path: pathlib.Path, name: str) -> None:
     command = [sys.executable, "-c", FULL_DISK, str(tmp_path / name)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert "told: " in run.stdout and "ChiefCheckpoint could not write" in run.stdout, run.stdout + run.stderr
@@ -142,9 +142,7 @@ def test_full_disk_is_told_and_the_file_before_stays(tmp_path: pathlib.Path, nam
     assert [entry.name for entry in tmp_path.iterdir()] == [name]
 
 
-def test_too_little_space_is_told_before_anything_is_written(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_little_space_is_an_error_before_writing(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     total, used, _ = shutil.disk_usage(tmp_path)
     usage = type(shutil.disk_usage(tmp_path))
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(total, used, 50))
@@ -154,7 +152,7 @@ def test_too_little_space_is_told_before_anything_is_written(
 
 
 class Recorder(keras.callbacks.Callback):
-    """Notes the name of every method that is called on it."""
+    """Records the name of every method that is called on it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -182,7 +180,7 @@ def test_chief_only_runs_nothing_elsewhere(monkeypatch: pytest.MonkeyPatch) -> N
     assert inside.calls == []
 
 
-def test_chief_only_csv_logger_writes_what_it_writes_alone(tmp_path: pathlib.Path) -> None:
+def test_chief_only_csv_logger_writes_the_same_file(tmp_path: pathlib.Path) -> None:
     logger = keras.callbacks.CSVLogger
     train([ChiefOnly(logger(str(tmp_path / "ours.csv"))), logger(str(tmp_path / "keras.csv"))])
     assert (tmp_path / "ours.csv").read_text() == (tmp_path / "keras.csv").read_text() != ""
@@ -192,7 +190,7 @@ CALLBACKS = keras.callbacks
 
 
 @pytest.mark.parametrize(
-    ("callback", "told"),
+    ("callback", "message"),
     [
         (CALLBACKS.EarlyStopping(), "stops training"),
         (CALLBACKS.TerminateOnNaN(), "stops training"),
@@ -202,11 +200,11 @@ CALLBACKS = keras.callbacks
         (CALLBACKS.BackupAndRestore("backup"), "weights"),
         (CALLBACKS.ModelCheckpoint("model.keras"), "ChiefCheckpoint"),
         (CALLBACKS.ProgbarLogger(), "one progress bar"),
-        (len, "no callback"),
+        (len, "must be a keras.callbacks.Callback"),
     ],
 )
-def test_chief_only_refuses_what_every_rank_must_run(callback: Any, told: str) -> None:
-    with pytest.raises(tfdistkit.errors.OptionError, match=told):
+def test_chief_only_refuses_what_every_rank_must_run(callback: Any, message: str) -> None:
+    with pytest.raises(tfdistkit.errors.OptionError, match=message):
         ChiefOnly(callback)
 
 
@@ -220,9 +218,9 @@ class Slows(keras.callbacks.Callback):
         self.model.optimizer.learning_rate = 0.01
 
 
-@pytest.mark.parametrize(("callback", "told"), [(Stops(), "stop_training"), (Slows(), "learning rate")])
-def test_chief_only_catches_what_steers_training(callback: Any, told: str) -> None:
-    with pytest.raises(tfdistkit.errors.UnsupportedError, match=told):
+@pytest.mark.parametrize(("callback", "message"), [(Stops(), "stop_training"), (Slows(), "learning rate")])
+def test_chief_only_catches_changes_to_training(callback: Any, message: str) -> None:
+    with pytest.raises(tfdistkit.errors.UnsupportedError, match=message):
         train([ChiefOnly(callback)])
     train([callback], epochs=1)
 

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, whenever their writer dies."""
+"""Atomic writes: complete files or none, even if the writer is killed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tfdistkit.callbacks.checkpoints import atomic
 
 pytestmark = pytest.mark.tensorflow  # the package imports Keras
 
-# Writes files of one repeated letter for ever. Loads the module by its path: no TensorFlow, so it starts at once.
+# Writes files of one repeated letter forever. Loads the module by its path, without TensorFlow, to start at once.
 WRITER = """
 import importlib.util, itertools, sys
 spec = importlib.util.spec_from_file_location("atomic", sys.argv[1])
@@ -41,7 +41,7 @@ def write(path: pathlib.Path, text: str) -> None:
         pathlib.Path(partial).write_text(text)
 
 
-def test_killed_writer_never_leaves_a_part_under_the_name(tmp_path: pathlib.Path) -> None:
+def test_a_killed_writer_never_leaves_a_partial_file(tmp_path: pathlib.Path) -> None:
     target = tmp_path / "file"
     moments = random.Random(0)
     caught_in_the_middle = 0
@@ -62,7 +62,7 @@ def test_killed_writer_never_leaves_a_part_under_the_name(tmp_path: pathlib.Path
     assert leftovers(tmp_path) == [] and target.read_text() == "next"
 
 
-def test_error_leaves_what_was_there(tmp_path: pathlib.Path) -> None:
+def test_an_error_keeps_the_previous_file(tmp_path: pathlib.Path) -> None:
     target = tmp_path / "file"
     write(target, "before")
     with pytest.raises(KeyboardInterrupt), atomic.whole_file(str(target)) as partial:
@@ -71,7 +71,7 @@ def test_error_leaves_what_was_there(tmp_path: pathlib.Path) -> None:
     assert target.read_text() == "before" and leftovers(tmp_path) == []
 
 
-def test_only_leftovers_of_the_dead_are_removed(tmp_path: pathlib.Path) -> None:
+def test_only_leftovers_of_dead_writers_are_removed(tmp_path: pathlib.Path) -> None:
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait(timeout=30)
     host, pid, living = socket.gethostname(), os.getpid(), os.getppid()
@@ -94,7 +94,7 @@ def test_only_leftovers_of_the_dead_are_removed(tmp_path: pathlib.Path) -> None:
     assert kept == {"living", "our own", "young, elsewhere", "not ours"}
 
 
-def test_link_is_followed_and_the_mode_is_that_of_any_new_file(tmp_path: pathlib.Path) -> None:
+def test_a_link_is_followed_and_the_mode_follows_umask(tmp_path: pathlib.Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere" / "file")
     write(tmp_path / "link", "text")

@@ -1,4 +1,4 @@
-"""Ranks that end a training remove its backup, while the one that writes may still be at its last one."""
+"""Ranks remove the backup at the end of training, while the chief may still write its last one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tfdistkit.callbacks.backup.generations import remove_backups
 from tfdistkit.callbacks.checkpoints.atomic import whole_file
 
 
-def test_a_rank_that_is_faster_does_not_take_the_folder_from_the_writer(tmp_path: Path) -> None:
+def test_a_faster_rank_keeps_the_folder_of_the_writer(tmp_path: Path) -> None:
     path = tmp_path / "backup/training.backup"
     path.parent.mkdir()
     remove_backups(str(path), with_folder=False)

@@ -1,4 +1,4 @@
-"""A backup is gone on with by the training that it is of: what a script has changed is told, or wins by purpose."""
+"""A backup resumes only the same training: changes of the script are errors, or accepted on purpose."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ pytestmark = pytest.mark.tensorflow
 layers, optimizers = keras.layers, keras.optimizers
 
 
-def told(now: Any, then: Any) -> str:
-    """What differs, after both have been through a file."""
+def differences_of(now: Any, then: Any) -> str:
+    """Returns the differences, after both descriptions went through a file."""
     kept: list[np.ndarray] = []
     return "; ".join(differences(now, decode(json.loads(json.dumps(encode(then, kept))), kept)))
 
@@ -42,7 +42,7 @@ def loss_with(factor: float) -> Callable[..., Any]:
     return lambda y, p: keras.ops.mean(factor * (y - p) ** 2)
 
 
-# What differs -> the model before and after, and what is said.
+# Maps a difference to the model before and after, and a part of the message.
 MODELS: dict[str, tuple[Data, Data, str]] = {
     "optimizer": ({}, {"optimizer": optimizers.Lion}, "optimizer 0: 'Lion', in the backup 'SGD'"),
     "its momentum": ({}, {"optimizer": lambda: optimizers.SGD(0.1, momentum=0.5)}, "momentum: 0.5, in the backup 0.9"),
@@ -65,17 +65,17 @@ def from_options(options: Data) -> Callable[[], Any]:
 
 
 @pytest.mark.parametrize("what", list(MODELS))
-def test_another_model_is_told(what: str) -> None:
-    before, after, said = MODELS[what]
+def test_differences_of_models_are_described(what: str) -> None:
+    before, after, text = MODELS[what]
     then, now, same = (setup_of_model(from_options(options)()) for options in (before, after, before))
-    assert said in told(now, then) and not told(same, then)
+    assert text in differences_of(now, then) and not differences_of(same, then)
 
 
 def test_another_model_is_refused(tmp_path: pathlib.Path) -> None:
-    before, after, said = MODELS["swapped layers"]
+    before, after, text = MODELS["swapped layers"]
     assert run(from_options(before), in_arrays, no_callbacks, tmp_path, 2) is None
     message = refused(tmp_path, in_arrays, from_options(after))
-    assert said in message and "accept_changes=True" in message, message
+    assert text in message and "accept_changes=True" in message, message
     found = run(from_options(before), in_arrays, no_callbacks, tmp_path)
     assert found is not None and found["batches"][0] == (0, 1)
 
@@ -104,38 +104,38 @@ class Sequence(keras.utils.PyDataset):
 
 
 OTHER_DATA: dict[str, tuple[Callable[[], Data], Callable[[], Data], str]] = {
-    "arrays": (lambda: scaled(1.0), lambda: scaled(1.1), "the values are others"),
+    "arrays": (lambda: scaled(1.0), lambda: scaled(1.1), "the values differ"),
     "batch_size": (in_arrays, lambda: {**in_arrays(), "batch_size": 5}, "batch_size: 5, in the backup 4"),
     "class weights": (in_arrays, lambda: {**in_arrays(), "class_weight": {0: 1.0, 1: 2.0}}, "class_weight"),
-    "dataset": (lambda: of_tensors(1.0), lambda: of_tensors(1.1), "the values are others"),
+    "dataset": (lambda: of_tensors(1.0), lambda: of_tensors(1.1), "the values differ"),
     "its batches": (lambda: of_tensors(1.0), lambda: of_tensors(1.0, 5), "batch_size: 5, in the backup 4"),
     "its buffer": (lambda: of_tensors(1.0), lambda: of_tensors(1.0, buffer=9), "9, in the backup 22"),
-    "PyDataset": (lambda: {"x": Sequence(1.0)}, lambda: {"x": Sequence(1.1)}, "the values are others"),
+    "PyDataset": (lambda: {"x": Sequence(1.0)}, lambda: {"x": Sequence(1.1)}, "the values differ"),
 }
 
 
 @pytest.mark.parametrize("what", list(OTHER_DATA))
-def test_other_data_is_told(what: str) -> None:
-    before, after, said = OTHER_DATA[what]
+def test_differences_of_data_are_described(what: str) -> None:
+    before, after, text = OTHER_DATA[what]
     then, now, same = (setup_of_data(make(), 1) for make in (before, after, before))
-    assert said in told(now, then) and not told(same, then)
+    assert text in differences_of(now, then) and not differences_of(same, then)
 
 
 @pytest.mark.parametrize("what", ["arrays", "its batches"])
 def test_other_data_is_refused(tmp_path: pathlib.Path, what: str) -> None:
-    before, after, said = OTHER_DATA[what]
+    before, after, text = OTHER_DATA[what]
     assert run(light, before, no_callbacks, tmp_path, 3) is None
-    assert said in refused(tmp_path, after)
+    assert text in refused(tmp_path, after)
     again = run(light, after, no_callbacks, tmp_path, accept_changes=True)
     assert again is not None and again["batches"][0] == (0, 0)  # The epoch begins anew.
 
 
-def test_changes_that_are_meant_are_accepted(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_accept_changes_accepts_them(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
     assert run(made, in_arrays, no_callbacks, tmp_path, 4) is None
     changed = from_options({"optimizer": optimizers.Adam, "loss": "mae", "metrics": ["mae"]})
     found = run(changed, in_arrays, no_callbacks, tmp_path, accept_changes=True)
     assert found is not None and found["batches"][0] == (0, 3)
-    assert "goes on with what has changed since the backup: optimizer 0: 'Adam', in the backup 'SGD'" in caplog.text
+    assert "accepts these changes since the backup: optimizer 0: 'Adam', in the backup 'SGD'" in caplog.text
     assert int(found["values"][-2 * 6 - 2]) == 15  # Adam has begun by itself, after 3 of 18 steps.
 
 
@@ -160,13 +160,13 @@ def test_the_learning_rate_of_the_script_wins(tmp_path: pathlib.Path, caplog: py
     assert rates == [0.05] * 3 and "learning rate" not in caplog.text
     start(0.04, 3)
     assert rates == [0.04] * 3
-    assert "learning rate of SGD from the script: 0.04. In the run of the backup the script said 0.1" in caplog.text
+    assert "learning rate of SGD from the script: 0.04. In the run of the backup the script had 0.1" in caplog.text
     start(0.04)
     assert set(rates) == {0.04}
 
 
-def test_what_is_the_same_is_not_refused(tmp_path: pathlib.Path) -> None:
-    """Names that count what the process made before, own classes, objects without a configuration, more epochs."""
+def test_equal_setups_are_accepted(tmp_path: pathlib.Path) -> None:
+    """Generated names, own classes, objects without a configuration, more epochs."""
 
     class Block(layers.Layer):
         def __init__(self, function: Any) -> None:
@@ -186,7 +186,7 @@ def test_what_is_the_same_is_not_refused(tmp_path: pathlib.Path) -> None:
             return self.out(self.blocks[1](self.blocks[0](x)))
 
     def make() -> Any:
-        # Counted in the names of the layers; an initializer with a seed would also change the weights of the others.
+        # Advances the generated names of layers; a seeded initializer would also change the other weights.
         [layers.Dense(1, kernel_initializer="zeros") for _ in range(int(np.random.default_rng().integers(1, 9)))]
         model = Own(object())
         schedule = optimizers.schedules.CosineDecay(0.001, 100)

@@ -1,4 +1,4 @@
-"""Backups that are damaged or gone: training goes on with the one before, and never begins again without a word."""
+"""Damaged or missing backups: training resumes from the previous one, and never restarts silently."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DAMAGE = {"cut": cut, "bit": flip_a_bit, "empty": lambda _: b"", "something else
 
 
 @pytest.mark.parametrize("damage", list(DAMAGE))
-def test_a_damaged_backup_gives_way_to_the_one_before(
+def test_a_damaged_backup_falls_back_to_the_previous_one(
     tmp_path: pathlib.Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = run(light, in_arrays, no_callbacks, None)
@@ -46,27 +46,27 @@ def test_a_damaged_backup_gives_way_to_the_one_before(
     kept = previous.read_bytes()
     assert run(light, in_arrays, no_callbacks, tmp_path, 1) is None
     assert previous.read_bytes() == kept
-    said = "\n".join(caplog.messages)
-    assert f"goes on with '{previous}', because '{newest}' cannot be read" in said
+    messages = "\n".join(caplog.messages)
+    assert f"resumes from '{previous}', because '{newest}' cannot be read" in messages
     found = run(light, in_arrays, no_callbacks, tmp_path)
     assert found is not None and found["batches"][0] == (0, 2)
     assert_same(found, expected)
     assert list(tmp_path.parent.glob(f"{tmp_path.name}/*")) == []
 
 
-def test_no_training_begins_again_without_a_word(tmp_path: pathlib.Path) -> None:
+def test_unreadable_backups_are_an_error(tmp_path: pathlib.Path) -> None:
     assert run(light, in_arrays, no_callbacks, tmp_path, 4) is None
     newest, previous = tmp_path / "training.backup", tmp_path / "training.backup.previous"
     newest.write_bytes(b"")
     previous.write_bytes(b"")
     message = refused(tmp_path, in_arrays)
-    assert "No backup of this training can be read" in message and str(newest) in message and str(previous) in message
+    assert "No backup of this training is readable" in message and str(newest) in message and str(previous) in message
     newest.unlink()
     newest.mkdir()
-    assert "No backup of this training can be read" in refused(tmp_path, in_arrays)
+    assert "No backup of this training is readable" in refused(tmp_path, in_arrays)
 
 
-def test_the_backup_before_is_used_where_the_newest_is_gone(
+def test_the_previous_backup_is_used_if_the_newest_is_missing(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert run(light, in_arrays, no_callbacks, tmp_path, 4) is None
@@ -76,7 +76,7 @@ def test_the_backup_before_is_used_where_the_newest_is_gone(
     assert "training.backup' is missing. Remove both to train from the beginning" in caplog.text
 
 
-def test_a_full_disk_leaves_what_was_there(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_keeps_existing_backups(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = run(light, in_arrays, no_callbacks, None)
     assert expected is not None and run(light, in_arrays, no_callbacks, tmp_path, 4) is None
     files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}

@@ -1,4 +1,4 @@
-"""Orders of data that a new process repeats, and those that it cannot: refused before the first step."""
+"""Repeatable orders of data resume; others are refused before the first step."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ UNREPEATABLE: dict[str, tuple[Callable[[], tf.data.Dataset], str]] = {
 
 
 @pytest.mark.parametrize("name", list(UNREPEATABLE))
-def test_an_order_that_cannot_be_repeated_is_found_everywhere(tmp_path: pathlib.Path, name: str) -> None:
-    make, said = UNREPEATABLE[name]
+def test_an_unrepeatable_order_is_found_everywhere(tmp_path: pathlib.Path, name: str) -> None:
+    make, text = UNREPEATABLE[name]
     tf.random.set_seed(None)
     message = refused(tmp_path, lambda: {"x": make().batch(4)}, seed=None)
-    assert "would come in another order" in message and said in message, message
+    assert "must have an order that a new process can repeat" in message and text in message, message
 
 
 def shared(reshuffles: bool | None) -> Data:
@@ -53,14 +53,14 @@ def shared(reshuffles: bool | None) -> Data:
 
 def test_a_shuffle_of_training_and_validation_is_refused(tmp_path: pathlib.Path) -> None:
     message = refused(tmp_path, lambda: shared(None))
-    assert "come out of one `shuffle`" in message and "reshuffle_each_iteration=False" in message
+    assert "must not share a `shuffle`" in message and "reshuffle_each_iteration=False" in message
     one = rows().shuffle(22, seed=1).batch(4)
 
     class Evaluates(keras.callbacks.Callback):
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             self.model.evaluate(one, verbose=0)
 
-    with pytest.raises(Exception, match="come out of one `shuffle`"):
+    with pytest.raises(Exception, match="must not share a `shuffle`"):
         run(light, lambda: {"x": one}, lambda: [Evaluates()], tmp_path)
     assert run(light, lambda: shared(None), no_callbacks, tmp_path / "accepted", same_order=False) is not None
 
@@ -94,8 +94,8 @@ ORDERS: dict[str, Callable[[], Data]] = {
 
 
 @pytest.mark.parametrize("name", list(ORDERS))
-def test_orders_that_one_can_repeat_are_repeated(tmp_path: pathlib.Path, name: str) -> None:
-    """Also where an epoch draws more than one order from a `shuffle`."""
+def test_repeatable_orders_are_repeated(tmp_path: pathlib.Path, name: str) -> None:
+    """Also if an epoch draws more than one order from a `shuffle`."""
     seen: list[np.ndarray] = []
 
     class Rows(keras.Model):

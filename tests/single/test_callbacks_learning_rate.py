@@ -49,7 +49,7 @@ def assert_equal(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
 
 
 class Seen(keras.callbacks.Callback):
-    """Keeps the rate of each step. Comes after the callbacks that set it."""
+    """Records the rate of each step. Comes after the callbacks that set it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Seen(keras.callbacks.Callback):
 
 
 def horovod_warmup(size: float, warmup_epochs: int, epochs: int) -> list[float]:
-    """The rates of Horovod's warm-up, by its formula."""
+    """Returns the rates of Horovod's warm-up, by its formula."""
     rates = []
     for step in range(epochs * STEPS):
         epoch = step / STEPS + 1 / STEPS
@@ -83,7 +83,7 @@ def test_warmup_by_steps() -> None:
     np.testing.assert_allclose(seen.rates, expected, rtol=1e-6)
 
 
-def test_one_replica_has_nothing_to_warm_up() -> None:
+def test_one_replica_needs_no_warmup() -> None:
     seen = Seen()
     fit(compiled(keras.optimizers.SGD(RATE)), [LearningRateWarmup(), seen], epochs=1)
     assert seen.rates == [np.float32(RATE)] * STEPS
@@ -170,8 +170,8 @@ def test_run_eagerly_with_steps_per_execution() -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 3])
-def test_afterwards_the_model_is_as_before(steps: int) -> None:
-    """A second `fit` without callbacks goes on with the last rate and knows nothing of them."""
+def test_the_model_is_restored_after_training(steps: int) -> None:
+    """A second `fit` without callbacks keeps the last rate."""
     model = compiled(OPTIMIZERS["sgd"](), steps_per_execution=steps)
     fit(model, SCHEDULES["steps"](), epochs=3)
     before = float(keras.ops.convert_to_numpy(model.optimizer.learning_rate))
@@ -181,7 +181,7 @@ def test_afterwards_the_model_is_as_before(steps: int) -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 3])
-def test_a_schedule_is_given_back(steps: int) -> None:
+def test_a_schedule_is_restored(steps: int) -> None:
     schedule = keras.optimizers.schedules.CosineDecay(RATE, 30)
     model = compiled(keras.optimizers.SGD(schedule), steps_per_execution=steps)
     seen = Seen()
@@ -198,7 +198,7 @@ def test_a_schedule_is_given_back(steps: int) -> None:
 
 @pytest.mark.parametrize("optimizer", ["sgd", "schedule"])
 @pytest.mark.parametrize("steps", [1, 3])
-def test_a_model_saved_in_the_middle_loads_without_us(tmp_path: pathlib.Path, optimizer: str, steps: int) -> None:
+def test_a_model_saved_in_training_loads_without_tfdistkit(tmp_path: pathlib.Path, optimizer: str, steps: int) -> None:
     class Save(keras.callbacks.Callback):
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             self.model.save(tmp_path / "model.keras")
@@ -220,7 +220,7 @@ print("rate", float(keras.ops.convert_to_numpy(model.optimizer.learning_rate)))
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("optimizer", ["sgd", "schedule"])
 @pytest.mark.parametrize("steps", [1, 3])
-def test_a_restart_goes_on_as_if_nothing_had_been(
+def test_a_restart_equals_an_uninterrupted_run(
     tmp_path: pathlib.Path, schedule: str, optimizer: str, steps: int
 ) -> None:
     def callbacks() -> list[keras.callbacks.Callback]:
@@ -240,19 +240,19 @@ def test_a_restart_goes_on_as_if_nothing_had_been(
     assert_equal(weights(second), weights(whole))
 
 
-def test_a_restart_asks_for_the_initial_rate(tmp_path: pathlib.Path) -> None:
+def test_a_restart_requires_the_initial_rate(tmp_path: pathlib.Path) -> None:
     first = compiled(OPTIMIZERS["sgd"]())
     fit(first, SCHEDULES["warm-up"](), epochs=1)
     first.save(tmp_path / "model.keras")
     second = keras.models.load_model(tmp_path / "model.keras")
     with pytest.raises(UnsupportedError, match="initial_learning_rate"):
         fit(second, SCHEDULES["warm-up"](), initial_epoch=1)
-    # In the same process it is known, and behind the warm-up it does not matter.
+    # In the same process the rate is known; after the warm-up it is not needed.
     fit(first, SCHEDULES["warm-up"](), initial_epoch=1)
     fit(second, SCHEDULES["warm-up"](), initial_epoch=2)
 
 
-def test_after_an_error_in_fit_the_next_fit_is_right() -> None:
+def test_a_fit_after_a_failed_fit_is_right() -> None:
     class Break(keras.callbacks.Callback):
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             raise KeyError("broken")
@@ -271,11 +271,11 @@ def test_after_an_error_in_fit_the_next_fit_is_right() -> None:
         assert_equal(weights(model)[: len(start)], weights(expected)[: len(start)])
 
 
-def test_what_cannot_be() -> None:
+def test_invalid_arguments_are_errors() -> None:
     x, y = data()
     with pytest.raises(UnsupportedError, match="steps_per_epoch"):
         compiled("sgd").fit(((x, y) for _ in range(3)), callbacks=[LearningRateWarmup(scale=lambda n: 2)], verbose=0)
-    with pytest.raises(UnsupportedError, match="neither be set nor multiplied"):
+    with pytest.raises(UnsupportedError, match="must have a number or a `LearningRateSchedule`"):
         fit(compiled(keras.optimizers.SGD(lambda: 0.1)), [LearningRateScale(0.5)])
     with pytest.raises(UnsupportedError, match="schedule"):
         fit(compiled(OPTIMIZERS["schedule"]()), [LearningRateScale(0.5, initial_learning_rate=0.1)])
@@ -287,6 +287,6 @@ def test_what_cannot_be() -> None:
             LearningRateScale(**wrong)  # type: ignore[arg-type]
 
 
-def test_says_when_the_warmup_is_over(capsys: pytest.CaptureFixture[str]) -> None:
+def test_prints_the_end_of_the_warmup(capsys: pytest.CaptureFixture[str]) -> None:
     fit(compiled(keras.optimizers.SGD(RATE)), [LearningRateWarmup(warmup_epochs=2, scale=lambda n: 4, verbose=1)])
     assert capsys.readouterr().out == "Epoch 2: finished gradual learning rate warmup to 0.05.\n"

@@ -1,4 +1,4 @@
-"""What a backup holds, and how its frequency is said."""
+"""Plain data in backups, and frequencies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VALUES: list[Any] = [
 
 
 @pytest.mark.parametrize("value", VALUES, ids=repr)
-def test_plain_data_comes_back_as_it_was(value: Any, tmp_path: pathlib.Path) -> None:
+def test_plain_data_survives_a_round_trip(value: Any, tmp_path: pathlib.Path) -> None:
     from tfdistkit.callbacks.backup.backup_file import PARTS, read_backup, write_backup
     from tfdistkit.callbacks.backup.plain_data import decode, encode, fingerprint
 
@@ -43,7 +43,7 @@ def test_functions_of_keras_are_plain_data() -> None:
     assert decode(encode([keras.ops.less], []), []) == [keras.ops.less]
 
 
-def test_nan_and_bfloat16_come_back_bit_for_bit(tmp_path: pathlib.Path) -> None:
+def test_nan_and_bfloat16_survive_bit_for_bit(tmp_path: pathlib.Path) -> None:
     import tensorflow as tf
 
     from tfdistkit.callbacks.backup.backup_file import PARTS, read_backup, write_backup
@@ -58,7 +58,7 @@ def test_nan_and_bfloat16_come_back_bit_for_bit(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, [len], {"a": b"bytes"}, np.array([object()])], ids=repr)
-def test_what_is_no_plain_data_is_left_out(value: Any) -> None:
+def test_other_values_are_left_out(value: Any) -> None:
     from tfdistkit.callbacks.backup.plain_data import is_plain
 
     assert not is_plain(value)
@@ -86,8 +86,8 @@ def test_frequencies(given: Any, amount: float, unit: str) -> None:
 
 
 @pytest.mark.parametrize("given", [0, -1, 1.5, True, None, "", "epochs", "0 steps", "1.5 steps", "3 weeks", []])
-def test_what_is_no_frequency(given: Any) -> None:
+def test_invalid_frequencies_are_errors(given: Any) -> None:
     from tfdistkit.callbacks.frequency import frequency_of
 
-    with pytest.raises(OptionError, match="`every` says no frequency. Received: every="):
+    with pytest.raises(OptionError, match='`every` must be "epoch", a positive number of steps, .*Received: every='):
         frequency_of("every", given)

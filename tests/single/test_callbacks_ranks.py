@@ -1,4 +1,4 @@
-"""`BroadcastVariables`, `MetricAverage` and `StopTogether` in one process: they change nothing, and say so."""
+"""`BroadcastVariables`, `MetricAverage` and `StopTogether` in one process: they change nothing, and warn once."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from tfdistkit.callbacks import BroadcastVariables, MetricAverage, StopTogether
-from tfdistkit.callbacks.process_group import Ranks, tell_once
+from tfdistkit.callbacks.process_group import Ranks, warn_once
 from tfdistkit.errors import OptionError
 
 pytestmark = pytest.mark.tensorflow
 
 
 class Logs(keras.callbacks.Callback):
-    """Keeps what it is called with; may stop."""
+    """Records its calls; may stop."""
 
     def __init__(self, stop_at: int | None = None) -> None:
         super().__init__()
@@ -55,24 +55,24 @@ def fit(*callbacks: keras.callbacks.Callback) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("make", [BroadcastVariables, lambda: BroadcastVariables(3), MetricAverage, StopTogether])
-def test_alone_nothing_changes_and_the_log_says_so_once(make: Any, caplog: pytest.LogCaptureFixture) -> None:
-    tell_once.cache_clear()
+def test_one_process_changes_nothing_and_warns_once(make: Any, caplog: pytest.LogCaptureFixture) -> None:
+    warn_once.cache_clear()
     with caplog.at_level(logging.WARNING, "tfdistkit"):
         found = fit(make(), make())
-    said = [record.message for record in caplog.records if record.name.startswith("tfdistkit")]
-    assert len(said) == 1 and "this process trains alone" in said[0]
+    lines = [record.message for record in caplog.records if record.name.startswith("tfdistkit")]
+    assert len(lines) == 1 and "has nothing to do: there is one process" in lines[0]
     for one, other in zip(found, fit(), strict=True):
         np.testing.assert_array_equal(one, other)
 
 
-def test_metric_average_alone_leaves_the_logs() -> None:
+def test_metric_average_of_one_process_keeps_the_logs() -> None:
     seen, expected = Logs(), Logs()
     fit(MetricAverage(), seen)
     fit(expected)
     assert seen.logs == expected.logs
 
 
-def test_stop_together_calls_what_it_wraps_as_keras_does() -> None:
+def test_stop_together_calls_wrapped_callbacks_as_keras_does() -> None:
     bare, first, second = Logs(), Logs(), Logs()
     fit(bare)
     fit(StopTogether(first, second, check_every="epoch"))
@@ -80,7 +80,7 @@ def test_stop_together_calls_what_it_wraps_as_keras_does() -> None:
     assert bare.calls[:2] == ["begin of 2", "batch 0"] and "test" in bare.calls
 
 
-def test_stop_together_alone_stops_where_keras_does() -> None:
+def test_stop_together_of_one_process_stops_as_keras_does() -> None:
     bare, wrapped = Logs(stop_at=1), Logs(stop_at=1)
     fit(bare)
     fit(StopTogether(wrapped, check_every=3))
@@ -88,12 +88,12 @@ def test_stop_together_alone_stops_where_keras_does() -> None:
     assert bare.calls == ["begin of 2", "batch 0", "batch 1", "test", "epoch 0", "end"]
 
 
-def test_what_cannot_be() -> None:
+def test_invalid_arguments_are_errors() -> None:
     for root in (-1, "0", 1.0, True):
-        with pytest.raises(OptionError, match="root_rank"):
+        with pytest.raises(OptionError, match="`root_rank` must be an integer >= 0"):
             BroadcastVariables(root)  # type: ignore[arg-type]
     for every in (0, -1, "batch", 1.5, True):
-        with pytest.raises(OptionError, match="check_every"):
+        with pytest.raises(OptionError, match="`check_every` must be"):
             StopTogether(check_every=every)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="without a list"):
         StopTogether([Logs()])  # type: ignore[arg-type]
@@ -103,6 +103,6 @@ def test_ranks_of_one_process() -> None:
     import tensorflow as tf
 
     ranks = Ranks(tf.distribute.get_strategy())
-    assert ranks.alone and ranks.rank == 0 and ranks.size == 1
+    assert ranks.is_single and ranks.rank == 0 and ranks.size == 1
     assert ranks.any(True) and not ranks.any(False)
     np.testing.assert_array_equal(ranks.gather(np.array([1.5, -0.0, np.nan])), [[1.5, -0.0, np.nan]])

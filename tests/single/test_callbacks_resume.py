@@ -1,4 +1,4 @@
-"""`BackupAndResume` in one process: every kind of data, and whatever else has state."""
+"""`BackupAndResume` in one process: every kind of data and of state."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.tensorflow
 
 
 class Shuffled(keras.utils.PyDataset):
-    """Shuffles itself after each epoch, by a generator of its own or by NumPy's."""
+    """Shuffles itself after each epoch, by its own generator or by NumPy's."""
 
     def __init__(self, own: bool) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ DATA: dict[str, Callable[[], Data]] = {
 
 
 @pytest.mark.parametrize("name", list(DATA))
-def test_data_goes_on_where_it_was(tmp_path: pathlib.Path, name: str) -> None:
+def test_data_resumes_at_its_position(tmp_path: pathlib.Path, name: str) -> None:
     expected = run(light, DATA[name], no_callbacks, None)
     assert expected is not None
     steps = expected["batches"]
@@ -89,8 +89,8 @@ def test_data_goes_on_where_it_was(tmp_path: pathlib.Path, name: str) -> None:
     assert not (tmp_path / "backup").exists()
 
 
-def test_without_a_seed_arrays_go_on_in_their_order(tmp_path: pathlib.Path) -> None:
-    """Another order in each epoch, as in Keras, but one that can be repeated: rows seen before are not seen again."""
+def test_unseeded_arrays_resume_in_their_order(tmp_path: pathlib.Path) -> None:
+    """The order is new in each epoch, as in Keras, but repeatable: no row is seen twice."""
     seen: list[np.ndarray] = []
 
     class Rows(keras.Model):
@@ -115,7 +115,7 @@ def test_without_a_seed_arrays_go_on_in_their_order(tmp_path: pathlib.Path) -> N
 
 
 class OwnStep(keras.Model):
-    """Logs that are no metrics, and an optimizer of its own."""
+    """Logs values that are not metrics, and has its own optimizer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ def own_step() -> keras.Model:
 
 
 class Counting(keras.Model):
-    """Counts its steps in a variable of TensorFlow's, and computes with it."""
+    """Counts its steps in a TensorFlow variable, and computes with it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -192,7 +192,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", list(MODELS))
-def test_models_go_on_where_they_were(tmp_path: pathlib.Path, name: str) -> None:
+def test_models_resume_with_their_state(tmp_path: pathlib.Path, name: str) -> None:
     make, break_at = MODELS[name]
     expected = run(make, in_arrays, no_callbacks, None)
     assert expected is not None
@@ -202,7 +202,7 @@ def test_models_go_on_where_they_were(tmp_path: pathlib.Path, name: str) -> None
     assert_same(found, expected)
 
 
-def test_an_optimizer_that_no_backup_can_be_put_into_is_refused_at_once(tmp_path: pathlib.Path) -> None:
+def test_an_unbuilt_optimizer_is_refused_at_once(tmp_path: pathlib.Path) -> None:
     def make() -> keras.Model:
         model = OwnStep()
         model.own = keras.optimizers.SGD(0.1, momentum=0.9)
@@ -210,11 +210,11 @@ def test_an_optimizer_that_no_backup_can_be_put_into_is_refused_at_once(tmp_path
         return model
 
     message = refused(tmp_path, in_arrays, make)
-    assert "got its variables in the first step" in message and "optimizer.build(variables)" in message
+    assert "must be built before `fit`" in message and "optimizer.build(variables)" in message
 
 
 class Counter(keras.callbacks.Callback):
-    """State in an attribute, and state that it tells itself."""
+    """Has state in an attribute, and a `get_state`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -229,7 +229,7 @@ class Counter(keras.callbacks.Callback):
 
 
 class Odd(keras.callbacks.Callback):
-    """Keeps something that is no plain data."""
+    """Has an attribute that is not plain data."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -258,7 +258,7 @@ def stateful_callbacks() -> list[Any]:
 
 
 @pytest.mark.parametrize("break_at", (8, 12, 13))
-def test_callbacks_go_on_where_they_were(tmp_path: pathlib.Path, break_at: int) -> None:
+def test_callbacks_resume_with_their_state(tmp_path: pathlib.Path, break_at: int) -> None:
     expected = run(light, in_arrays, stateful_callbacks, None)
     assert expected is not None and {"counted", "kept", "learning_rate"} <= set(expected["history"])
     assert run(light, in_arrays, stateful_callbacks, tmp_path, break_at) is None
@@ -267,7 +267,7 @@ def test_callbacks_go_on_where_they_were(tmp_path: pathlib.Path, break_at: int) 
     assert_same(found, expected)
 
 
-def test_a_training_that_broke_off_twice(tmp_path: pathlib.Path) -> None:
+def test_a_training_interrupted_twice(tmp_path: pathlib.Path) -> None:
     expected = run(light, DATA["shuffled"], stateful_callbacks, None)
     assert expected is not None
     for break_at in (5, 4, 3):
@@ -293,7 +293,7 @@ def test_frequencies(tmp_path: pathlib.Path, save_freq: Any, break_at: int, firs
     assert found is not None and found["batches"][0] == first
 
 
-def test_the_backup_of_a_training_that_ended_can_stay(tmp_path: pathlib.Path) -> None:
+def test_the_backup_of_a_finished_training_can_stay(tmp_path: pathlib.Path) -> None:
     first = run(light, in_arrays, no_callbacks, tmp_path, delete_checkpoint=False)
     again = run(light, in_arrays, no_callbacks, tmp_path, delete_checkpoint=False)
     assert first is not None and again is not None
@@ -312,7 +312,7 @@ def test_early_stopping_stays_stopped(tmp_path: pathlib.Path) -> None:
     assert_same(found, expected)
 
 
-def test_an_order_that_cannot_be_repeated_is_refused_before_training(tmp_path: pathlib.Path) -> None:
+def test_an_unrepeatable_order_is_refused_before_training(tmp_path: pathlib.Path) -> None:
     keras.utils.set_random_seed(7)
     tf.random.set_seed(None)
     message = refused(tmp_path, DATA["shuffled"], seed=None)
@@ -325,19 +325,19 @@ def test_an_order_that_cannot_be_repeated_is_refused_before_training(tmp_path: p
     assert accepted is not None and len(accepted["batches"]) == 18
 
 
-def test_other_data_or_models_than_those_of_the_backup_are_refused(tmp_path: pathlib.Path) -> None:
+def test_data_or_models_that_differ_from_the_backup_are_refused(tmp_path: pathlib.Path) -> None:
     assert run(light, DATA["shuffled"], no_callbacks, tmp_path, 3) is None
     assert "shuffles by the seeds" in refused(tmp_path, DATA["shuffled_with_a_seed"])
     assert "shuffles by the seeds" in refused(tmp_path, DATA["shuffled"], seed=8)
     assert "shuffles by the seeds" in refused(tmp_path, DATA["dealt"])
     assert "batch_size: 5, in the backup 4" in refused(tmp_path, lambda: {"x": dataset().shuffle(22).batch(5)})
     message = refused(tmp_path, DATA["shuffled"], own_step)
-    assert "set up in another way" in message and "model: '2 items', in the backup '3 items'" in message
+    assert "must be the same as in the backup" in message and "model: '2 items', in the backup '3 items'" in message
     found = run(light, DATA["shuffled"], no_callbacks, tmp_path)
     assert found is not None and found["batches"][0] == (0, 2)
 
 
-def test_a_self_shuffled_order_that_cannot_be_repeated_is_refused(tmp_path: pathlib.Path) -> None:
+def test_an_unrepeatable_order_of_a_py_dataset_is_refused(tmp_path: pathlib.Path) -> None:
     class Augmented(Shuffled):
         def __getitem__(self, index: int) -> Any:
             x, y = super().__getitem__(index)
@@ -345,10 +345,10 @@ def test_a_self_shuffled_order_that_cannot_be_repeated_is_refused(tmp_path: path
 
     data = {"x": Augmented(own=False)}
     assert run(light, lambda: data, no_callbacks, tmp_path, 8) is None
-    assert "on_epoch_end makes cannot be repeated" in refused(tmp_path, lambda: {"x": Augmented(own=False)})
+    assert "on_epoch_end must be repeatable" in refused(tmp_path, lambda: {"x": Augmented(own=False)})
 
 
-def test_a_disk_that_takes_no_backup_ends_training(tmp_path: pathlib.Path) -> None:
+def test_a_disk_error_of_a_backup_ends_training(tmp_path: pathlib.Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(OSError, match="The backup could not be written"):
         run(light, in_arrays, no_callbacks, tmp_path / "file" / "folder")
@@ -356,17 +356,17 @@ def test_a_disk_that_takes_no_backup_ends_training(tmp_path: pathlib.Path) -> No
 
 @pytest.mark.parametrize("options", [{"save_freq": 0}, {"save_freq": "often"}, {"save_freq": True}, {"grace_s": -1},
                                      {"save_freq": "0 steps"}, {"save_freq": "1.5 epochs"}])  # fmt: skip
-def test_wrong_options(options: dict[str, Any]) -> None:
+def test_invalid_options_are_errors(options: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match="Received: "):
         BackupAndResume("folder", **options)
 
 
-def test_wrong_places() -> None:
+def test_invalid_folder_or_position_is_an_error() -> None:
     with pytest.raises(OptionError, match="`backup_dir`"):
         BackupAndResume("gs://bucket/folder")
     model = light()
-    with pytest.raises(UnsupportedError, match="more than one BackupAndResume"):
+    with pytest.raises(UnsupportedError, match="at most one BackupAndResume"):
         model.fit(*arrays(), callbacks=[BackupAndResume("a"), BackupAndResume("b")])
-    with pytest.raises(UnsupportedError, match="loop of your own"):
+    with pytest.raises(UnsupportedError, match="your own training loop"):
         keras.callbacks.CallbackList([BackupAndResume("a")], model=model).on_train_begin()
     assert issubclass(Broken, Exception)

@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 from tfdistkit.callbacks import ChiefCheckpoint, ConsistencyCheck, StepTimer, load_checkpoint
-from tfdistkit.callbacks.process_group import tell_once
+from tfdistkit.callbacks.process_group import warn_once
 from tfdistkit.errors import CheckpointError, OptionError
 
 pytestmark = pytest.mark.tensorflow
@@ -46,7 +46,7 @@ def slow_dataset(seconds: float) -> tf.data.Dataset:
 
 
 @pytest.mark.parametrize("options", [{}, {"steps_per_execution": 2}, {"run_eagerly": True}], ids=str)
-def test_timer_tells_the_shares(options: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_timer_logs_the_shares(options: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     expected = small(**options)
     expected.fit(*arrays(), batch_size=8, epochs=3, verbose=0)
     model = small(**options)
@@ -66,8 +66,8 @@ def test_timer_names_slow_data_and_slow_callbacks(capsys: pytest.CaptureFixture[
     history = model.fit(slow_dataset(0.05), epochs=2, verbose=0, callbacks=[StepTimer()]).history
     assert history["input"][1] > 60
     assert 8 < history["examples_per_second"][1] < 160  # 40 rows in 5 waits of 0.05 s, at least
-    said = capsys.readouterr().out
-    assert "Epoch 2: training waits for input: `prefetch`" in said
+    printed = capsys.readouterr().out
+    assert "Epoch 2: training waits for input: use `prefetch`" in printed
 
     sleep = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: time.sleep(0.05))
     history = model.fit(*arrays(), batch_size=8, epochs=2, verbose=0, callbacks=[sleep, StepTimer(verbose=0)]).history
@@ -75,15 +75,15 @@ def test_timer_names_slow_data_and_slow_callbacks(capsys: pytest.CaptureFixture[
     assert "examples/s" not in capsys.readouterr().out
 
 
-def test_check_with_one_replica_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    tell_once.cache_clear()
+def test_check_with_one_replica_warns_once(caplog: pytest.LogCaptureFixture) -> None:
+    warn_once.cache_clear()
     with caplog.at_level(logging.WARNING, "tfdistkit"):
         small().fit(*arrays(), verbose=0, epochs=2, callbacks=[ConsistencyCheck(every=1), ConsistencyCheck()])
     assert caplog.text.count("ConsistencyCheck has nothing to do") == 1
 
 
 @pytest.mark.parametrize("options", [{"every": 0}, {"every": "3 seconds"}, {"action": "stop"}], ids=str)
-def test_wrong_options_of_check(options: dict[str, Any]) -> None:
+def test_invalid_options_of_check_are_errors(options: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match="Received: "):
         ConsistencyCheck(**options)
 
@@ -98,7 +98,7 @@ def test_the_newest_files_are_kept(tmp_path: pathlib.Path) -> None:
     template = tmp_path / "{epoch:02d}.keras"
     small().fit(*arrays(), epochs=4, verbose=0, callbacks=[ChiefCheckpoint(template, keep=2)])
     assert files(tmp_path) == ["03.keras", "04.keras", "07-copy.keras", "best.keras", "x.keras"]
-    # In the next run those of the one before count, too: the oldest go first.
+    # The next run counts the files of the run before, and removes the oldest first.
     small().fit(*arrays(), epochs=1, verbose=0, callbacks=[ChiefCheckpoint(template, keep=2)])
     assert files(tmp_path) == ["01.keras", "04.keras", "07-copy.keras", "best.keras", "x.keras"]
     model = load_checkpoint(template)
@@ -107,7 +107,7 @@ def test_the_newest_files_are_kept(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("ending", ["keras", "weights.h5"])
 def test_only_own_files_are_removed(tmp_path: pathlib.Path, ending: str) -> None:
-    """Not those with names that `filepath` cannot make, nor those that somebody else wrote under one that it can."""
+    """Files that do not match `filepath`, and matching files of other writers, stay."""
     for name in ("2024-01-01", "1e3", "2024", "001", "+7"):
         (tmp_path / f"{name}.{ending}").write_text("not ours")
     weights_only = ending == "weights.h5"
@@ -132,7 +132,7 @@ def test_only_own_files_are_removed(tmp_path: pathlib.Path, ending: str) -> None
     loaded.load_weights(tmp_path / f"3.{ending}")
 
 
-def test_what_is_best_is_kept(tmp_path: pathlib.Path) -> None:
+def test_the_best_file_is_kept(tmp_path: pathlib.Path) -> None:
     template = tmp_path / "{epoch}-{loss:.4f}.weights.h5"
     saving = ChiefCheckpoint(template, "loss", save_best_only=True, save_weights_only=True, keep=1)
     history = small().fit(*arrays(), epochs=4, verbose=0, callbacks=[saving]).history
@@ -141,13 +141,13 @@ def test_what_is_best_is_kept(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize(("keep", "name"), [(0, "{epoch}.keras"), (True, "{epoch}.keras"), (2, "model.keras")])
-def test_wrong_keep(keep: Any, name: str) -> None:
+def test_invalid_keep_is_an_error(keep: Any, name: str) -> None:
     with pytest.raises(OptionError, match="`keep`"):
         ChiefCheckpoint(name, keep=keep)
 
 
 @pytest.mark.parametrize("name", ["model.keras", "model.weights.h5"])
-def test_what_was_written_is_loaded_and_what_was_not_is_refused(tmp_path: pathlib.Path, name: str) -> None:
+def test_intact_files_load_and_damaged_files_are_refused(tmp_path: pathlib.Path, name: str) -> None:
     path, saved = tmp_path / name, small()
     weights_only = name.endswith("h5")
     saved.fit(*arrays(), verbose=0, callbacks=[ChiefCheckpoint(path, save_weights_only=weights_only)])
@@ -162,7 +162,7 @@ def test_what_was_written_is_loaded_and_what_was_not_is_refused(tmp_path: pathli
             np.testing.assert_array_equal(a, b)
     if weights_only:
         small().load_weights(path)
-        with pytest.raises(OptionError, match="`model` is missing"):
+        with pytest.raises(OptionError, match="`model` must be given"):
             load_checkpoint(path)
     else:
         keras.models.load_model(path)
@@ -181,12 +181,12 @@ def test_what_was_written_is_loaded_and_what_was_not_is_refused(tmp_path: pathli
     with pytest.raises(CheckpointError, match="0 bytes"):
         load(path)
     os.remove(path)
-    with pytest.raises(CheckpointError, match="There is no such checkpoint"):
+    with pytest.raises(CheckpointError, match="The checkpoint must exist"):
         load(path)
 
 
 def _in_an_entry(path: pathlib.Path, at: int) -> bool:
-    """Whether a byte of a zip archive belongs to what is stored, not to the list of what is there."""
+    """Returns whether a byte of a zip archive belongs to its entries, not to its directory."""
     import zipfile
 
     try:

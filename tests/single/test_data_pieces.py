@@ -1,4 +1,4 @@
-"""Which files, and which of their elements, each worker reads: numbers alone, many of them."""
+"""Assignment of files and ranges of elements to workers, as plain numbers, with generated cases."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tfdistkit.data.loading.file_shards import (
     TO_THE_END,
     Piece,
-    can_deal_files,
     count_elements,
+    divides_files,
     longest_first,
     share_of_files,
 )
@@ -39,7 +39,7 @@ def test_counted_elements_are_divided_each_once(lengths: list[int], workers: int
     parts = [elements(share.pieces) for share in shares]
     assert sorted(sum(parts, [])) == elements(tuple(pieces))
     assert [share.count for share in shares] == [share.wanted for share in shares] == list(map(len, parts))
-    if can_deal_files(pieces, workers):
+    if divides_files(pieces, workers):
         assert all(piece in pieces for share in shares for piece in share.pieces)
     else:
         assert max(map(len, parts)) - min(map(len, parts)) <= 1
@@ -47,7 +47,7 @@ def test_counted_elements_are_divided_each_once(lengths: list[int], workers: int
 
 @many
 @given(lengths=LENGTHS, workers=WORKERS)
-def test_even_steps_want_the_same_of_each(lengths: list[int], workers: int) -> None:
+def test_even_steps_give_equal_counts(lengths: list[int], workers: int) -> None:
     pieces = pieces_of(lengths)
     counts = [share_of_files(pieces, workers, i, None).count for i in range(workers)]
     assert {share_of_files(pieces, workers, i, "drop").wanted for i in range(workers)} == {min(counts)}
@@ -55,27 +55,27 @@ def test_even_steps_want_the_same_of_each(lengths: list[int], workers: int) -> N
     if len(set(counts)) == 1:
         assert share_of_files(pieces, workers, 0, "error").count == counts[0]
     else:
-        with pytest.raises(OptionError, match="cannot be divided evenly"):
+        with pytest.raises(OptionError, match="must be a multiple of the number of workers"):
             share_of_files(pieces, workers, 0, "error")
 
 
 @many
 @given(files=st.integers(1, 9), workers=WORKERS)
-def test_uncounted_files_are_dealt(files: int, workers: int) -> None:
+def test_uncounted_files_are_assigned_whole(files: int, workers: int) -> None:
     pieces = pieces_of([TO_THE_END] * files)
     assert count_elements(pieces) is None
     if files < workers:
-        with pytest.raises(OptionError, match="fewer files than workers"):
+        with pytest.raises(OptionError, match="at least one file per worker"):
             share_of_files(pieces, workers, 0, None)
         return
     parts = [share_of_files(pieces, workers, i, None).pieces for i in range(workers)]
     assert sorted((p for part in parts for p in part), key=lambda p: p.path) == pieces
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
     if workers > 1:
-        with pytest.raises(OptionError, match="cannot be made even"):
+        with pytest.raises(OptionError, match="`even_steps` must be None"):
             share_of_files(pieces, workers, 0, "drop")
 
 
-def test_longest_first_keeps_the_order_of_equals() -> None:
+def test_longest_first_is_stable() -> None:
     assert [p.path for p in longest_first(pieces_of([2, 3, 2, 3]))] == ["file1", "file3", "file0", "file2"]
     assert longest_first(pieces_of([TO_THE_END] * 3)) == pieces_of([TO_THE_END] * 3)

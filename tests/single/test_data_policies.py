@@ -1,4 +1,4 @@
-"""The policies of `tfdistkit.data.shard`, and what they refuse; padding; orders that no global seed changes."""
+"""The policies of `tfdistkit.data.shard` and their errors; padding; shuffle orders independent of the global seed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_file_policy_finds_the_files_of_a_pipeline(lines: list[str]) -> None:
     assert sum(values(shard(dataset, "file", num_shards=1, index=0)), []) == sum(values(dataset), [])
 
 
-def test_file_policy_reads_nothing_of_the_others(lines: list[str]) -> None:
+def test_file_policy_reads_no_file_of_a_peer(lines: list[str]) -> None:
     Path(lines[1]).unlink()
     Path(lines[3]).unlink()
     dataset = tf.data.TextLineDataset(lines)
@@ -53,10 +53,10 @@ def test_file_policy_reads_nothing_of_the_others(lines: list[str]) -> None:
         values(shard(dataset, "file", **TWO[1]))
 
 
-def test_file_policy_without_enough_files_is_told(lines: list[str]) -> None:
-    with pytest.raises(OptionError, match="cannot be divided by file(.|\n)*from_files"):
+def test_file_policy_without_enough_files_is_an_error(lines: list[str]) -> None:
+    with pytest.raises(OptionError, match="must read files of(.|\n)*from_files"):
         shard(tf.data.Dataset.range(8), "file", **TWO[0])
-    with pytest.raises(OptionError, match='fewer files than workers(.|\n)*policy="element"'):
+    with pytest.raises(OptionError, match='at least one file per worker(.|\n)*policy="element"'):
         from_files(lines, tf.data.TextLineDataset, policy="file", num_shards=5, index=0)
     for index in range(4):  # Of a pipeline only reading tells, but it tells every worker that would get something.
         with pytest.raises(tf.errors.InvalidArgumentError, match="not enough"):
@@ -64,23 +64,23 @@ def test_file_policy_without_enough_files_is_told(lines: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"policy": "fil"}, "Did you mean 'file'"),
         ({"even_steps": "pads"}, "Did you mean 'pad'"),
-        ({"seed": 1}, "alone"),
-        ({"policy": "seed", "seed": -1}, "out of range"),
-        ({"policy": "seed", "seed": 1.5}, "whole number"),
-        ({"policy": "seed", "seed": 1, "buffer_size": 0}, "too small"),
-        ({"policy": "seed"}, "`seed` is missing"),
-        ({"policy": "batch"}, "holds no batches(.|\n)*batch"),
-        ({"policy": "file", "even_steps": "pad"}, "Nobody knows(.|\n)*data write"),
-        ({"even_steps": "pad"}, "no place for a sample weight"),
-        ({"even_steps": "error"}, "9 elements cannot be divided evenly among 2"),
+        ({"seed": 1}, 'except with policy="seed"'),
+        ({"policy": "seed", "seed": -1}, "`seed` must be an integer from 0 to 2147483647"),
+        ({"policy": "seed", "seed": 1.5}, "`seed` must be an integer"),
+        ({"policy": "seed", "seed": 1, "buffer_size": 0}, "`buffer_size` must be an integer >= 1"),
+        ({"policy": "seed"}, "`seed` must be given"),
+        ({"policy": "batch"}, "must hold batches(.|\n)*batch"),
+        ({"policy": "file", "even_steps": "pad"}, "`even_steps` must be None(.|\n)*data write"),
+        ({"even_steps": "pad"}, "must be \\(x, y\\) or \\(x, y, sample_weight\\)"),
+        ({"even_steps": "error"}, "multiple of the number of workers.* Received: 9 elements, 2 workers"),
     ],
 )
-def test_wrong_options_are_told(options: dict[str, Any], told: str) -> None:
-    with pytest.raises(OptionError, match=told):
+def test_invalid_options_are_errors(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
         shard(tf.data.Dataset.range(9), **options, **TWO[0])
 
 
@@ -104,7 +104,7 @@ def test_rows_of_batches_keep_structure_and_kinds() -> None:
     assert all(has_mark(shard(dataset, "batch", **place).prefetch(1), ROWS_OF_BATCHES) for place in TWO)
 
 
-def test_padding_is_no_zero_of_the_user() -> None:
+def test_padding_differs_from_a_weight_of_zero() -> None:
     weights = tf.constant([0.0, -0.0, 2.0])
     dataset = tf.data.Dataset.from_tensor_slices(([1, 2, 3], [1, 2, 3], weights))
     parts = [shard(dataset, even_steps="pad", **place) for place in TWO]
@@ -140,20 +140,20 @@ def test_steps_of_several_devices() -> None:
     steps = steps_of_own_data(element, 3, replicas=2, first_replica=1, devices=1)
     assert [x.numpy().tolist() for x, _, _ in steps] == [[1], [3, 5], []]
     assert steps_of_own_data(shard(dataset, **TWO[0]), 7, 2, 0, 1) is None
-    # Where nobody knows the batch size, each batch is cut into as many pieces as there are replicas.
+    # With an unknown batch size, each batch is split into one part per replica.
     steps = steps_of_own_data(element, None, replicas=2, first_replica=1, devices=1)
     assert [x.numpy().tolist() for x, _, _ in steps] == [[1, 3], [5], [], []]
 
 
-def test_padding_without_its_weights_is_told() -> None:
+def test_padding_without_weights_is_an_error() -> None:
     dataset = tf.data.Dataset.range(3).map(lambda x: (x, x))
     part = shard(dataset, even_steps="pad", **TWO[0]).map(lambda x, y, weight: (x, y))
     for use in (coverage, lambda dataset: steps_of_own_data(dataset, None, 2, 0, 1)):
-        with pytest.raises(OptionError, match="weights that tell padding(.|\n)*hand the third value on"):
+        with pytest.raises(OptionError, match="must stay \\(x, y, sample_weight\\)(.|\n)*Return the third value"):
             use(part.batch(2))
 
 
-def test_orders_ignore_the_global_seed() -> None:
+def test_shuffle_orders_ignore_the_global_seed() -> None:
     def orders() -> list[Any]:
         numbers = tf.data.Dataset.range(20)
         made = [
@@ -172,7 +172,7 @@ def test_orders_ignore_the_global_seed() -> None:
     assert all(first != second for first, second in found[0])
 
 
-def test_a_seed_of_nobody_follows_the_global_one() -> None:
+def test_a_seed_by_default_follows_the_global_seed() -> None:
     def order() -> list[Any]:
         tf.random.set_seed(5)
         return values(from_arrays(np.arange(20), shuffle=True))
@@ -197,23 +197,27 @@ def test_arrays_of_all_kinds() -> None:
     rows = list(from_arrays(arrays, **TWO[0]))
     assert [row["s"].numpy() for row in rows] == [b"a", b"c"]
     assert [row["n"][1].numpy().tolist() for row in rows] == [[1], []]
-    wrong = [((np.ones(2), 3), "no rows"), ((np.ones(2), np.ones(3)), "2, 3"), ((object(),), "no array")]
-    for given, told in wrong:
-        with pytest.raises(OptionError, match=told):
+    wrong = [
+        ((np.ones(2), 3), "with a first dimension"),
+        ((np.ones(2), np.ones(3)), "Received: 2, 3 rows"),
+        ((object(),), "must hold only NumPy arrays"),
+    ]
+    for given, message in wrong:
+        with pytest.raises(OptionError, match=message):
             from_arrays(given)
 
 
 @pytest.mark.parametrize(
-    ("size", "place", "told"),
-    [(0, {}, "too small"), (2.5, {}, "whole number"), (4, {"num_shards": 2}, "missing")],
+    ("size", "place", "message"),
+    [(0, {}, "must be an integer >= 1"), (2.5, {}, "must be an integer"), (4, {"num_shards": 2}, "given together")],
 )
-def test_wrong_batch_sizes_are_told(size: Any, place: dict[str, int], told: str) -> None:
-    with pytest.raises(OptionError, match=told):
+def test_invalid_batch_size_is_an_error(size: Any, place: dict[str, int], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
         per_replica_batch_size(size, **place)
 
 
-def test_a_graph_makes_datasets_too(lines: list[str]) -> None:
-    """As the functions do that make the data of a parameter server's workers."""
+def test_datasets_are_sharded_in_a_graph(lines: list[str]) -> None:
+    """As in the dataset functions of parameter-server workers."""
 
     @tf.function
     def sums(index: int) -> Any:
@@ -232,7 +236,7 @@ def test_a_graph_makes_datasets_too(lines: list[str]) -> None:
     assert [one + two for one, two in zip(*parts)] == [36, 36, 28, 28]
 
 
-def test_coverage_counts_rows_padding_and_what_comes_twice() -> None:
+def test_coverage_counts_rows_padding_and_repeats() -> None:
     twice = tf.data.Dataset.from_tensor_slices(([1, 2, 2], [1, 2, 2]))
     found = coverage(twice)
     assert (found.times, found.distinct, found.is_exactly_once) == ({1: 1, 2: 1}, 2, False)
@@ -240,11 +244,11 @@ def test_coverage_counts_rows_padding_and_what_comes_twice() -> None:
     assert coverage(twice.enumerate()).is_exactly_once
     assert coverage(twice.enumerate(), key=lambda element: element[1][0]).times == found.times
     parts = [shard(twice.enumerate(), even_steps="pad", **place).batch(2) for place in TWO]
-    told = [count_own(part, True, lambda row: row[0]) for part in parts]
-    marks = np.concatenate([marks for marks, _, _ in told])
-    both = summarize(marks, np.array([[len(marks), batches, padding] for marks, padding, batches in told]))
+    counted = [count_own(part, True, lambda row: row[0]) for part in parts]
+    hashes = np.concatenate([hashes for hashes, _, _ in counted])
+    both = summarize(hashes, np.array([[len(hashes), batches, padding] for hashes, padding, batches in counted]))
     assert (both.times, both.elements_per_rank, both.padding) == ({1: 3}, (2, 1), 1)
     assert str(both) == "3 different elements, seen: 3 x1; by rank: 2, 1, 1 rows of padding"
     for wrong in (twice.repeat(), [1, 2]):
-        with pytest.raises(OptionError, match="cannot be counted"):
+        with pytest.raises(OptionError, match="must be a finite tf.data.Dataset"):
             coverage(wrong)

@@ -1,4 +1,4 @@
-"""Exactly once, whatever the sizes: parts of 1 to 7 workers, of every policy, put together again."""
+"""Exactly once for generated sizes: the shards of 1 to 7 workers, with every policy, cover the data."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def some(examples: int) -> Callable[[Any], Any]:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], Path]:
-    """Numbers from 0, in files."""
+    """Writes numbers from 0 into files."""
     made = {}
     for elements, files in WRITTEN:
         records = [serialize_row({"": np.array(i)}) for i in range(elements)]
@@ -49,19 +49,19 @@ def numbers(dataset: tf.data.Dataset) -> list[int]:
 
 
 def real(dataset: tf.data.Dataset) -> tuple[list[int], int]:
-    """The elements that weigh something, and how many there are at all."""
+    """Returns the elements with a weight above 0, and the number of all elements."""
     rows = [(int(x), float(w)) for x, _, w in dataset.as_numpy_iterator()]
     assert {weight for _, weight in rows} <= {0.0, 1.0}
     return [x for x, weight in rows if weight], len(rows)
 
 
-def dealt(parts: list[list[int]]) -> list[int]:
-    """The order that parts were dealt from, one by one."""
+def interleaved(parts: list[list[int]]) -> list[int]:
+    """Interleaves shards by element, which restores the order before sharding."""
     return [part[turn] for turn in range(max(map(len, parts))) for part in parts if turn < len(part)]
 
 
 def check_parts(make: Callable[[int], tf.data.Dataset], size: int, workers: int, even_steps: str | None) -> None:
-    """Checks parts of (number, number), or of numbers without `even_steps`."""
+    """Checks shards of (number, number), or of numbers without `even_steps`."""
     if even_steps == "error" and size % workers:
         with pytest.raises((OptionError, tf.errors.FailedPreconditionError)):
             for index in range(workers):
@@ -139,7 +139,7 @@ def test_arrays_have_one_order_for_any_number_of_workers(size: int, workers: int
     parts = [from_arrays(np.arange(size), num_shards=workers, index=i, **place) for i in range(workers)]
     alone = from_arrays(np.arange(size), **place)
     epochs = [numbers(alone) for _ in range(2)]
-    assert [dealt([numbers(part) for part in parts]) for _ in range(2)] == epochs
+    assert [interleaved([numbers(part) for part in parts]) for _ in range(2)] == epochs
     assert all(sorted(epoch) == list(range(size)) for epoch in epochs)
     assert size < 9 or epochs[0] != epochs[1]
 
@@ -176,7 +176,7 @@ def test_files_have_one_order_for_any_number_of_workers(
     parts = [from_files(folders[written], num_shards=workers, index=i, **options) for i in range(workers)]
     alone = from_files(folders[written], **options)
     epochs = [numbers(alone) for _ in range(2)]
-    assert [dealt([numbers(part) for part in parts]) for _ in range(2)] == epochs
+    assert [interleaved([numbers(part) for part in parts]) for _ in range(2)] == epochs
     if seed is None:
         assert epochs[0] == list(range(written[0]))
     else:
@@ -192,7 +192,7 @@ def test_parts_of_a_batch_are_the_batch(size: int, workers: int) -> None:
 
 @some(4)
 @given(size=SIZES, workers=WORKERS, seed=SEEDS, policy=st.sampled_from(["seed", "off"]))
-def test_all_of_it_for_every_worker(size: int, workers: int, seed: int, policy: str) -> None:
+def test_seed_and_off_give_every_worker_all_elements(size: int, workers: int, seed: int, policy: str) -> None:
     seeds = {"seed": seed} if policy == "seed" else {}
     dataset = tf.data.Dataset.range(size)
     for make in (lambda **o: shard(dataset, policy, **o), lambda **o: from_arrays(np.arange(size), policy=policy, **o)):

@@ -1,4 +1,4 @@
-"""`tfdistkit data write`: every row comes back, the files are even, and nothing half-written gets its name."""
+"""`tfdistkit data write`: every row is restored, the files are even, and an unfinished folder never gets its name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DEADLINE_S = 120.0
 
 
 def quietly(line: str) -> None:
-    """Nobody reads how far it is."""
+    """Ignores progress lines."""
 
 
 def write(source: str, out: Path, shards: int) -> Any:
@@ -79,25 +79,25 @@ def test_a_single_array_and_records_come_back_in_order(tmp_path: Path) -> None:
         assert list(from_files(out).as_numpy_iterator()) == records(old if "*" in source.name else [source])
 
 
-def test_sources_that_are_wrong_are_told(tmp_path: Path) -> None:
+def test_invalid_sources_are_errors(tmp_path: Path) -> None:
     np.savez(tmp_path / "uneven.npz", a=np.ones(2), b=np.ones(3))
     np.savez(tmp_path / "objects.npz", a=np.array([{}, None]))
     (tmp_path / "no.npy").write_text("nothing")
     np.save(tmp_path / "few.npy", np.ones(2))
     (tmp_path / "there").mkdir()
     cases = [
-        ("uneven.npz", "equally many"),
+        ("uneven.npz", "same number of rows"),
         ("objects.npz", "cannot be read"),
         ("no.npy", "cannot be read"),
-        ("missing.npy", "is not there"),
-        ("missing/*.tfrecord", "is not there"),
+        ("missing.npy", "SOURCE must be"),
+        ("missing/*.tfrecord", "SOURCE must be"),
     ]
-    for name, told in cases:
-        with pytest.raises(OptionError, match=told):
+    for name, message in cases:
+        with pytest.raises(OptionError, match=message):
             write(str(tmp_path / name), tmp_path / "out", 1)
-    with pytest.raises(OptionError, match="fewer elements than files"):
+    with pytest.raises(OptionError, match="at least one element per file"):
         write(str(tmp_path / "few.npy"), tmp_path / "out", 3)
-    with pytest.raises(OptionError, match="there already"):
+    with pytest.raises(OptionError, match="OUT must not exist"):
         write(str(tmp_path / "few.npy"), tmp_path / "there", 1)
     assert not (tmp_path / "out").exists()
 
@@ -107,25 +107,25 @@ def test_a_source_that_fails_leaves_nothing(tmp_path: Path) -> None:
         yield b"one"
         raise OSError("the disk is gone")
 
-    for make, told in ((fails, "the disk is gone"), (lambda: iter([b"a", b"b"]), "does not hold what it says")):
-        with pytest.raises(OSError, match=told):
+    for make, message in ((fails, "the disk is gone"), (lambda: iter([b"a", b"b"]), "must hold 3 elements")):
+        with pytest.raises(OSError, match=message):
             write_shards(Source("broken", "records", (), 3, make), tmp_path / "out", 1, quietly)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_the_disk_changes_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_corruption_by_the_disk_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Lossy(tf.io.TFRecordWriter):
         def write(self, record: bytes) -> None:
             super().write(record.replace(b"7", b"8"))
 
     source = Source("numbers", "records", (), 10, lambda: iter([str(i).encode() for i in range(10)]))
     monkeypatch.setattr("tensorflow.io.TFRecordWriter", Lossy)
-    with pytest.raises(OSError, match="not what was read(.|\n)*data-00001-of-00002"):
+    with pytest.raises(OSError, match="must equal the records read back(.|\n)*data-00001-of-00002"):
         write_shards(source, tmp_path / "out", 2, quietly)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_index_that_is_wrong_is_told(tmp_path: Path) -> None:
+def test_an_invalid_index_is_an_error(tmp_path: Path) -> None:
     for text in ("{", "[]", '{"format": "of the future"}'):
         (tmp_path / INDEX).write_text(text)
         with pytest.raises(OptionError, match="index of a data set cannot be read"):
@@ -144,12 +144,12 @@ def test_a_file_that_lost_elements_is_an_error(tmp_path: Path) -> None:
         list(from_files(tmp_path / "rows"))
 
 
-def test_the_command_writes_and_says_so(tmp_path: Path) -> None:
+def test_the_command_writes_and_reports(tmp_path: Path) -> None:
     np.savez(tmp_path / "digits.npz", x=np.ones([50, 8], "float32"), y=np.arange(50))
     job = start("digits.npz", "out", "--shards", "4", cwd=tmp_path)
-    said, errors = job.communicate(timeout=DEADLINE_S)
+    printed, errors = job.communicate(timeout=DEADLINE_S)
     assert job.returncode == 0, errors
-    assert said == "out: 50 elements in 4 files of 12 to 13, verified\n"
+    assert printed == "out: 50 elements in 4 files of 12 to 13, verified\n"
     assert errors.splitlines()[-1].startswith("verified 50 of 50 elements")
     index = load_index(str(tmp_path / "out"))
     assert (index.elements, index.kind) == (50, "arrays")
@@ -176,17 +176,19 @@ def test_the_command_ends_with_its_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ([], "required"),
         (["a.npy", "out"], "--shards"),
         (["a.npy", "out", "--shards", "0"], "invalid number of files"),
     ],
 )
-def test_wrong_words_are_told_at_once(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_arguments_are_errors_at_once(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     from tfdistkit.cli.main import main
 
     with pytest.raises(SystemExit) as end:
         main(["data", "write", *words])
     assert end.value.code == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err

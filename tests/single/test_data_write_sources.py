@@ -1,4 +1,4 @@
-"""`tfdistkit data write`: damaged sources are named, nothing of them is lost unseen; CSV, patterns, killed runs."""
+"""`tfdistkit data write`: errors for damaged sources; CSV, patterns, killed runs."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ FRAMED = len(RECORDS[0]) + 16
 
 
 def write(source: str | Path, out: Path, shards: int = 1, label: str | None = None, **csv: Any) -> list[str]:
-    """Writes, and returns what is said that is not progress."""
-    said: list[str] = []
-    write_shards(open_source(str(source), "train", None, CsvOptions(**csv), label), out, shards, said.append)
-    return [line for line in said if " elements, " not in line]
+    """Writes, and returns the reported lines without progress."""
+    lines: list[str] = []
+    write_shards(open_source(str(source), "train", None, CsvOptions(**csv), label), out, shards, lines.append)
+    return [line for line in lines if " elements, " not in line]
 
 
 def elements(folder: Path) -> list[Any]:
@@ -62,27 +62,27 @@ def test_damaged_arrays_are_named(tmp_path: Path) -> None:
     cases = {
         "cut.npz": (good[: len(good) // 2], "cut off"),
         "flipped.npz": (bytes(flipped), "array 'b': Bad CRC-32"),
-        "text.npz": (b"hello", "no .npy and no .npz"),
+        "text.npz": (b"hello", "it is neither .npy nor .npz"),
         "empty.npy": (b"", "it is empty"),
         "pickled.npy": (pickle.dumps([1]), "it is a pickle"),
         "cut.npy": ((tmp_path / "good.npy").read_bytes()[:400], "greater than file size"),
         "objects.npz": (None, "array 'odd': it holds Python objects"),
         "uneven.npz": (None, "a: 2, b: 3, c: a scalar"),
-        "dates.npz": (None, "no such dtype"),
+        "dates.npz": (None, "a dtype that TensorFlow has"),
         "none.npz": (None, "no arrays"),
-        "folder.npz": (None, "The folder holds no files"),
+        "folder.npz": (None, "The folder must hold files"),
     }
-    for name, (content, told) in cases.items():
+    for name, (content, message) in cases.items():
         if content is not None:
             (tmp_path / name).write_bytes(content)
-        with pytest.raises(OptionError, match=told) as error:
+        with pytest.raises(OptionError, match=message) as error:
             write(tmp_path / name, tmp_path / "out")
         assert str(tmp_path / name) in str(error.value), name
     assert not (tmp_path / "out").exists() and not leftovers(tmp_path / "out")
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "message"),
     [
         (lambda b: b[:-3], "record 9 .*truncated"),
         (lambda b: b[: -FRAMED + 5], "record 9 .*cut off after 5 of its bytes"),  # for TensorFlow the file just ends
@@ -91,34 +91,34 @@ def test_damaged_arrays_are_named(tmp_path: Path) -> None:
         (lambda b: b"\x1f\x8b\x08" + b, "record 0 (.|\n)*gunzip"),
     ],
 )
-def test_damaged_records_are_named(tmp_path: Path, damage: Any, told: str) -> None:
+def test_damaged_records_are_named(tmp_path: Path, damage: Any, message: str) -> None:
     record_file(tmp_path / "1.tfrecord", RECORDS)
     content = record_file(tmp_path / "2.tfrecord", RECORDS)
     (tmp_path / "2.tfrecord").write_bytes(damage(content))
-    with pytest.raises(OSError, match=told) as error:
+    with pytest.raises(OSError, match=message) as error:
         write(tmp_path / "*.tfrecord", tmp_path / "out")
     assert "2.tfrecord" in str(error.value)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1.tfrecord", "2.tfrecord"]
 
 
-def test_written_folders_that_lost_something_are_named(tmp_path: Path) -> None:
+def test_damaged_folders_are_named(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.arange(10))
     write(tmp_path / "a.npy", tmp_path / "rows", 2)
     file = tmp_path / "rows" / "data-00001-of-00002.tfrecord"
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) * 4 // 5])  # four of five records
-    with pytest.raises(OptionError, match="not what the index (.|\n)*data-00001-of-00002"):
+    with pytest.raises(OptionError, match="must match the index (.|\n)*data-00001-of-00002"):
         write(tmp_path / "rows", tmp_path / "out")
     file.unlink()
-    with pytest.raises(OptionError, match="data-00001-of-00002.tfrecord: not there"):
+    with pytest.raises(OptionError, match="data-00001-of-00002.tfrecord: missing"):
         write(tmp_path / "rows", tmp_path / "out")
 
 
 def test_csv_comes_back_with_its_types(tmp_path: Path) -> None:
     text = '\ufeffid,price , name,zip\r\n1, 2.5,"a, ""b""\nc",01234\r\n\r\n-2,nan,,10000\r\n3,1e3,ü,?\r\n'
     (tmp_path / "shop.csv").write_bytes(text.encode())
-    said = write(tmp_path / "shop.csv", tmp_path / "out", 2, label="price")
-    assert said == [f"{tmp_path}/shop.csv: 'zip' is of strings: line 3 has '01234', 1 other cells are numbers"]
+    notes = write(tmp_path / "shop.csv", tmp_path / "out", 2, label="price")
+    assert notes == [f"{tmp_path}/shop.csv: 'zip' is read as strings: line 3 has '01234', 1 other cells are numbers"]
     index = load_index(str(tmp_path / "out"))
     assert [column[:2] for column in index.columns] == [
         ("id", "int64"),
@@ -148,13 +148,13 @@ def test_csv_without_a_header(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
-        ("1,2\n3,4\n", "first row has the names"),
-        ("2019,2020\n3,4\n", "first row has the names"),
-        ("NA,2\n3,4\n", "first row has the names"),
-        ("good,pos\nbad,neg\n", "first row has the names"),
-        ("a,b\n", "first row has the names"),
+        ("1,2\n3,4\n", "first row may be column names or data"),
+        ("2019,2020\n3,4\n", "first row may be column names or data"),
+        ("NA,2\n3,4\n", "first row may be column names or data"),
+        ("good,pos\nbad,neg\n", "first row may be column names or data"),
+        ("a,b\n", "first row may be column names or data"),
         (",a\n0,2\n", r"column 0 .* no name(.|\n)*index=False"),
         ("a;b\n1;2\n", "--delimiter ';'"),
         ("a,b\n1,2\n3\n", "line 3 has 1 cells"),
@@ -165,23 +165,23 @@ def test_csv_without_a_header(tmp_path: Path) -> None:
         ("a,b\n1,ü\n".encode("latin1"), "not UTF-8"),
     ],
 )
-def test_csv_that_cannot_be_told_is_an_error(tmp_path: Path, text: str | bytes, told: str) -> None:
+def test_ambiguous_csv_is_an_error(tmp_path: Path, text: str | bytes, message: str) -> None:
     (tmp_path / "a.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(OptionError, match=told) as error:
+    with pytest.raises(OptionError, match=message) as error:
         write(tmp_path / "a.csv", tmp_path / "out")
     assert f"{tmp_path}/a.csv" in str(error.value)
 
 
-def test_labels_that_are_none(tmp_path: Path) -> None:
+def test_invalid_labels_are_errors(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", image=np.ones(2), digit=np.ones(2))
     np.save(tmp_path / "a.npy", np.ones(2))
     with pytest.raises(OptionError, match="Did you mean 'digit'"):
         write(tmp_path / "a.npz", tmp_path / "out", label="digits")
-    with pytest.raises(OptionError, match="one of several columns"):
+    with pytest.raises(OptionError, match="must name one of at least two columns"):
         write(tmp_path / "a.npy", tmp_path / "out", label="y")
 
 
-def test_patterns_join_what_is_of_one_kind(tmp_path: Path) -> None:
+def test_patterns_join_files_of_one_schema(tmp_path: Path) -> None:
     for i in range(2):
         np.savez(tmp_path / f"part{i}.npz", x=np.arange(3) + 10 * i)
         write(tmp_path / f"part{i}.npz", tmp_path / f"rows{i}", 2)
@@ -198,25 +198,25 @@ def test_patterns_join_what_is_of_one_kind(tmp_path: Path) -> None:
     np.savez(tmp_path / "part2.npz", x=np.arange(3.0))
     (tmp_path / "empty").mkdir()
     cases = [
-        ("part?.npz", "one kind.*int64.*float64"),
-        ("[op]*", "one kind.*TFRecords"),
-        ("empty", "holds no files"),
-        ("nothing*", "is not there"),
-        ("e*", "holds no files"),
+        ("part?.npz", "same names.*int64.*float64"),
+        ("[op]*", "same names.*TFRecords"),
+        ("empty", "must hold files"),
+        ("nothing*", "SOURCE must be"),
+        ("e*", "must hold files"),
     ]
-    for pattern, told in cases:
-        with pytest.raises(OptionError, match=told):
+    for pattern, message in cases:
+        with pytest.raises(OptionError, match=message):
             write(tmp_path / pattern, tmp_path / "new")
 
 
-def test_columns_in_another_order_are_the_same(tmp_path: Path) -> None:
+def test_the_order_of_columns_does_not_matter(tmp_path: Path) -> None:
     (tmp_path / "1.csv").write_text("a,b\n1,x\n")
     (tmp_path / "2.csv").write_text("b,a\ny,2\n")
     write(tmp_path / "*.csv", tmp_path / "out")
     assert elements(tmp_path / "out") == [{"a": 1, "b": b"x"}, {"a": 2, "b": b"y"}]
 
 
-def test_a_killed_run_is_told_and_removed_by_the_next(tmp_path: Path) -> None:
+def test_the_next_run_reports_and_removes_a_killed_one(tmp_path: Path) -> None:
     np.save(tmp_path / "many.npy", np.zeros([3_000_000, 1], "int8"))
     np.save(tmp_path / "few.npy", np.arange(4))
     out = tmp_path / "out"
@@ -228,7 +228,7 @@ def test_a_killed_run_is_told_and_removed_by_the_next(tmp_path: Path) -> None:
         while not any(tmp_path.glob(".out.*.partial/*.tfrecord")):
             assert job.poll() is None and time.monotonic() < deadline
             time.sleep(0.05)
-        with pytest.raises(OptionError, match="being written by another process"):
+        with pytest.raises(OptionError, match="OUT must not be in use by another process"):
             write(tmp_path / "few.npy", out)
         job.send_signal(signal.SIGKILL)
         job.wait(DEADLINE_S)
@@ -241,17 +241,17 @@ def test_a_killed_run_is_told_and_removed_by_the_next(tmp_path: Path) -> None:
         lambda: from_files(f"{left}/*.tfrecord"),
         lambda: open_source(str(left), "train", None),
     ):
-        with pytest.raises(OptionError, match="has not finished this folder"):
+        with pytest.raises(OptionError, match="must have finished the folder"):
             read()
-    with pytest.raises(OptionError, match="did not finish it"):
+    with pytest.raises(OptionError, match="`tfdistkit data write` again: it did not finish"):
         from_files(out)
-    (said,) = write(tmp_path / "few.npy", out)
-    assert said == f"removed {left}, which an earlier run left when it was killed"
+    (note,) = write(tmp_path / "few.npy", out)
+    assert note == f"removed {left}, left by an earlier run that was killed"
     assert elements(out) == [0, 1, 2, 3] and not (out / MARKER).exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["few.npy", "many.npy", "out"]
 
 
-def test_folders_of_others_are_left_alone(tmp_path: Path) -> None:
+def test_other_folders_are_not_removed(tmp_path: Path) -> None:
     np.save(tmp_path / "few.npy", np.arange(4))
     (tmp_path / ".out.mine.partial").mkdir()
     unmarked = tmp_path / ".out.abcdefgh.partial"
@@ -271,7 +271,7 @@ def test_the_command_takes_the_options_of_csv(
     from tfdistkit.data.writing import command as write_command
 
     class Replaced(Exception):
-        """In place of the process that writes."""
+        """Replaces the process that writes."""
 
     def execve(program: str, words: list[str], environment: dict[str, str]) -> None:
         monkeypatch.setattr(sys, "argv", words[2:])

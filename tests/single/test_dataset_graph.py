@@ -1,4 +1,4 @@
-"""What is random in a dataset, and what has no order, is found wherever it stands."""
+"""Randomness and nondeterminism in a dataset are found in every position."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def shuffled_inside(tf: Any, seed: int | None) -> Any:
     return tf.data.Dataset.range(5).shuffle(3, seed=seed)
 
 
-# What it is -> a pipeline that has it, made with a seed or without.
+# Maps a description to a pipeline, built from a seed or None.
 ORDERS: dict[str, Callable[[Any, int | None], Any]] = {
     "shuffle": lambda tf, seed: shuffled_inside(tf, seed).map(lambda i: i + 1).batch(2).prefetch(1),
     "in zip": lambda tf, seed: tf.data.Dataset.zip(tf.data.Dataset.range(3), shuffled_inside(tf, seed)),
@@ -122,12 +122,12 @@ SLOPPY: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("what", SLOPPY)
-def test_what_has_no_order_is_found(dataset_graph: Any, tf: Any, what: str) -> None:
+def test_nondeterminism_is_found(dataset_graph: Any, tf: Any, what: str) -> None:
     (found,) = dataset_graph.nondeterminism(SLOPPY[what](tf))
     assert str(found).startswith("`deterministic=False` of `")
 
 
-def test_options_without_order_are_found(dataset_graph: Any, tf: Any) -> None:
+def test_nondeterministic_options_are_found(dataset_graph: Any, tf: Any) -> None:
     options = tf.data.Options()
     options.deterministic = False
     (found,) = dataset_graph.nondeterminism(tf.data.Dataset.range(3).with_options(options).batch(2))
@@ -146,7 +146,7 @@ def test_large_arrays_are_not_copied(dataset_graph: Any, tf: Any) -> None:
     assert dataset_graph.read_graph(generator.batch(2)).runs_python
 
 
-def test_a_dataset_is_made_again_with_other_seeds(tf: Any) -> None:
+def test_a_dataset_is_rebuilt_with_other_seeds(tf: Any) -> None:
     import numpy as np
 
     from tfdistkit.keras_adapter.dataset_seeds import WrittenDataset

@@ -1,4 +1,4 @@
-"""TensorFlow tunes what asks for it, and nothing else."""
+"""TensorFlow autotunes only datasets with `AUTOTUNE`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.tensorflow
 
 
 def double(value: Any) -> Any:
-    """Something to run in parallel."""
+    """A function to run in parallel."""
     return value * 2
 
 
@@ -38,7 +38,7 @@ TUNED: dict[str, Callable[[Any], Any]] = {
 
 
 def numbers(tf: Any, dataset: Any) -> list[float]:
-    """Everything in a dataset, whatever its order."""
+    """Returns all elements of a dataset, sorted."""
     return sorted(float(n) for one in dataset for part in tf.nest.flatten(one) for n in tf.reshape(part, [-1]).numpy())
 
 
@@ -55,34 +55,34 @@ def is_turned_off(made: Callable[[Any], Any]) -> bool:
 
 
 @pytest.mark.parametrize("what", UNTUNED)
-def test_where_nothing_can_be_tuned_it_is_off(what: str) -> None:
+def test_autotuning_is_off_if_nothing_is_tunable(what: str) -> None:
     assert is_turned_off(UNTUNED[what])
 
 
 @pytest.mark.parametrize("what", TUNED)
-def test_where_something_can_be_tuned_it_stays(what: str) -> None:
+def test_autotuning_stays_on_if_something_is_tunable(what: str) -> None:
     assert not is_turned_off(TUNED[what])
 
 
-def test_what_tensorflow_does_not_read_stays() -> None:
+def test_other_kinds_of_data_stay_unchanged() -> None:
     from tfdistkit.keras_adapter import dataset_tuning
 
     generator = object()
     assert dataset_tuning.without_idle_tuning(generator) is generator
 
 
-def test_what_the_user_says_stays() -> None:
+def test_options_of_the_user_stay() -> None:
     import tensorflow as tf
 
     from tfdistkit.keras_adapter import dataset_tuning
 
     options = tf.data.Options()
     options.autotune.enabled = True
-    said = UNTUNED["arrays"](tf).with_options(options)
-    assert dataset_tuning.without_idle_tuning(said).options().autotune.enabled is True
+    tuned = UNTUNED["arrays"](tf).with_options(options)
+    assert dataset_tuning.without_idle_tuning(tuned).options().autotune.enabled is True
 
 
-def test_arrays_that_keras_reads_are_not_tuned() -> None:
+def test_arrays_in_keras_are_not_tuned() -> None:
     import numpy as np
     from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
@@ -91,7 +91,7 @@ def test_arrays_that_keras_reads_are_not_tuned() -> None:
         assert is_turned_off(lambda tf, given=given: given.get_tf_dataset())
 
 
-def test_what_fit_reads_is_not_tuned_in_one_process_either() -> None:
+def test_data_of_fit_is_not_tuned_in_one_process() -> None:
     import tensorflow as tf
 
     import tfdistkit

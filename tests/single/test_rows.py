@@ -1,4 +1,4 @@
-"""Which rows of a batch a part gets, and tensors that have other rows."""
+"""The rows of each part of a batch, and errors for tensors whose rows differ."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ def test_parts_are_consecutive_and_differ_by_one_row(total: int, parts: int) -> 
     assert [(int(first), int(count)) for first, count in traced] == found
 
 
-def test_known_rows_that_differ_are_refused() -> None:
+def test_static_rows_that_differ_are_an_error() -> None:
     spec = {"x": tf.TensorSpec((4, 2)), "edges": tf.TensorSpec((20, 2)), "scale": tf.TensorSpec(())}
     with pytest.raises(OptionError, match="20 in `edges`, 4 in `x`"):
         Split(spec)
 
 
-def test_rows_that_turn_out_to_differ_are_told() -> None:
+def test_rows_that_differ_at_run_time_are_an_error() -> None:
     forgetful = tf.data.Dataset.from_generator(
         lambda: iter([((0.0,) * 4, (0.0,) * 5)]), output_signature=(tf.TensorSpec((None,)), tf.TensorSpec((None,)))
     ).map(lambda *batch: Split((tf.TensorSpec((None,)),) * 2).rows(batch))
     with pytest.raises(tf.errors.InvalidArgumentError) as failed:
         list(forgetful)
-    told = rows_error(str(failed.value))
-    assert told is not None and "4 in `0`, 5 in `1`" in str(told), told
+    error = rows_error(str(failed.value))
+    assert error is not None and "4 in `0`, 5 in `1`" in str(error), error
     assert rows_error("another operation failed") is None
 
 

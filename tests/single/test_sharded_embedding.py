@@ -156,7 +156,7 @@ def test_state_without_rows_loads_with_the_same_shards_only() -> None:
     # With 4 shards the file has as many arrays as the optimizer for 3 shards has variables.
     assert len(store) == len(optimizers[2].variables)
     before = [v.numpy() for v in optimizers[2].variables]
-    with pytest.warns(UserWarning, match="Skipping variable loading .* other parts"):
+    with pytest.warns(UserWarning, match="Skipping variable loading .* its tables must have the parts"):
         optimizers[2].load_own_variables(store)
     optimizers[1].load_own_variables(store)
     for loaded, expected in ((optimizers[1], (v.numpy() for v in optimizers[0].variables)), (optimizers[2], before)):
@@ -173,7 +173,7 @@ def test_get_and_set_weights_use_whole_tables() -> None:
     plain.set_weights([ours.whole_table()])
     np.testing.assert_array_equal(plain.get_weights()[0], table)
     np.testing.assert_array_equal(sharded(ROWS, 4, shards=2, weights=table).whole_table(), table)
-    with pytest.raises(ValueError, match="cannot take one of the shape"):
+    with pytest.raises(ValueError, match="The table must have the shape"):
         ours.set_weights([table[1:]])
     again = type(ours).from_config(ours.get_config())
     assert (again.shards, again.shard_bytes, again.input_dim) == (3, ours.shard_bytes, ROWS)

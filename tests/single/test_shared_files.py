@@ -1,4 +1,4 @@
-"""Callbacks of Keras that write one file on all ranks: one warning, on the chief, that names what to use."""
+"""Keras callbacks that write the same file on all ranks: one warning on the chief, with the replacement."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def strategy(replicas: int = 2, is_chief: bool = True) -> SimpleNamespace:
     return SimpleNamespace(is_tfdistkit_strategy=True, num_replicas_in_sync=replicas, extended=extended)
 
 
-def test_one_warning_names_what_to_use(caplog: pytest.LogCaptureFixture) -> None:
+def test_one_warning_names_the_replacement(caplog: pytest.LogCaptureFixture) -> None:
     import keras
 
     from tfdistkit.callbacks import ChiefCheckpoint, ChiefOnly
@@ -42,10 +42,10 @@ def test_one_warning_names_what_to_use(caplog: pytest.LogCaptureFixture) -> None
         assert not caplog.records
         warn_of_shared_files(strategy(), writers)
         warn_of_shared_files(strategy(), writers)
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 4
+    warnings = [record.getMessage() for record in caplog.records]
+    assert len(warnings) == 4
     for line, name in zip(
-        told,
+        warnings,
         (
             "ChiefOnly(keras.callbacks.CSVLogger",
             "ChiefOnly(keras.callbacks.TensorBoard",

@@ -1,4 +1,4 @@
-"""Callbacks of ours under strategies that TensorFlow makes: the error says why, and names the strategy to ask for."""
+"""tfdistkit's callbacks under TensorFlow's own strategies: the error gives the reason and the replacement."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SCRIPT = """
             model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
             model.compile("sgd", "mse")
         return model
-    # Made in the list: before any other use of this package, so that nothing of Keras is hooked yet.
+    # Created in the list, before any other use of this package, so Keras is not patched yet.
     model = model_in(made.OneDeviceStrategy("CPU:0"))
     for strategy in (None, made.MirroredStrategy(["CPU:0", "CPU:1"]), made.MultiWorkerMirroredStrategy()):
         model = model if strategy is None else model_in(strategy)
@@ -34,14 +34,14 @@ SCRIPT = """
 """
 
 
-def test_the_reason_is_the_strategy(tmp_path: object) -> None:
+def test_the_error_names_the_strategy(tmp_path: object) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(SCRIPT), str(tmp_path)], capture_output=True, text=True, timeout=280
     )
-    told = ended.stdout.split("--\n")
-    assert len(told) == 4, ended.stderr
+    messages = ended.stdout.split("--\n")
+    assert len(messages) == 4, ended.stderr
     for one, stock, ours in zip(
-        told,
+        messages,
         ("OneDeviceStrategy", "MirroredStrategy", "MultiWorkerMirroredStrategy"),
         ("one_device", "mirrored", "multiworker"),
     ):

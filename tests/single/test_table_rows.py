@@ -1,4 +1,4 @@
-"""A lookup under a strategy of ours reads rows; whatever is no plain lookup stays as Keras has it."""
+"""A lookup under a tfdistkit strategy reads only rows; other reads are Keras's own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def strategy() -> Any:
 
 
 class Table(keras.layers.Layer):
-    """A table of a layer of the user's own, which mixed precision casts."""
+    """A user's layer with a table, which mixed precision casts."""
 
     def build(self, shape: Any) -> None:
         self.table = self.add_weight(shape=(11, 4), initializer="normal")
@@ -52,7 +52,7 @@ def traced(strategy: Any, layer: Any, ids: Any) -> tuple[Any, Any, list[str]]:
 
 
 def check(strategy: Any, make: Callable[[], Any], ids: Any, by_rows: bool = True) -> list[str]:
-    """Compares a layer under a strategy of ours with itself without one; returns the operations under ours."""
+    """Compares a layer under a tfdistkit strategy and without one; returns the operations under the strategy."""
     with strategy.scope():
         keras.utils.set_random_seed(1)
         layer = make()
@@ -106,7 +106,7 @@ def test_a_table_that_is_also_the_output(strategy: Any) -> None:
     assert "ResourceGather" in results[1][2]
 
 
-def test_lora_and_int8_stay_as_they_are(strategy: Any) -> None:
+def test_lora_and_int8_stay_as_in_keras(strategy: Any) -> None:
     check(strategy, lambda: built(keras.layers.Embedding(11, 4, lora_rank=2)), tf.constant(IDS), by_rows=False)
     with strategy.scope():
         layer = built(keras.layers.Embedding(11, 4))
@@ -124,7 +124,7 @@ def test_values_of_a_stateless_scope_are_taken(strategy: Any) -> None:
         np.testing.assert_array_equal(layer(tf.constant([2])), layer.embeddings.numpy()[2:3])
 
 
-def test_what_is_no_lookup_in_rows_stays(strategy: Any) -> None:
+def test_other_reads_stay_as_in_keras(strategy: Any) -> None:
     table = keras.Variable(np.arange(6.0).reshape(2, 3))
     with strategy.scope():
         assert keras.ops.take(table, [1, 4]).numpy().tolist() == [1.0, 4.0]

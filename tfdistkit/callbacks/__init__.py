@@ -1,4 +1,4 @@
-"""Keras callbacks for a job of several ranks. Give the same list of callbacks to `fit` on every rank."""
+"""Keras callbacks for jobs of several ranks. Give the same list of callbacks to `fit` on every rank."""
 
 from tfdistkit.callbacks.backup.callback import BackupAndResume
 from tfdistkit.callbacks.broadcast_variables import BroadcastVariables

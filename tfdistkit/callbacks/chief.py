@@ -1,4 +1,4 @@
-"""Who writes."""
+"""Decides which process writes files."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from tfdistkit.cluster.detection import is_chief
 
 
 def writes_files(model: keras.Model | None) -> bool:
-    """Whether this process writes the files of the job that trains `model`.
+    """Returns whether this process writes the files of the job that trains `model`.
 
     Args:
-        model: The model of a callback. A strategy of tf.distribute knows its chief; without one, the
-            description of the cluster in the environment does.
+        model: The model of a callback. Its tf.distribute strategy knows the chief; without a strategy of several
+            replicas, the cluster in the environment does.
 
     Returns:
         True in one process of the job.

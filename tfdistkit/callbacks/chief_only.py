@@ -1,4 +1,4 @@
-"""`ChiefOnly`: a callback that only the chief needs."""
+"""`ChiefOnly`: runs another callback on the chief only."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from tfdistkit.callbacks.chief import writes_files
 from tfdistkit.errors import OptionError, UnsupportedError, explain
 
 _HOOKS = tuple(name for name in dir(keras.callbacks.Callback) if name.startswith("on_"))
-# Where the learning rate is looked at: reading it after every batch would cost.
+# Hooks that check the learning rate: reading it after every batch would be slow.
 _EPOCH_HOOKS = frozenset({"on_train_begin", "on_epoch_begin", "on_epoch_end"})
 
-# Callbacks of Keras that every rank must run, and why.
+# Keras callbacks that every rank must run, and why.
 _FOR_EVERY_RANK = {
-    "EarlyStopping": "it stops training: the other ranks would go on and wait for the chief",
-    "TerminateOnNaN": "it stops training: the other ranks would go on and wait for the chief",
-    "LearningRateScheduler": "it sets the learning rate: the ranks' weights would drift apart",
-    "ReduceLROnPlateau": "it sets the learning rate: the ranks' weights would drift apart",
-    "SwapEMAWeights": "it sets the weights: the ranks' weights would drift apart",
-    "BackupAndRestore": "it sets the weights and the first epoch: the ranks would drift apart",
+    "EarlyStopping": "it stops training, and the other ranks would wait for the chief in their next step",
+    "TerminateOnNaN": "it stops training, and the other ranks would wait for the chief in their next step",
+    "LearningRateScheduler": "it sets the learning rate, and the ranks' weights would diverge",
+    "ReduceLROnPlateau": "it sets the learning rate, and the ranks' weights would diverge",
+    "SwapEMAWeights": "it sets the weights, which would diverge between the ranks",
+    "BackupAndRestore": "it sets the weights and the first epoch, which would diverge between the ranks",
 }
-# Callbacks of Keras with something better here.
+# Keras callbacks with a replacement.
 _INSTEAD = {
     "ModelCheckpoint": "Use tfdistkit.callbacks.ChiefCheckpoint, on every rank.",
     "ProgbarLogger": "Leave it out: under a strategy of tfdistkit, `fit` shows one progress bar for the job.",
@@ -31,20 +31,19 @@ _INSTEAD = {
 
 
 class ChiefOnly(keras.callbacks.Callback):
-    """Runs another callback on the chief alone: TensorBoard, CSVLogger, RemoteMonitor, your own.
+    """Runs another callback on the chief only: TensorBoard, CSVLogger, RemoteMonitor, your own.
 
-    Safe is what looks at logs, and what reads weights and optimizer variables (every rank holds them all).
-    Not safe is what needs the other ranks: `model.fit`, `evaluate` and `predict`, and reading a metric
-    (`metric.result()`) are collectives, and the chief would wait in them for the others. Not allowed is what
-    steers training: see Raises.
+    The callback may read logs, weights and optimizer variables (every rank holds all of them). It must not call
+    collectives: `model.fit`, `evaluate`, `predict` and `metric.result()` would wait for the other ranks. It must
+    not change training either: see Raises.
 
     Args:
         callback: The callback. On the other ranks none of its methods is called.
 
     Raises:
-        OptionError: (a ValueError) if `callback` is one of Keras's that must run on every rank: those that
-            stop training, or set the learning rate or the weights.
-        UnsupportedError: (a RuntimeError) in training, on the chief, if another callback does so.
+        OptionError: (a ValueError) if `callback` is a Keras callback that must run on every rank, because it
+            stops training, or sets the learning rate or the weights.
+        UnsupportedError: (a RuntimeError) in training, on the chief, if another callback does this.
 
     Example:
         ```python
@@ -59,7 +58,7 @@ class ChiefOnly(keras.callbacks.Callback):
 
     @property
     def async_safe(self) -> bool:
-        """Whether Keras need not wait for a batch before it starts the next: as for the callback inside."""
+        """Whether Keras may start the next batch before this one ends: as for the wrapped callback."""
         if getattr(self.callback, "async_safe", False):
             return True
         nothing = keras.callbacks.Callback
@@ -87,15 +86,14 @@ class ChiefOnly(keras.callbacks.Callback):
             if value != before[what]:
                 raise UnsupportedError(
                     explain(
-                        f"A callback in ChiefOnly changed {what} on the chief alone: the ranks would drift apart.",
+                        f"A callback in ChiefOnly must not change {what}: the ranks would diverge.",
                         received=f"{type(self.callback).__name__}.{hook}: {before[what]} -> {value}",
-                        expected="callbacks that steer training to run on every rank",
                         do=f"Give {type(self.callback).__name__} to `fit` without ChiefOnly.",
                     )
                 )
 
     def _steering(self, hook: str) -> dict[str, Any]:
-        """What of the model steers training."""
+        """Returns the settings of the model that a callback on one rank must not change."""
         found: dict[str, Any] = {"`model.stop_training`": bool(getattr(self.model, "stop_training", False))}
         optimizer = getattr(self.model, "optimizer", None)
         if hook in _EPOCH_HOOKS and optimizer is not None:
@@ -118,11 +116,11 @@ for _hook in _HOOKS:
 def _check(callback: Any) -> None:
     received = f"ChiefOnly({type(callback).__name__})"
     if not isinstance(callback, keras.callbacks.Callback):
-        raise OptionError(explain("`callback` is no callback.", received=received, expected="a keras callback"))
+        raise OptionError(explain("`callback` must be a keras.callbacks.Callback.", received=received))
     for name, why in _FOR_EVERY_RANK.items():
         if isinstance(callback, getattr(keras.callbacks, name)):
             do = f"Give {type(callback).__name__} to `fit` without ChiefOnly, on every rank."
-            raise OptionError(explain(f"{name} cannot run on the chief alone: {why}.", received=received, do=do))
+            raise OptionError(explain(f"{name} must run on every rank: {why}.", received=received, do=do))
     for name, do in _INSTEAD.items():
         if isinstance(callback, getattr(keras.callbacks, name)):
-            raise OptionError(explain(f"{name} in ChiefOnly is not what you want.", received=received, do=do))
+            raise OptionError(explain(f"{name} must not be in ChiefOnly.", received=received, do=do))

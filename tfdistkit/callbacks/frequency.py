@@ -1,24 +1,25 @@
-"""How often something is done: every so many steps, epochs, or seconds."""
+"""Parses frequencies in steps, epochs or seconds."""
 
 from __future__ import annotations
 
+import numbers
 import re
 from dataclasses import dataclass
 from typing import Any
 
 from tfdistkit.errors import OptionError, explain
 
-# Seconds of each.
+# In seconds.
 _TIMES = {"second": 1.0, "minute": 60.0, "hour": 3600.0}
 _WORDS = re.compile(r"(\d+(?:\.\d+)?)\s*(step|epoch|second|minute|hour)s?")
 
 
 @dataclass(frozen=True)
 class Frequency:
-    """Every so many of a unit.
+    """An interval in a unit.
 
     Args:
-        amount: How many.
+        amount: The number of units between two events.
         unit: `"steps"`, `"epochs"` or `"seconds"`.
     """
 
@@ -27,7 +28,7 @@ class Frequency:
 
 
 def frequency_of(name: str, given: Any) -> Frequency:
-    """Understands what a user said.
+    """Parses the frequency that the user gave.
 
     Args:
         name: The name of the argument, for the error.
@@ -36,8 +37,9 @@ def frequency_of(name: str, given: Any) -> Frequency:
     Raises:
         OptionError: if it is something else.
     """
-    if isinstance(given, int) and not isinstance(given, bool) and given > 0:
-        return Frequency(given, "steps")
+    is_integer = isinstance(given, numbers.Integral) and not isinstance(given, bool)
+    if is_integer and given > 0:
+        return Frequency(int(given), "steps")
     if given == "epoch":
         return Frequency(1, "epochs")
     match = _WORDS.fullmatch(given.strip()) if isinstance(given, str) else None
@@ -49,8 +51,8 @@ def frequency_of(name: str, given: Any) -> Frequency:
             return Frequency(int(amount), f"{unit}s")
     raise OptionError(
         explain(
-            f"`{name}` says no frequency.",
+            f'`{name}` must be "epoch", a positive number of steps, or a text such as "500 steps", "2 epochs" or '
+            '"10 minutes".',
             received=f"{name}={given!r}",
-            expected='a number of steps, "epoch", or a text such as "500 steps", "2 epochs", "10 minutes"',
         )
     )

@@ -1,4 +1,4 @@
-"""Signals that say that this process will be ended soon, and what is done in the time that is left."""
+"""Handles signals that announce the end of this process, within a grace period."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import threading
 from types import FrameType
 from typing import Any
 
-from tfdistkit.callbacks.process_group import tell_once
+from tfdistkit.callbacks.process_group import warn_once
 
 # SIGTERM: `kill`, Kubernetes, SLURM at the time limit, a launcher. SIGUSR1: SLURM's `--signal=USR1@120`.
 _NUMBERS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class LastSignal:
-    """Notes a signal instead of ending at once, while it is entered; a deadline is kept by a thread.
+    """Records a signal instead of exiting at once; a watchdog thread exits after the grace period.
 
-    A process that waits in TensorFlow for a rank that is gone runs no Python, so nothing but a thread could end it.
+    A process that waits in TensorFlow for a dead peer runs no Python in its main thread, so only a thread can end it.
 
     Args:
-        grace_s: Seconds from the signal after which the process ends, whatever it does; None leaves signals alone.
+        grace_s: Seconds from the signal until the process exits in any case; None installs no handlers.
     """
 
     def __init__(self, grace_s: float | None):
@@ -36,14 +36,14 @@ class LastSignal:
         if self._grace_s is None:
             return self
         if threading.current_thread() is not threading.main_thread():
-            tell_once("BackupAndResume makes no backup on signals: Python takes them in the main thread only.")
+            warn_once("BackupAndResume cannot save on signals: Python handles signals only in the main thread.")
             return self
         for number in _NUMBERS:
             if signal.getsignal(number) not in (signal.SIG_IGN, None):
-                self._before[number] = signal.signal(number, self._take)
+                self._before[number] = signal.signal(number, self._record)
         self._read_end, self._write_end = os.pipe()
         os.set_blocking(self._write_end, False)
-        # Written to by the C handler, even while the main thread runs no Python.
+        # The C handler writes to it even while the main thread runs no Python.
         self._wakeup_before = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
         threading.Thread(target=self._watch, name="tfdistkit-last-signal", daemon=True).start()
         return self
@@ -59,14 +59,14 @@ class LastSignal:
         self._write_end = -1
 
     def end(self, number: int) -> None:
-        """Ends this process as a signal would have ended it before."""
+        """Ends this process by a signal, with the handlers that were installed before."""
         sys.stdout.flush()
         sys.stderr.flush()
         self.__exit__()
         self.number = 0
         os.kill(os.getpid(), number)
 
-    def _take(self, number: int, frame: FrameType | None) -> None:
+    def _record(self, number: int, frame: FrameType | None) -> None:
         self.number = number
 
     def _watch(self) -> None:

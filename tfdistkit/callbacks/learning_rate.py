@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable
 from typing import Any
 
 import keras
 
 from tfdistkit.callbacks.chief import writes_files
-from tfdistkit.callbacks.process_group import tell_once
+from tfdistkit.callbacks.process_group import warn_once
 from tfdistkit.callbacks.step_rates import StepRates, attach
 from tfdistkit.errors import OptionError, UnsupportedError, explain
+from tfdistkit.validation import require_choice, require_positive
 
 _SCALES: dict[str, Callable[[int], float]] = {"linear": float, "sqrt": math.sqrt}
 
 
 class _LearningRate(keras.callbacks.Callback):
-    """What both have in common: a multiple of the initial rate for each step, None where they leave it alone."""
+    """Base class: sets the rate of each step to a multiple of the initial rate; None keeps the rate."""
 
     def __init__(
         self,
@@ -27,8 +29,8 @@ class _LearningRate(keras.callbacks.Callback):
         verbose: int,
     ):
         super().__init__()
-        _require_positive("initial_learning_rate", initial_learning_rate)
-        _require_positive("steps_per_epoch", steps_per_epoch)
+        _require_positive_or_none("initial_learning_rate", initial_learning_rate)
+        _require_positive_or_none("steps_per_epoch", steps_per_epoch)
         self.initial_learning_rate = initial_learning_rate
         self.momentum_correction = momentum_correction
         self.steps_per_epoch = steps_per_epoch
@@ -45,29 +47,28 @@ class _LearningRate(keras.callbacks.Callback):
         raise NotImplementedError
 
     def _changed_before(self, epoch: int, step: int) -> bool:
-        """Whether an optimizer that was saved before `epoch` and `step` would hold a rate set by this callback."""
+        """Returns whether an optimizer saved before `epoch` and `step` holds a rate set by this callback."""
         raise NotImplementedError
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Looks at the optimizer and at the number of replicas."""
+        """Reads the optimizer and the number of replicas."""
         if self._rates is not None:
-            self._rates.release(self)  # A `fit` before ended with an error.
+            self._rates.release(self)  # An earlier `fit` ended with an error.
         self._base = None
         self._replicas = self.model.distribute_strategy.num_replicas_in_sync
         self._steps = self.steps_per_epoch or (self.params or {}).get("steps") or 0
         if not self._steps and self._needs_steps_per_epoch():
             raise UnsupportedError(
                 explain(
-                    f"{type(self).__name__} cannot tell how many steps an epoch has.",
+                    f"{type(self).__name__} must know the number of steps of an epoch.",
                     received="data without a length",
-                    expected="`steps_per_epoch`",
-                    do=f"Write {type(self).__name__}(..., steps_per_epoch=...).",
+                    do=f"Pass it: {type(self).__name__}(..., steps_per_epoch=...).",
                 )
             )
         self._rates = attach(self, self.model)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Counts."""
+        """Finds the first step of the epoch."""
         assert self._rates is not None
         done = self._rates.steps_done()
         self._first_step = done if done else epoch * self._steps
@@ -106,7 +107,7 @@ class _LearningRate(keras.callbacks.Callback):
             if self._rates.has_schedule:
                 raise UnsupportedError(
                     explain(
-                        "The optimizer has a schedule, which is multiplied, so there is no initial rate to set.",
+                        "`initial_learning_rate` must be None: the optimizer's schedule is multiplied.",
                         received=f"initial_learning_rate={self.initial_learning_rate}",
                         do=f"Leave `initial_learning_rate` out of {name}.",
                     )
@@ -116,46 +117,45 @@ class _LearningRate(keras.callbacks.Callback):
         if not sure and self._changed_before(self._epoch, self._first_step):
             raise UnsupportedError(
                 explain(
-                    f"{name} cannot tell the initial learning rate: the optimizer comes from a checkpoint, "
-                    "and its rate may be one of this callback's.",
+                    f"{name} must know the initial learning rate: the optimizer comes from a checkpoint, which may "
+                    "hold a rate that this callback had set.",
                     received=f"a rate of {base:g} after {self._rates.steps_done()} steps, in epoch {self._epoch + 1}",
-                    expected="`initial_learning_rate`, the rate that the optimizer was made with",
-                    do=f"Write {name}(..., initial_learning_rate=...).",
+                    do=f"Pass the rate that the optimizer was created with: {name}(..., initial_learning_rate=...).",
                 )
             )
         return base
 
 
 class LearningRateWarmup(_LearningRate):
-    """Raises the learning rate step by step from that of one replica to that of all.
+    """Raises the learning rate linearly, step by step, from the rate of one replica to the scaled rate.
 
     A rate that was scaled up for N replicas (with a global batch N times as large) is too high at first.
-    This starts at `rate / f`, ends at `rate` after the warm-up, and then leaves the rate alone, where
-    `f` is N, the square root of N, or a function of N: the factor that the rate was scaled by. Step by
-    step the rate is `rate / f * (e * (f - 1) / warmup_epochs + 1)`, where `e` counts epochs in fractions and
-    is `warmup_epochs` in the last step of the warm-up (Goyal et al., 2017, https://arxiv.org/abs/1706.02677).
+    The warm-up starts at `rate / f`, ends at `rate`, and then leaves the rate unchanged. `f` is the factor by
+    which the rate was scaled: N, the square root of N, or a function of N. In each step the rate is
+    `rate / f * (e * (f - 1) / warmup_epochs + 1)`, where `e` counts epochs in fractions and equals
+    `warmup_epochs` in the last step of the warm-up (Goyal et al., 2017, https://arxiv.org/abs/1706.02677).
 
-    It is right for every step with `steps_per_execution` > 1, too, and goes on where it was after a restart
-    with `initial_epoch` (with `warmup_steps`: with a restored optimizer). An optimizer with a
-    `LearningRateSchedule` keeps it; the schedule's rates are multiplied. With one replica there is nothing
-    to warm up to, and the log says so. Put it on every rank.
+    The rate is right for every step with `steps_per_execution` > 1 too, and continues after a restart
+    with `initial_epoch` (with `warmup_steps`: with a restored optimizer). If the optimizer has a
+    `LearningRateSchedule`, the schedule's rates are multiplied. With one replica it does nothing, and logs that
+    once. Put it on every rank.
 
     Args:
-        initial_learning_rate: The rate at the end of the warm-up. Default: that of the optimizer. Needed when
+        initial_learning_rate: The rate at the end of the warm-up. Default: the optimizer's rate. Required when
             training restarts within the warm-up: a restored optimizer holds the rate that it was saved with.
-        warmup_epochs: How long, in epochs.
-        momentum_correction: Whether momentum (SGD, RMSprop) is multiplied by `new / old` where the rate
-            changes, so that past steps do not weigh more for it. Not with a `LearningRateSchedule` in the
-            optimizer, which changes the rate in every step anyway.
-        steps_per_epoch: Steps of an epoch, where the data do not tell.
+        warmup_epochs: Length of the warm-up in epochs.
+        momentum_correction: Whether momentum (SGD, RMSprop) is multiplied by `new / old` when the rate
+            changes, so that past steps keep their weight. Has no effect with a `LearningRateSchedule` in the
+            optimizer, which changes the rate in every step.
+        steps_per_epoch: Steps per epoch, for data without a length.
         verbose: 1 prints a line on the chief when the warm-up ends.
-        warmup_steps: How long, in steps (batches) of the optimizer's life, instead of `warmup_epochs`.
+        warmup_steps: Length of the warm-up in optimizer steps (batches), instead of `warmup_epochs`.
         scale: `"linear"`, `"sqrt"`, or a function from N to the factor.
 
     Raises:
-        OptionError: (a ValueError) if an argument is wrong.
-        UnsupportedError: (a RuntimeError) in training, if the initial rate or the steps of an epoch cannot be
-            told, or the model has no optimizer whose rate can be set.
+        OptionError: (a ValueError) if an argument is invalid.
+        UnsupportedError: (a RuntimeError) in training, if the initial rate or the steps of an epoch are unknown,
+            or the model has no optimizer whose rate can be set.
 
     Example:
         ```python
@@ -179,22 +179,22 @@ class LearningRateWarmup(_LearningRate):
         scale: str | Callable[[int], float] = "linear",
     ):
         super().__init__(initial_learning_rate, momentum_correction, steps_per_epoch, verbose)
-        _require_positive("warmup_epochs", warmup_epochs)
-        _require_positive("warmup_steps", warmup_steps)
+        _require_positive_or_none("warmup_epochs", warmup_epochs)
+        _require_positive_or_none("warmup_steps", warmup_steps)
         self.warmup_epochs = warmup_epochs
         self.warmup_steps = warmup_steps
-        self._factor_of = _scale("scale", scale)
+        self._factor_of = _scale(scale)
         self._factor = 1.0
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Computes the factor to warm up by."""
+        """Computes the factor by which the rate was scaled."""
         super().on_train_begin(logs)
-        self._factor = _require_positive("scale", float(self._factor_of(self._replicas)))
+        self._factor = require_positive("scale", float(self._factor_of(self._replicas)))
         if self._factor == 1:
-            tell_once("LearningRateWarmup has nothing to do: with one replica the rate is not scaled.")
+            warn_once("LearningRateWarmup has nothing to do: with one replica the rate is not scaled.")
 
     def _done(self, epoch: int, batch: int, step: int) -> float:
-        """How much of the warm-up is done before a step: 1 at its end."""
+        """Returns the fraction of the warm-up that is done before a step."""
         if self.warmup_steps is not None:
             return step / self.warmup_steps
         return (epoch + batch / self._steps) / self.warmup_epochs
@@ -211,7 +211,7 @@ class LearningRateWarmup(_LearningRate):
         return self._factor != 1 and 0 < self._done(epoch, 0, step) < 1
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Adds the rate to the logs, and says so when the warm-up is over."""
+        """Adds the rate to the logs, and prints a line when the warm-up has ended."""
         super().on_epoch_end(epoch, logs)
         if self.verbose and self._rates is not None and self._factor != 1 and writes_files(self.model):
             last = self._rates.steps_done()
@@ -221,31 +221,31 @@ class LearningRateWarmup(_LearningRate):
 
 
 class LearningRateScale(_LearningRate):
-    """Multiplies the initial learning rate, over a range of epochs.
+    """Multiplies the initial learning rate over a range of epochs.
 
-    `rate = initial rate * multiplier`. Several of them, each with its range, make up a schedule; so do they
-    with `LearningRateWarmup`. Like that one it is right for every step with `steps_per_execution` > 1 and
-    after a restart, multiplies the rates of a `LearningRateSchedule`, and belongs on every rank.
+    `rate = initial rate * multiplier`. Combine several, each with its own range, and `LearningRateWarmup` into a
+    schedule. As with `LearningRateWarmup`, the rate is right for every step with `steps_per_execution` > 1 and
+    after a restart, and the rates of a `LearningRateSchedule` are multiplied. Put it on every rank.
 
     Args:
-        multiplier: A number; `"linear"` or `"sqrt"`, for the number of replicas or its square root; or a
-            function of the epoch (from 0), of an optimizer's step with `per="step"`. A
-            `LearningRateSchedule` is such a function of the step.
+        multiplier: A number; `"linear"` or `"sqrt"` for the number of replicas or its square root; or a
+            function of the epoch (from 0), or of the optimizer's step with `per="step"`. A
+            `LearningRateSchedule` is a function of the step.
         start_epoch: The first epoch of the range.
         end_epoch: The first epoch after the range. Default: no end.
-        staircase: Whether the function is called once an epoch; else before every step, with epochs in
+        staircase: Whether the function is called once per epoch; else before every step, with epochs in
             fractions.
-        momentum_correction: Whether momentum (SGD, RMSprop) is multiplied by `new / old` where the rate
-            changes, so that past steps do not weigh more for it. Not with a `LearningRateSchedule` in the
-            optimizer, which changes the rate in every step anyway.
-        steps_per_epoch: Steps of an epoch, where the data do not tell.
-        initial_learning_rate: What is multiplied. Default: the rate of the optimizer. Needed after a restart
-            within or behind the range: a restored optimizer holds the rate that it was saved with.
-        per: `"epoch"` or `"step"`: what the function is called with.
+        momentum_correction: Whether momentum (SGD, RMSprop) is multiplied by `new / old` when the rate
+            changes, so that past steps keep their weight. Has no effect with a `LearningRateSchedule` in the
+            optimizer, which changes the rate in every step.
+        steps_per_epoch: Steps per epoch, for data without a length.
+        initial_learning_rate: The rate that is multiplied. Default: the optimizer's rate. Required after a restart
+            within or after the range: a restored optimizer holds the rate that it was saved with.
+        per: The argument of the function: `"epoch"` or `"step"`.
         verbose: 1 prints the rate of every epoch of the range, on the chief.
 
     Raises:
-        OptionError: (a ValueError) if an argument is wrong.
+        OptionError: (a ValueError) if an argument is invalid.
         UnsupportedError: (a RuntimeError) in training, as `LearningRateWarmup`.
 
     Example:
@@ -272,20 +272,18 @@ class LearningRateScale(_LearningRate):
         verbose: int = 0,
     ):
         super().__init__(initial_learning_rate, momentum_correction, steps_per_epoch, verbose)
-        if per not in ("epoch", "step"):
-            raise OptionError(explain("`per` is unknown.", received=f"per={per!r}", expected='"epoch" or "step"'))
+        require_choice("per", per, ("epoch", "step"))
         self.multiplier = multiplier
         self.start_epoch, self.end_epoch = start_epoch, end_epoch
-        self._scale_of = _scale("multiplier", multiplier) if isinstance(multiplier, str) else None
-        self._is_number = isinstance(multiplier, (int, float)) and not isinstance(multiplier, bool)
-        if self._is_number:
-            _require_positive("multiplier", multiplier, zero=True)
-        elif not callable(multiplier) and self._scale_of is None:
+        self._scale_of = _SCALES.get(multiplier) if isinstance(multiplier, str) else None
+        given: Any = multiplier
+        self._is_number = isinstance(given, numbers.Real) and not isinstance(given, bool)
+        is_negative = self._is_number and not 0 <= given < math.inf
+        if is_negative or not (self._is_number or callable(multiplier) or self._scale_of):
             raise OptionError(
                 explain(
-                    "`multiplier` is neither number nor function.",
+                    '`multiplier` must be a number >= 0, "linear", "sqrt" or a function.',
                     received=f"multiplier={multiplier!r}",
-                    expected='0.1, "linear", a function',
                 )
             )
         is_schedule = isinstance(multiplier, keras.optimizers.schedules.LearningRateSchedule)
@@ -323,24 +321,19 @@ class LearningRateScale(_LearningRate):
             print(f"Epoch {epoch + 1}: learning rate {self._rates.shown_rate:g}.")
 
 
-def _scale(name: str, scale: Any) -> Callable[[int], float]:
+def _scale(scale: Any) -> Callable[[int], float]:
     if isinstance(scale, str) and scale in _SCALES:
         return _SCALES[scale]
     if callable(scale):
         return scale
     raise OptionError(
         explain(
-            f"`{name}` is unknown.",
-            received=f"{name}={scale!r}",
-            expected='"linear", "sqrt", or a function of the number of replicas',
+            '`scale` must be "linear", "sqrt", or a function of the number of replicas.',
+            received=f"scale={scale!r}",
         )
     )
 
 
-def _require_positive(name: str, value: Any, zero: bool = False) -> Any:
-    if value is None:
-        return None
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not is_number or value < 0 or (value == 0 and not zero):
-        raise OptionError(explain(f"`{name}` is no positive number.", received=f"{name}={value!r}"))
-    return value
+def _require_positive_or_none(name: str, value: Any) -> None:
+    if value is not None:
+        require_positive(name, value)

@@ -1,4 +1,4 @@
-"""The processes that train a model together, as a callback talks to them: outside of a step, in numbers."""
+"""The process group of a model: collectives that callbacks run outside of a step."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-# Bounds the copies in memory: many GB go in pieces.
-PIECE_BYTES = 64 * 2**20
+# Broadcasts in chunks of this size, to bound the copies in memory.
+CHUNK_BYTES = 64 * 2**20
 
 _LOG = logging.getLogger(__name__)
 
-# How far above a callback its list is: the list, and one frame for each callback that wraps another.
+# Frames from a callback up to its `CallbackList`: one for the list, and one per wrapping callback.
 _MOST_FRAMES = 12
 
 
 class Ranks:
-    """What the callbacks of all ranks tell each other. Every method is a collective: all ranks call it.
+    """Runs collectives among the callbacks of all ranks. All ranks must call each method.
 
     Args:
-        strategy: Any strategy of tf.distribute; only its public methods are used.
+        strategy: Any tf.distribute strategy; only its public methods are used.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy):
@@ -50,12 +50,12 @@ class Ranks:
         self._add = add
 
     @property
-    def alone(self) -> bool:
-        """Whether there is nobody to talk to."""
+    def is_single(self) -> bool:
+        """Whether there is only one process."""
         return self.size == 1
 
     def sum(self, values: np.ndarray) -> np.ndarray:
-        """Adds up what all ranks bring.
+        """Sums the vectors of all ranks (all-reduce).
 
         Args:
             values: A vector of int64, of the same length on every rank.
@@ -63,68 +63,68 @@ class Ranks:
         Returns:
             The sum, on every rank.
         """
-        return values if self.alone else self._add(tf.constant(values)).numpy()
+        return values if self.is_single else self._add(tf.constant(values)).numpy()
 
     def any(self, value: bool) -> bool:
-        """Returns whether `value` is true on one rank at least."""
+        """Returns whether `value` is true on at least one rank."""
         return bool(self.sum(np.array([value], np.int64))[0])
 
     def gather(self, row: np.ndarray) -> np.ndarray:
-        """Shows every rank what each brings, bit for bit.
+        """Gathers the vectors of all ranks, bit for bit (all-gather).
 
         Args:
             row: A vector of 8-byte numbers, of the same length on every rank.
 
         Returns:
-            One row for each rank, in their order.
+            One row per rank, in rank order.
         """
         table: np.ndarray = np.zeros([self.size, len(row)], np.int64)
         table[self.rank] = row.view(np.int64)
         return self.sum(table.reshape(-1)).reshape(table.shape).view(row.dtype)
 
-    def share(self, data: bytes, root: int) -> bytes:
-        """Gives every rank the bytes of one.
+    def broadcast(self, data: bytes, root: int) -> bytes:
+        """Broadcasts the bytes of one rank.
 
         Args:
-            data: What `root` has; what the others give is ignored.
-            root: Whose bytes they are.
+            data: The bytes on `root`; ignored on the other ranks.
+            root: The rank to broadcast from.
         """
         is_root = self.rank == root
         length = int(self.sum(np.array([len(data) if is_root else 0], np.int64))[0])
         packed: np.ndarray = np.zeros(-(-length // 8) * 8, np.uint8)
         if is_root:
             packed[:length] = np.frombuffer(data, np.uint8)
-        for start in range(0, len(packed), PIECE_BYTES):
-            piece = packed[start : start + PIECE_BYTES]
-            # The others add zeros, to whole numbers: no bit can change.
-            piece[:] = self.sum(piece.view(np.int64)).view(np.uint8)
+        for start in range(0, len(packed), CHUNK_BYTES):
+            chunk = packed[start : start + CHUNK_BYTES]
+            # The other ranks add integer zeros, so no bit changes.
+            chunk[:] = self.sum(chunk.view(np.int64)).view(np.uint8)
         return packed[:length].tobytes()
 
 
 def ranks_of(model: keras.Model) -> Ranks:
-    """Returns the ranks that train `model`: those of the strategy in whose scope it was made."""
+    """Returns the process group of the strategy in whose scope `model` was created."""
     return ranks_of_strategy(model.distribute_strategy)
 
 
 @functools.lru_cache(maxsize=4)  # The callbacks of a job share one graph.
 def ranks_of_strategy(strategy: tf.distribute.Strategy) -> Ranks:
-    """Returns the ranks of a strategy."""
+    """Returns the process group of a strategy."""
     return Ranks(strategy)
 
 
 @functools.cache
-def tell_once(message: str) -> None:
-    """Logs that a callback has nothing to do; once in a process."""
+def warn_once(message: str) -> None:
+    """Logs a warning, once in a process."""
     _LOG.warning(message)
 
 
 def list_of(callback: keras.callbacks.Callback) -> list[keras.callbacks.Callback] | None:
-    """Finds the callbacks of the `fit` that has just called `callback`.
+    """Finds the list of callbacks of the `fit` that is calling `callback`.
 
-    Keras does not tell a callback what stands beside it, so this looks for the list up the call stack.
+    Keras gives a callback no access to its list, so this searches the call stack for it.
 
     Returns:
-        All callbacks in their order; None if it is called by something else than a `CallbackList`.
+        All callbacks in their order; None if the caller is not a `CallbackList`.
     """
     frame = inspect.currentframe()
     for _ in range(_MOST_FRAMES):

@@ -1,9 +1,8 @@
-"""How learning rates that Python computes reach every single step of a model's training.
+"""Sets a learning rate that Python computes for every single training step.
 
-With one step an execution the rate is assigned before each step. With `steps_per_execution` > 1 callbacks
-are not called in between: there the rates of all steps of an execution go into a table, and each step takes
-its own out of it. The optimizer keeps its own variable for the rate, so a checkpoint that is written
-meanwhile holds nothing of this.
+With one step per execution the rate is assigned before each step. With `steps_per_execution` > 1 Keras calls no
+callback between steps: the rates of all steps of an execution go into a table, from which each step reads its own.
+The optimizer keeps its own variable for the rate, so checkpoints contain nothing of this.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ import tensorflow as tf
 
 from tfdistkit.errors import UnsupportedError, explain
 
-# Of a model that is being trained with callbacks for its rate: what they share.
+# The rates that all learning-rate callbacks of a model in training share.
 _OF_MODEL: weakref.WeakKeyDictionary[Any, StepRates] = weakref.WeakKeyDictionary()
-# Of an optimizer: the rate that ours are multiples of, and the last one that was set here.
+# For an optimizer: the base rate that is multiplied, and the last rate that was set here.
 _BASE_RATES: weakref.WeakKeyDictionary[Any, tuple[float, float]] = weakref.WeakKeyDictionary()
 
 
 class StepRates:
-    """The learning rate of a model's optimizer, step by step. Made by `attach`.
+    """Controls the learning rate of a model's optimizer step by step. Created by `attach`.
 
     Args:
         model: A compiled model whose training begins.
@@ -52,24 +51,24 @@ class StepRates:
 
     @property
     def rate(self) -> float:
-        """The rate of the last step; for an optimizer with a schedule what the schedule is multiplied by."""
+        """The rate of the last step; with a schedule, the factor of the schedule."""
         value = self.optimizer.learning_rate if self._factor is None else self._factor
         return float(keras.ops.convert_to_numpy(value))
 
     @property
     def shown_rate(self) -> float:
-        """The rate as a log shows it."""
+        """The optimizer's rate, for the logs."""
         return float(keras.ops.convert_to_numpy(self.optimizer.learning_rate))
 
     @property
     def has_schedule(self) -> bool:
-        """Whether the optimizer has a `LearningRateSchedule` of its own, which is multiplied."""
+        """Whether the optimizer has its own `LearningRateSchedule`, whose rates are multiplied."""
         return self._schedule is not None
 
     def base_rate(self) -> tuple[float, bool]:
-        """Returns the rate before any callback of ours changed it, and whether that is known for sure.
+        """Returns the rate before any of these callbacks changed it, and whether it is certain.
 
-        It is not when a restored optimizer may hold the rate of the step that it was saved at.
+        It is uncertain for a restored optimizer, which may hold the rate of the step at which it was saved.
         """
         if self._schedule is not None:
             return 1.0, True
@@ -79,11 +78,11 @@ class StepRates:
         return self.rate, self.steps_done() == 0
 
     def remember_base_rate(self, base: float) -> None:
-        """Keeps what `base_rate` returns in the next call of `fit`."""
+        """Stores the result of `base_rate` for the next `fit`."""
         _BASE_RATES[self.optimizer] = (base, self.rate)
 
     def steps_done(self) -> int:
-        """How many steps the optimizer has seen in its life, steps that only accumulate gradients included."""
+        """Returns the steps of the optimizer's life, including steps that only accumulate gradients."""
         counter = next((v for v in self.optimizer.variables if v.name == "iteration"), self.optimizer.iterations)
         return int(keras.ops.convert_to_numpy(counter))
 
@@ -91,10 +90,10 @@ class StepRates:
         """Sets the rates of the steps of one execution.
 
         Args:
-            execution: Epoch and first batch. Several callbacks may plan for one execution; the last one counts.
-            rates: One for each step; None leaves that of the step before, or of another callback.
-            momentum_correction: Whether momentum is multiplied by `new / old` where the rate changes. A schedule
-                changes it in every step, and who has restarted does not know what it was multiplied by before.
+            execution: Epoch and first batch. Several callbacks may plan one execution; the last one wins.
+            rates: One for each step; None keeps the rate of the step before, or of another callback.
+            momentum_correction: Whether momentum is multiplied by `new / old` when the rate changes. Ignored with a
+                schedule: it changes the rate in every step, and a restart does not know the previous factor.
         """
         if execution != self._execution:
             self._execution, self._planned = execution, [None] * self.steps
@@ -110,21 +109,21 @@ class StepRates:
             table[:, i] = new, new / old if correct and changes and self._schedule is None else 1.0
             old = float(table[0, i])
         if self.steps == 1:
-            self._take(table[0, 0], table[1, 0])
+            self._set_rate(table[0, 0], table[1, 0])
         else:
             self._table.assign(table)
             self._cursor.assign(0)
 
     def release(self, user: Any) -> None:
-        """Ends the use by one callback; the last one leaves the model as it was."""
+        """Detaches one callback; the last one restores the model."""
         self.users.discard(user)
         if not self.users:
             self.restore()
 
     def restore(self) -> None:
-        """Leaves the model as it was, with the last rate."""
+        """Restores the model's own train step and schedule, and keeps the last rate."""
         if _OF_MODEL.get(self._model) is not self:
-            return  # A later call of `fit` has done it.
+            return  # A later `fit` has restored it.
         del _OF_MODEL[self._model]
         if self._schedule is not None:
             self.optimizer.learning_rate = self._schedule
@@ -139,22 +138,22 @@ class StepRates:
     def _before(self, train_step: Any) -> Any:
         @tf.autograph.experimental.do_not_convert
         def step_with_its_rate(data: Any) -> Any:
-            self._take_next()
+            self._pop_pending()
             return train_step(data)
 
         return step_with_its_rate
 
-    def _take_next(self) -> None:
-        """In each step of an execution: takes the rate and the correction of momentum from the table."""
+    def _pop_pending(self) -> None:
+        """Sets the rate and the momentum correction of the next step of an execution, from the table."""
         index = self._cursor.read_value()
         row = tf.gather(self._table.read_value(), tf.minimum(index, self.steps - 1), axis=1)
-        planned = index < self.steps  # Not so in a step that no callback knew of.
+        planned = index < self.steps  # False in a step that no callback has planned.
         current = self._factor.read_value() if self._factor is not None else self.optimizer.learning_rate
         rate = tf.where(planned, row[0], tf.cast(tf.convert_to_tensor(current), tf.float32))
-        self._take(rate, tf.where(planned, row[1], 1.0))
+        self._set_rate(rate, tf.where(planned, row[1], 1.0))
         self._cursor.assign_add(1)
 
-    def _take(self, rate: Any, correction: Any) -> None:
+    def _set_rate(self, rate: Any, correction: Any) -> None:
         if self._factor is not None:
             self._factor.assign(rate)
         else:
@@ -174,10 +173,10 @@ class StepRates:
 
 
 def attach(user: Any, model: keras.Model) -> StepRates:
-    """Returns the rates of a model for a callback, which calls `release` when training ends."""
+    """Attaches a callback to the rates of a model; the callback calls `release` when training ends."""
     rates = _OF_MODEL.get(model)
     if rates is not None and (rates.optimizer is not _innermost(model) or rates.steps != model.steps_per_execution):
-        rates.restore()  # The model was compiled anew after a `fit` that ended with an error.
+        rates.restore()  # The model was recompiled after a `fit` that ended with an error.
         rates = None
     if rates is None:
         rates = _OF_MODEL[model] = StepRates(model)
@@ -186,24 +185,23 @@ def attach(user: Any, model: keras.Model) -> StepRates:
 
 
 def _innermost(model: keras.Model) -> Any:
-    """Returns the optimizer that has the rate, from within a LossScaleOptimizer."""
+    """Returns the optimizer that has the rate: the inner one of a LossScaleOptimizer."""
     optimizer: Any = getattr(model, "optimizer", None)
     while hasattr(optimizer, "inner_optimizer"):
         optimizer = optimizer.inner_optimizer
     if optimizer is None:
         raise UnsupportedError(
             explain(
-                "A callback for the learning rate finds no optimizer in the model.",
-                received="model.optimizer: None",
-                expected="a model with an optimizer",
-                do="Give it to `model.compile(...)`, or assign the rates in your own `train_step`.",
+                "A model must have an optimizer for a learning-rate callback.",
+                received="model.optimizer=None",
+                do="Pass it to `model.compile(...)`, or assign the rates in your own `train_step`.",
             )
         )
     return optimizer
 
 
 def _as_schedule(optimizer: Any) -> Any:
-    """Returns the schedule that the optimizer's rate comes from; None if the rate is a variable."""
+    """Returns the optimizer's schedule; None if its rate is a variable."""
     kept = list(vars(optimizer).values())
     if any(one is optimizer.learning_rate for one in kept if isinstance(one, keras.Variable)):
         return None
@@ -212,20 +210,19 @@ def _as_schedule(optimizer: Any) -> Any:
             return one
     raise UnsupportedError(
         explain(
-            "The learning rate of the optimizer can neither be set nor multiplied.",
+            "The optimizer must have a number or a `LearningRateSchedule` as its learning rate.",
             received=f"{type(optimizer).__name__}(learning_rate=<a function>)",
-            expected="a number or a `LearningRateSchedule`",
-            do="Give the optimizer a number, and the function to LearningRateScale(function, per='step').",
+            do="Pass the optimizer a number, and the function to LearningRateScale(function, per='step').",
         )
     )
 
 
 def _scaled(schedule: Any, factor: tf.Variable) -> Any:
-    """Returns a schedule that is `schedule` times a variable, and is saved as `schedule`."""
+    """Returns `schedule` times a variable; Keras saves it as `schedule`."""
     kind = type(schedule)
 
     class Scaled(kind):  # type: ignore[valid-type, misc]
-        __class__ = property(lambda self: kind)  # What Keras writes into a file.
+        __class__ = property(lambda self: kind)  # Keras serializes this class.
 
         def __call__(self, step: Any) -> Any:
             return kind.__call__(self, step) * factor
@@ -236,12 +233,12 @@ def _scaled(schedule: Any, factor: tf.Variable) -> Any:
 
 
 def _momentums(optimizer: Any) -> list[Any]:
-    """Returns the slots that hold past steps with their rates in them: those of SGD and RMSprop with momentum."""
+    """Returns the momentum slots of SGD and RMSprop, which contain the rates of past steps."""
     if not getattr(optimizer, "momentum", None):
         return []
     return [v for v in optimizer.variables if v.name.endswith("_momentum")]
 
 
 def _variable(value: Any) -> tf.Variable:
-    """Returns a variable of which each replica counts on its own copy."""
+    """Returns a variable whose copies the replicas update independently."""
     return tf.Variable(value, trainable=False, aggregation=tf.VariableAggregation.NONE)

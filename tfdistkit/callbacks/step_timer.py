@@ -1,4 +1,4 @@
-"""`StepTimer`: how fast training is, and what it waits for."""
+"""`StepTimer`: measures training speed and finds its bottleneck."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from tfdistkit.callbacks.process_group import Ranks, ranks_of
 from tfdistkit.strategies import keras_patches
 from tfdistkit.strategies.step_clock import attach
 
-# Per cent of computing below which it is said what holds training up.
-_ENOUGH = 90.0
-# In this order in the logs and in the line.
+# Below this percentage of computing the bottleneck is printed.
+_ENOUGH_COMPUTING = 90.0
+# The order in the logs and in the printed line.
 _SHARES = ("computing", "communication", "input", "callbacks")
 _ADVICE = {
-    "communication": "a larger batch, or fewer and faster links between the ranks, would help",
-    "input": "`prefetch`, parallel `map` calls, or `cache` in the dataset would help",
-    "callbacks": "callbacks that look at every batch less often, or `steps_per_execution`, would help",
-    "computing": "it takes longer there than elsewhere, and the others wait",
+    "communication": "use a larger batch, or fewer and faster links between the ranks",
+    "input": "use `prefetch`, parallel `map` calls, or `cache` in the dataset",
+    "callbacks": "use callbacks that run on fewer batches, or `steps_per_execution`",
+    "computing": "its peers wait for this rank",
 }
 
 
@@ -31,13 +31,13 @@ class StepTimer(keras.callbacks.Callback):
 
         Epoch 3: 1520 examples/s, 93.1 % computing, 5.2 % communication, 1.7 % input, 0.0 % callbacks
 
-    and, if less than 90 % was computing, what holds training up, and on which rank. The logs get
-    `examples_per_second`, `computing`, `communication`, `input` and `callbacks` (per cent): means over the ranks, the
-    same on all of them. How they are measured is said in docs/callbacks.md. The first execution of a step, in which
-    TensorFlow builds it, is not counted, nor is validation.
+    and, if less than 90 % was computing, the bottleneck and its rank. The logs get `examples_per_second`,
+    `computing`, `communication`, `input` and `callbacks` (percentages): means over the ranks, the same on all of
+    them. docs/callbacks.md explains the measurement. The first execution of a step, in which TensorFlow traces it,
+    is not counted, nor is validation.
 
-    Every rank must have it; callbacks after it in the list see its logs. Under `parameter_server` the coordinator tells
-    means over the workers; with `jit_compile=True` it tells only what can be seen from outside of a step.
+    Every rank must have it; callbacks after it in the list see its logs. Under `parameter_server` the coordinator
+    reports means over the workers; with `jit_compile=True` it reports only times measured outside of a step.
 
     Args:
         verbose: 0 prints no line.
@@ -56,50 +56,50 @@ class StepTimer(keras.callbacks.Callback):
         keras_patches.install()
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Lets the steps be measured."""
+        """Starts the clock of the steps."""
         self._clock, self._ranks = attach(self.model), ranks_of(self.model)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Begins to measure."""
+        """Resets the clock."""
         if self._clock is not None and self._ranks is not None:
             self._clock.reset()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Tells what there was."""
+        """Adds the times of the epoch to the logs, and prints them on the chief."""
         if self._clock is None or self._ranks is None:
             return
         times = self._clock.times()
         total = times.total_s
         row = 100.0 * np.array([0.0, times.communication_s, times.input_s, times.outside_s]) / total
-        row *= min(1.0, 100.0 / max(row.sum(), 1e-9))  # Two kinds of waiting may overlap.
+        row *= min(1.0, 100.0 / max(row.sum(), 1e-9))  # Waiting times may overlap.
         row[0] = 100.0 - row.sum()
-        everyone: np.ndarray = np.append(row, times.rows / total).astype(np.float64)[None]
-        if not self._ranks.alone:
-            everyone = self._ranks.gather(everyone[0])
-        means = everyone.mean(0)
+        of_ranks: np.ndarray = np.append(row, times.rows / total).astype(np.float64)[None]
+        if not self._ranks.is_single:
+            of_ranks = self._ranks.gather(of_ranks[0])
+        means = of_ranks.mean(0)
         if logs is not None:
             logs.update({"examples_per_second": float(means[-1]), **dict(zip(_SHARES, map(float, means)))})
         if self.verbose and times.executions and writes_files(self.model):
-            self._tell(epoch, means, everyone)
+            self._print(epoch, means, of_ranks)
 
-    def _tell(self, epoch: int, means: np.ndarray, everyone: np.ndarray) -> None:
+    def _print(self, epoch: int, means: np.ndarray, of_ranks: np.ndarray) -> None:
         shares = ", ".join(f"{share:.1f} % {name}" for name, share in zip(_SHARES, means))
         print(f"\nEpoch {epoch + 1}: {means[-1]:.4g} examples/s, {shares}")
-        if means[0] >= _ENOUGH:
+        if means[0] >= _ENOUGH_COMPUTING:
             return
-        what, rank = _bottleneck(everyone)
-        where = "" if len(everyone) == 1 or rank is None else f" on rank {rank}"
+        what, rank = _bottleneck(of_ranks)
+        where = "" if len(of_ranks) == 1 or rank is None else f" on rank {rank}"
         print(f"Epoch {epoch + 1}: training waits for {what}{where}: {_ADVICE[what]}.")
 
 
-def _bottleneck(everyone: np.ndarray) -> tuple[str, int | None]:
-    """Returns what holds training up, and where.
+def _bottleneck(of_ranks: np.ndarray) -> tuple[str, int | None]:
+    """Returns the bottleneck and its rank.
 
     Args:
-        everyone: The shares of each rank. That of communication holds what a rank waits for slower ones, so it is
-            what the rank that waits least has that counts.
+        of_ranks: The shares of each rank. Communication includes the wait for slower peers, so its minimum over the
+            ranks counts.
     """
-    computing, communication, waiting, callbacks = everyone[:, :4].T
+    computing, communication, waiting, callbacks = of_ranks[:, :4].T
     found = {
         "communication": (communication.min(), None),
         "input": (waiting.max(), int(np.argmax(waiting))),

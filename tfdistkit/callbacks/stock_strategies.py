@@ -1,4 +1,4 @@
-"""A model under a strategy of TensorFlow's own: what does not work there, and what does."""
+"""Refuses models under TensorFlow's own strategies, and names the replacement."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from tfdistkit.errors import UnsupportedError, explain
 from tfdistkit.keras_adapter import private_api
 
-# TensorFlow's own class -> the name that users make it by, and ours of the same kind.
+# Maps TensorFlow's class to its public name and to tfdistkit's strategy of the same kind.
 _KINDS = {
     "MirroredStrategy": ("MirroredStrategy", "mirrored"),
     "OneDeviceStrategy": ("OneDeviceStrategy", "one_device"),
@@ -20,16 +20,16 @@ _KINDS = {
 
 
 def require_ours(strategy: Any, callback: str, why: str, instead: str) -> None:
-    """Checks that a model's strategy is one of tfdistkit, or none.
+    """Raises an error if a model's strategy is not from tfdistkit.
 
     Args:
         strategy: The strategy of the model, or None.
-        callback: What the user asked for.
-        why: What it needs of a strategy, as the end of a sentence.
-        instead: What works under TensorFlow's own.
+        callback: The callback that the user asked for.
+        why: The reason, as a clause.
+        instead: An alternative under TensorFlow's own strategies, as a clause.
 
     Raises:
-        UnsupportedError: if it is another one.
+        UnsupportedError: if it is a TensorFlow strategy.
     """
     if strategy is None or private_api.is_ours(strategy):
         return
@@ -41,6 +41,6 @@ def require_ours(strategy: Any, callback: str, why: str, instead: str) -> None:
             f"{callback} does not work under a strategy that tfdistkit did not make: {why}.",
             received=f"a model in the scope of {shown}(...)",
             expected=f'a model in the scope of tfdistkit.strategy("{ours}"), or of no strategy',
-            do=f'Make the strategy by tfdistkit.strategy("{ours}"). With the one that is there, {instead}.',
+            do=f'Make the strategy by tfdistkit.strategy("{ours}"). With the present strategy, {instead}.',
         )
     )

@@ -1,19 +1,20 @@
-"""`StopTogether`: when one rank stops, all do, at the same step."""
+"""`StopTogether`: stops all ranks at the same step."""
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable
 from typing import Any
 
 import keras
 
-from tfdistkit.callbacks.process_group import Ranks, list_of, ranks_of, tell_once
+from tfdistkit.callbacks.process_group import Ranks, list_of, ranks_of, warn_once
 from tfdistkit.errors import OptionError, UnsupportedError, explain
 
 _HOOKS = tuple(name for name in dir(keras.callbacks.Callback) if name.startswith("on_"))
-# The hooks after which `fit` looks at `model.stop_training`.
+# The hooks after which `fit` reads `model.stop_training`.
 _STOPPING = ("on_batch_end", "on_train_batch_end", "on_epoch_end")
-# What Keras itself puts at the end of the list.
+# Keras itself appends these to the list.
 _OF_KERAS = (keras.callbacks.History, keras.callbacks.ProgbarLogger)
 _STOPPERS = (keras.callbacks.EarlyStopping, keras.callbacks.TerminateOnNaN)
 
@@ -21,23 +22,22 @@ _STOPPERS = (keras.callbacks.EarlyStopping, keras.callbacks.TerminateOnNaN)
 class StopTogether(keras.callbacks.Callback):
     """Stops all ranks at the same step when one of them stops.
 
-    A rank that stops alone (`model.stop_training = True` in a callback of yours, because its time is up or
-    its disk is full; `EarlyStopping` or `TerminateOnNaN` on numbers that only this rank has) leaves the
-    others waiting in their next step. With this callback every rank asks the others at the end of each
-    batch, and all stop there.
+    If one rank stops alone (`model.stop_training = True` in your own callback, for a time limit or a full disk;
+    `EarlyStopping` or `TerminateOnNaN` on logs that only this rank has), its peers hang in their next step. With
+    this callback all ranks compare `stop_training` at the end of each batch, and stop there together.
 
-    Either wrap the callbacks that stop, or put it without arguments at the end of the list: what stops
-    after it on one rank, it cannot see. Every rank must have it. `EarlyStopping` and `TerminateOnNaN` on
-    the logs of Keras do not need it under a strategy of tfdistkit, as all ranks have the same logs.
+    Either wrap the callbacks that stop, or put it without arguments at the end of the list: it does not see
+    stops by callbacks after it. Every rank must have it. `EarlyStopping` and `TerminateOnNaN` on Keras's logs do
+    not need it under a tfdistkit strategy, because all ranks have the same logs.
 
     Args:
         *callbacks: Callbacks to run first, in this order.
-        check_every: Ask every so many batches (every so many executions, with `steps_per_execution`), and
-            at the end of an epoch; or `"epoch"`. In between a stop waits for the next time. A question is
-            one collective of one number, about as long as the network's latency.
+        check_every: Number of batches between two checks (of executions, with `steps_per_execution`), or
+            `"epoch"`. The end of an epoch is always a check. A stop takes effect at the next check. A check is
+            one collective of one number, so it costs about the network's latency.
 
     Raises:
-        OptionError: (a ValueError) if an argument is wrong.
+        OptionError: (a ValueError) if an argument is invalid.
         UnsupportedError: (a RuntimeError) when training begins, if a callback that can stop comes later in
             the list.
 
@@ -54,18 +54,18 @@ class StopTogether(keras.callbacks.Callback):
             if not isinstance(one, keras.callbacks.Callback):
                 raise OptionError(
                     explain(
-                        "`callbacks` holds something that is no callback.",
+                        "`callbacks` must be keras.callbacks.Callback objects.",
                         received=repr(one),
-                        expected="StopTogether(callback, another), without a list",
+                        do="Pass them one by one, without a list: StopTogether(callback, another).",
                     )
                 )
-        is_number = isinstance(check_every, int) and not isinstance(check_every, bool) and check_every > 0
-        if not is_number and check_every != "epoch":
+        given: Any = check_every
+        is_number = isinstance(given, numbers.Integral) and not isinstance(given, bool)
+        if given != "epoch" and not (is_number and given > 0):
             raise OptionError(
                 explain(
-                    "`check_every` is no number of batches.",
+                    '`check_every` must be an integer >= 1, or "epoch".',
                     received=f"check_every={check_every!r}",
-                    expected='a number from 1, or "epoch"',
                 )
             )
         self.callbacks = list(callbacks)
@@ -93,34 +93,34 @@ class StopTogether(keras.callbacks.Callback):
             getattr(one, hook)(*args, **kwargs)
         if hook == "on_train_batch_end":
             self._batches += 1
-            self._agree(ask=self.check_every != "epoch" and self._batches % int(self.check_every) == 0)
+            self._check(now=self.check_every != "epoch" and self._batches % int(self.check_every) == 0)
         elif hook == "on_epoch_end":
-            self._agree(ask=True)
+            self._check(now=True)
 
     def _begin(self) -> None:
         self._ranks = ranks_of(self.model)
         self._wants_to_stop, self._batches = False, 0
-        if self._ranks.alone:
-            tell_once("StopTogether has nobody to stop with: this process trains alone.")
+        if self._ranks.is_single:
+            warn_once("StopTogether has nothing to do: there is one process.")
             return
         self._require_order(list_of(self))
 
-    def _agree(self, ask: bool) -> None:
-        if self._ranks is None or self._ranks.alone:
+    def _check(self, now: bool) -> None:
+        if self._ranks is None or self._ranks.is_single:
             return
         self._wants_to_stop = self._wants_to_stop or bool(self.model.stop_training)
-        # Held back until all are asked: `fit` would stop here, on this rank.
-        self.model.stop_training = ask and self._ranks.any(self._wants_to_stop)
+        # Held back until the next check: `fit` would stop here, on this rank only.
+        self.model.stop_training = now and self._ranks.any(self._wants_to_stop)
 
     def _require_order(self, in_list: list[keras.callbacks.Callback] | None) -> None:
         if in_list is None:
-            return  # Called by a loop of the user's own.
+            return  # Called by the user's own training loop.
         if not any(one is self for one in in_list):
             raise UnsupportedError(
                 explain(
-                    "StopTogether is inside another callback.",
-                    received=_names(in_list),
-                    expected="StopTogether in the list that is given to `fit`",
+                    "StopTogether must be in the list of callbacks of `fit`, not inside another callback.",
+                    received=f"callbacks=[{_names(in_list)}]",
+                    do="Pass it to `fit` directly.",
                 )
             )
         after = in_list[[one is self for one in in_list].index(True) + 1 :]
@@ -130,10 +130,9 @@ class StopTogether(keras.callbacks.Callback):
             name = type(late[0]).__name__
             raise UnsupportedError(
                 explain(
-                    f"{name} comes after StopTogether: what it stops on one rank, the other ranks would not know.",
+                    f"{name} must not come after StopTogether, which does not see stops by later callbacks.",
                     received=f"callbacks=[{_names(in_list)}]",
-                    expected="StopTogether at the end of the list",
-                    do=f"Put StopTogether() last, or wrap what stops: StopTogether({name}(...)).",
+                    do=f"Put StopTogether() last, or wrap the callback that stops: StopTogether({name}(...)).",
                 )
             )
 

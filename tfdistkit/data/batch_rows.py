@@ -1,4 +1,4 @@
-"""Each worker's rows of every global batch, cut out by the worker itself."""
+"""Takes each worker's rows of every global batch on the worker itself."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdistkit.data.dataset_metadata import PADDED, ROWS_OF_BATCHES, has_mark
-from tfdistkit.data.padding import require_weights_fit, require_weights_kept, weighted, without_padding
+from tfdistkit.data.padding import require_weights_fit, require_weights_kept, with_weight, without_padding
 from tfdistkit.data.rows import rows_of
 from tfdistkit.data.shard_spec import uneven
 from tfdistkit.errors import OptionError, explain
@@ -18,16 +18,16 @@ def rows_of_batches(dataset: tf.data.Dataset, parts: int, index: int, even_steps
 
     Args:
         dataset: A dataset of global batches, the same on every worker.
-        parts: How many parts there are.
-        index: Which of them to keep, from 0.
-        even_steps: What to do if the parts do not divide the rows of a batch: `"drop"`, `"pad"`, `"error"`; None
-            lets the parts differ by one row.
+        parts: The number of parts.
+        index: The part to keep, from 0.
+        even_steps: How to handle a batch that does not divide evenly: `"drop"`, `"pad"`, `"error"`; None lets the
+            parts differ by one row.
 
     Returns:
-        As many batches, some of them perhaps without rows.
+        The same number of batches, some of them possibly empty.
 
     Raises:
-        OptionError: if the elements are no batches, or the parts do not divide their rows and shall.
+        OptionError: if the elements are no batches, or do not divide evenly with `"error"`.
     """
     rows = _static_rows(dataset.element_spec)
     if even_steps == "error" and rows is not None and rows % parts:
@@ -41,11 +41,11 @@ def rows_of_batches(dataset: tf.data.Dataset, parts: int, index: int, even_steps
     def own(*elements: Any) -> Any:
         batch = elements if in_tuple else elements[0]
         total = rows if rows is not None else _count_rows(batch)
-        numbers = _numbers(total, parts, index, even_steps)
+        indices = _row_indices(total, parts, index, even_steps)
         if even_steps == "pad":
-            taken = _gather(batch, tf.minimum(numbers, total - 1))
-            return weighted(taken, numbers >= total, tf.size(numbers))
-        return _gather(batch, numbers)
+            taken = _gather(batch, tf.minimum(indices, total - 1))
+            return with_weight(taken, indices >= total, tf.size(indices))
+        return _gather(batch, indices)
 
     return dataset.map(own)
 
@@ -53,20 +53,20 @@ def rows_of_batches(dataset: tf.data.Dataset, parts: int, index: int, even_steps
 def steps_of_own_data(
     dataset: tf.data.Dataset, batch_size: int | None, replicas: int, first_replica: int, devices: int
 ) -> tf.data.Dataset | None:
-    """Turns what `shard` made into one batch for each step and device of this process, where TensorFlow would not.
+    """Splits a sharded dataset into one batch per step and device of this process, where TensorFlow would not.
 
     Args:
-        dataset: The worker's own data, batched.
-        batch_size: The rows of its batches, if they are known.
-        replicas: How many replicas there are in all processes.
-        first_replica: The number of the first one of this process.
-        devices: How many replicas this process has.
+        dataset: The worker's shard, batched.
+        batch_size: The rows of its batches; None if unknown.
+        replicas: The number of replicas in all processes.
+        first_replica: The first replica of this process, from 0.
+        devices: The number of replicas in this process.
 
     Returns:
-        The batches of the replicas in turn. None if TensorFlow's way of cutting batches is right.
+        The batches of the replicas in turn. None if TensorFlow splits these batches correctly.
 
     Raises:
-        OptionError: if the data was padded, and something took the weights of the padding away.
+        OptionError: if the data was padded, and a later `map` dropped the sample weights.
     """
     is_padded = has_mark(dataset, PADDED)
     if is_padded:
@@ -78,28 +78,28 @@ def steps_of_own_data(
     elif batch_size is None:
         steps = _by_device(dataset, replicas)
     else:
-        # As TensorFlow does it: the parts of a batch differ by at most one row, and every step has the whole batch.
+        # As in TensorFlow: the parts of a batch differ by at most one row, and every step covers the whole batch.
         sizes = [batch_size // replicas + (i < batch_size % replicas) for i in range(replicas)]
         steps = dataset.rebatch(sizes[first_replica:] + sizes[:first_replica])
     return steps.map(without_padding) if is_padded else steps
 
 
 def _by_device(dataset: tf.data.Dataset, devices: int) -> tf.data.Dataset:
-    """Cuts every batch into one for each device."""
+    """Splits every batch into one for each device."""
     in_tuple = isinstance(dataset.element_spec, tuple)
 
     def each(*elements: Any) -> tf.data.Dataset:
         batch = elements if in_tuple else elements[0]
         total = _count_rows(batch)
         return tf.data.Dataset.range(devices, output_type=tf.int32).map(
-            lambda device: _gather(batch, _numbers(total, devices, device, None))
+            lambda device: _gather(batch, _row_indices(total, devices, device, None))
         )
 
     return dataset.flat_map(each)
 
 
-def _numbers(total: Any, parts: int, index: Any, even_steps: str | None) -> tf.Tensor:
-    """The numbers of a part's rows; with padding they go on after the last row."""
+def _row_indices(total: Any, parts: int, index: Any, even_steps: str | None) -> tf.Tensor:
+    """Returns the row indices of a part; padding has indices beyond the last row."""
     each, more = total // parts, total % parts
     if even_steps == "pad":
         size = each + tf.cast(more > 0, tf.int32)
@@ -107,42 +107,41 @@ def _numbers(total: Any, parts: int, index: Any, even_steps: str | None) -> tf.T
     if even_steps == "drop":
         return index * each + tf.range(each)
     if even_steps == "error" and not isinstance(total, int):
-        said = f'The workers do not divide the rows of a batch (even_steps="error", {parts} workers).'
-        with tf.control_dependencies([tf.debugging.assert_equal(more, 0, said)]):
+        message = f'The number of rows of a batch must be a multiple of {parts} workers with even_steps="error".'
+        with tf.control_dependencies([tf.debugging.assert_equal(more, 0, message)]):
             total = tf.identity(total)
     first, count = rows_of(total, parts, index)
     return tf.range(first, first + count)
 
 
-def _gather(batch: Any, numbers: tf.Tensor) -> Any:
+def _gather(batch: Any, indices: tf.Tensor) -> Any:
     def rows(value: Any) -> Any:
         if isinstance(value, tf.SparseTensor):
-            return _sparse_rows(value, numbers)
+            return _sparse_rows(value, indices)
         if isinstance(value, tf.RaggedTensor) or value.shape.rank != 0:
-            return tf.gather(value, numbers)
-        return value  # One value for the whole batch.
+            return tf.gather(value, indices)
+        return value  # A scalar holds for the whole batch.
 
     return tf.nest.map_structure(rows, batch)
 
 
-def _sparse_rows(value: tf.SparseTensor, numbers: tf.Tensor) -> tf.SparseTensor:
+def _sparse_rows(value: tf.SparseTensor, indices: tf.Tensor) -> tf.SparseTensor:
     width = tf.cast(value.dense_shape[1:], tf.int64)
-    count = tf.size(numbers, tf.int64)
-    first = tf.cond(count > 0, lambda: tf.cast(numbers[0], tf.int64), lambda: tf.constant(0, tf.int64))
+    count = tf.size(indices, tf.int64)
+    first = tf.cond(count > 0, lambda: tf.cast(indices[0], tf.int64), lambda: tf.constant(0, tf.int64))
     return tf.sparse.slice(value, tf.concat([[first], tf.zeros_like(width)], 0), tf.concat([[count], width], 0))
 
 
 def _static_rows(element_spec: Any) -> int | None:
-    """Returns the rows of every batch if they are known."""
+    """Returns the rows of every batch; None if unknown."""
     for spec in tf.nest.flatten(element_spec):
         shape = getattr(spec, "shape", None)
         if shape is not None and shape.rank != 0:
             return None if shape.rank is None else shape[0]
     raise OptionError(
         explain(
-            '`dataset` holds no batches, and `policy="batch"` gives each worker its rows of every batch.',
-            received=f"elements like {element_spec}",
-            expected="elements with a first dimension",
+            '`dataset` must hold batches with policy="batch", which gives each worker its rows of every batch.',
+            received=f"elements without a first dimension: {element_spec}",
             do="Call `dataset.batch(global_batch_size)` first.",
         )
     )
@@ -156,4 +155,4 @@ def _count_rows(batch: Any) -> tf.Tensor:
             return tf.cast(value.dense_shape[0], tf.int32)
         if value.shape.rank != 0:
             return tf.shape(value)[0]
-    raise AssertionError("checked before")
+    raise AssertionError("_static_rows has found a first dimension")

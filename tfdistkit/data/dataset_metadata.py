@@ -1,4 +1,4 @@
-"""What a pipeline says of itself: notes in its options, which every later transformation inherits."""
+"""Metadata of a pipeline: marks in its options, which every later transformation inherits."""
 
 from __future__ import annotations
 
@@ -9,72 +9,72 @@ import tensorflow as tf
 
 from tfdistkit.errors import OptionError, explain
 
-# This worker's part of the data: it must not get a part of its part.
+# The dataset is this worker's shard: it must not be sharded again.
 SHARDED = "tfdistkit.data.shard"
-# Each element is this worker's rows of one global batch: nobody cuts it into steps any more.
+# Each element is this worker's rows of one global batch: it must not be split into steps.
 ROWS_OF_BATCHES = "tfdistkit.data.rows_of_batches"
-# The parts of all workers, in steps of a global batch each, are those of one process, in its order.
+# In steps of a global batch, the shards of all workers together have the order of one process.
 ONE_ORDER = "tfdistkit.data.one_order"
-# Before the seed of a shuffled order, whether the user gave it or it was chosen.
+# Prefixes of the seed of a shuffle order: one that the user gave, one that rank 0 chose.
 GIVEN_SEED, CHOSEN_SEED = "tfdistkit.data.given_seed:", "tfdistkit.data.chosen_seed:"
-# There are rows of padding in it, with a sample weight of -0.0 (see `padding`).
+# Some rows are padding, with a sample weight of -0.0 (see `padding`).
 PADDED = "tfdistkit.data.padded"
-# Before the name of a tensor that all replicas see whole.
+# Prefix of the name of a tensor that every replica gets whole.
 _SAME_FOR_ALL_ROWS = "tfdistkit.data.same_for_all_rows:"
 
 
 def marked(dataset: tf.data.Dataset, *marks: str) -> tf.data.Dataset:
-    """Returns a dataset that carries marks, and that TensorFlow does not split by worker.
+    """Marks a dataset as sharded, and turns TensorFlow's auto-sharding off for it.
 
     Args:
         dataset: The dataset.
-        *marks: What to say of it.
+        *marks: Further marks.
     """
     options = tf.data.Options()
-    options.framework_type = [SHARDED, *marks]  # added to what is there
+    options.framework_type = [SHARDED, *marks]  # added to earlier marks
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     return dataset.with_options(options)
 
 
 def same_for_all_rows(dataset: tf.data.Dataset, *names: str) -> tf.data.Dataset:
-    """Names tensors of a batch that have no rows: every replica gets all of them.
+    """Names tensors that every replica gets whole, because their first dimension is not the batch.
 
-    For what belongs to a batch as a whole, such as a table of weights or an adjacency matrix. All other tensors are
-    cut into one part for each replica, along their first dimension.
+    Examples are a table of weights or an adjacency matrix. All other tensors are split among the replicas along
+    their first dimension.
 
     Args:
         dataset: A dataset of global batches whose elements are dictionaries, tuples or both.
-        *names: Keys of dictionaries, or numbers of places in tuples (`"0"`), from the outside in with `/` between them
-            (`"0/adjacency"`); a single one names every tensor that has it in its path.
+        *names: Paths to tensors: keys of dictionaries and positions in tuples, joined by `/` (`"0/adjacency"`). A
+            single key or position names every tensor that has it in its path.
 
     Returns:
         The dataset, with a mark that later transformations keep.
 
     Raises:
-        OptionError: if the elements have no tensor of such a name.
+        OptionError: if a name matches no tensor of the elements.
     """
     paths = paths_of(dataset.element_spec)
     for name in names:
         if not any(_is_named(path, name) for path in paths):
             raise OptionError(
                 explain(
-                    "`names` must name tensors of the dataset's elements.",
+                    "`names` must be paths to tensors of the dataset's elements.",
                     received=repr(name),
-                    expected=f"one of: {', '.join('/'.join(path) for path in paths)}",
+                    expected=f"keys or positions from: {', '.join('/'.join(path) for path in paths)}",
                 )
             )
     return with_mark(dataset, *(f"{_SAME_FOR_ALL_ROWS}{name}" for name in names))
 
 
 def with_mark(dataset: tf.data.Dataset, *marks: str) -> tf.data.Dataset:
-    """Returns a dataset that carries marks besides those that it has.
+    """Adds marks to a dataset.
 
     Args:
         dataset: The dataset.
-        *marks: What to say of it.
+        *marks: The marks.
     """
     options = tf.data.Options()
-    options.framework_type = list(marks)  # added to what is there
+    options.framework_type = list(marks)  # added to earlier marks
     return dataset.with_options(options)
 
 
@@ -82,7 +82,7 @@ def paths_of(structure: Any) -> list[list[str]]:
     """Returns the keys that lead to each tensor of a structure, in the order of `tf.nest.flatten`.
 
     Args:
-        structure: Dictionaries, tuples and lists of anything.
+        structure: Nested dictionaries, tuples and lists.
     """
     if isinstance(structure, Mapping):
         parts = [(str(key), structure[key]) for key in sorted(structure)]
@@ -95,10 +95,10 @@ def paths_of(structure: Any) -> list[list[str]]:
 
 
 def is_same_for_all_rows(path: list[str], marks: list[str]) -> bool:
-    """Whether a tensor was named in `same_for_all_rows`.
+    """Returns whether a tensor was named in `same_for_all_rows`.
 
     Args:
-        path: The keys that lead to it.
+        path: The keys that lead to the tensor.
         marks: The marks of its dataset.
     """
     names = [mark.removeprefix(_SAME_FOR_ALL_ROWS) for mark in marks if mark.startswith(_SAME_FOR_ALL_ROWS)]
@@ -110,11 +110,11 @@ def _is_named(path: list[str], name: str) -> bool:
 
 
 def seed_mark(given: int | None, agreed: int | None) -> list[str]:
-    """Returns the mark of a shuffled order; none where nothing is shuffled.
+    """Returns the mark of a shuffle order; an empty list without shuffling.
 
     Args:
-        given: The seed that the user gave.
-        agreed: The seed of the order.
+        given: The seed that the user gave, or None.
+        agreed: The seed that all ranks use; None without shuffling.
     """
     if agreed is None:
         return []
@@ -122,12 +122,12 @@ def seed_mark(given: int | None, agreed: int | None) -> list[str]:
 
 
 def marks_of(dataset: tf.data.Dataset) -> list[str]:
-    """Returns the marks of a dataset, and of what it was made of."""
+    """Returns the marks of a dataset and of its inputs."""
     return [str(mark) for mark in dataset.options().framework_type or ()]
 
 
 def has_mark(dataset: tf.data.Dataset, mark: str) -> bool:
-    """Whether a dataset, or something that it was made of, was marked.
+    """Returns whether a dataset or one of its inputs has a mark.
 
     Args:
         dataset: The dataset.

@@ -1,4 +1,4 @@
-"""What all ranks together see of a dataset, and how often."""
+"""Coverage: how often all ranks together see each element of a dataset."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from tfdistkit.collectives import all_gather
 from tfdistkit.data.batch_rows import rows_of_batches
 from tfdistkit.data.dataset_metadata import PADDED, SHARDED, has_mark
 from tfdistkit.data.padding import is_padding, require_weights_kept
-from tfdistkit.data.shard_spec import find_place
+from tfdistkit.data.shard_spec import find_shard
 from tfdistkit.errors import OptionError, explain
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """What was counted.
+    """The result of `coverage`.
 
     Args:
-        times: How often -> how many elements were seen so often.
-        elements_per_rank: How many elements each rank saw, without padding.
-        batches_per_rank: How many elements of the dataset these were: batches if it is batched.
+        times: Maps a repeat count to the number of elements seen that often.
+        elements_per_rank: The elements that each rank saw, without padding.
+        batches_per_rank: The dataset elements that each rank read: batches if the dataset is batched.
         padding: Rows of padding, on all ranks.
     """
 
@@ -36,12 +36,12 @@ class Coverage:
 
     @property
     def distinct(self) -> int:
-        """How many different elements were seen."""
+        """The number of distinct elements that were seen."""
         return sum(self.times.values())
 
     @property
     def is_exactly_once(self) -> bool:
-        """Whether no element was seen twice."""
+        """Whether each element was seen at most once."""
         return set(self.times) <= {1}
 
     def __str__(self) -> str:
@@ -56,22 +56,22 @@ def coverage(
 ) -> Coverage:
     """Counts how often the ranks together see each element of a dataset in one epoch.
 
-    All ranks call it. Each goes once through what `fit` would give it: its own part if the dataset was sharded, its
-    rows of every batch if not. What was lost shows in `distinct`, what comes twice in `times`. It takes some 40 bytes
-    of memory for each element of the data.
+    All ranks call it. Each rank reads once what `fit` would give it: its shard if the dataset was sharded, else its
+    rows of every batch. Lost elements are missing in `distinct`, repeated ones show in `times`. It takes about 40
+    bytes of memory for each element.
 
     Args:
         dataset: The dataset that `fit` gets.
-        batched: Whether its elements are batches, and the rows count. Default: whether all of its tensors have a first
-            dimension, unknown or the same; say so where this is wrong.
-        key: `key(element) -> number, string or array` tells elements apart; with batches it gets a row. Default: all of
-            the element, so that equal rows of the data count as one that is seen twice.
+        batched: Whether its elements are batches whose rows are counted. Default: whether all of its tensors have a
+            first dimension that is equal or unknown.
+        key: `key(element) -> number, string or array` identifies an element; with batches it gets a row. Default: the
+            whole element, so equal rows count as one element that is seen twice.
 
     Returns:
         A `Coverage`, the same on every rank; printed, it is a line of text.
 
     Raises:
-        OptionError: (a ValueError) if `dataset` is no finite `tf.data.Dataset`.
+        OptionError: (a ValueError) if `dataset` is not a finite `tf.data.Dataset`.
         UnsupportedError: (a RuntimeError) if there are several ranks and no strategy yet.
 
     Example:
@@ -82,33 +82,33 @@ def coverage(
     """
     _check_finite(dataset)
     batched = looks_batched(dataset.element_spec) if batched is None else batched
-    parts, index = find_place(None, None)
+    parts, index = find_shard(None, None)
     if batched and parts > 1 and not has_mark(dataset, SHARDED):
         dataset = rows_of_batches(dataset, parts, index, None)
-    marks, padding, batches = count_own(dataset, batched, key)
-    told = np.array([len(marks), batches, padding], np.int64)
+    hashes, padding, batches = count_own(dataset, batched, key)
+    counts = np.array([len(hashes), batches, padding], np.int64)
     if parts > 1:
-        everyone: Any = np.reshape(all_gather(tf.constant(told)).numpy(), [-1, 3])
-        marks = all_gather(tf.constant(marks)).numpy()
+        of_all_ranks: Any = np.reshape(all_gather(tf.constant(counts)).numpy(), [-1, 3])
+        hashes = all_gather(tf.constant(hashes)).numpy()
     else:
-        everyone = told[None]
-    return summarize(marks, everyone)
+        of_all_ranks = counts[None]
+    return summarize(hashes, of_all_ranks)
 
 
-def summarize(marks: np.ndarray, told: np.ndarray) -> Coverage:
-    """Counts what the ranks saw.
+def summarize(hashes: np.ndarray, counts: np.ndarray) -> Coverage:
+    """Builds a `Coverage` from the counts of all ranks.
 
     Args:
-        marks: A mark for each element that was seen, of all ranks.
-        told: Of each rank: its elements, batches, and rows of padding.
+        hashes: A hash of each element that was seen, of all ranks.
+        counts: One row per rank: its elements, batches, and rows of padding.
     """
-    often, count = np.unique(np.unique(marks, return_counts=True)[1], return_counts=True)
+    often, count = np.unique(np.unique(hashes, return_counts=True)[1], return_counts=True)
     times = dict(zip(often.tolist(), count.tolist()))
-    return Coverage(times, tuple(told[:, 0].tolist()), tuple(told[:, 1].tolist()), int(told[:, 2].sum()))
+    return Coverage(times, tuple(counts[:, 0].tolist()), tuple(counts[:, 1].tolist()), int(counts[:, 2].sum()))
 
 
 def count_own(dataset: tf.data.Dataset, batched: bool, key: Callable[[Any], Any] | None) -> tuple[np.ndarray, int, int]:
-    """Goes through a dataset once.
+    """Reads this rank's dataset once, and hashes its elements.
 
     Args:
         dataset: The dataset.
@@ -116,24 +116,24 @@ def count_own(dataset: tf.data.Dataset, batched: bool, key: Callable[[Any], Any]
         key: As for `coverage`.
 
     Returns:
-        A mark for each element, rows of padding, elements of the dataset.
+        A hash of each element, the rows of padding, the dataset elements.
     """
     is_padded = has_mark(dataset, PADDED)
     if is_padded:
         require_weights_kept(dataset.element_spec)
-    marks: list[int] = []
+    hashes: list[int] = []
     padding = batches = 0
     for element in dataset:
         batches += 1
         rows = _rows(element) if batched else [element]
         padded = _padded(element, batched) if is_padded else np.zeros(len(rows), bool)
         padding += int(padded.sum())
-        marks += [_mark(row if key is None else key(row)) for row, pads in zip(rows, padded) if not pads]
-    return np.array(marks, np.int64), padding, batches
+        hashes += [_hash(row if key is None else key(row)) for row, pads in zip(rows, padded) if not pads]
+    return np.array(hashes, np.int64), padding, batches
 
 
 def looks_batched(element_spec: Any) -> bool:
-    """Guesses whether elements are batches: all have a first dimension, and the same or an unknown one.
+    """Guesses whether elements are batches: all tensors have the same or an unknown first dimension.
 
     Args:
         element_spec: The `element_spec` of the dataset.
@@ -157,8 +157,8 @@ def _rows(batch: Any) -> list[Any]:
     return [tf.nest.pack_sequence_as(batch, row) for row in each]
 
 
-def _mark(value: Any) -> int:
-    """A number of 64 bits for a value: two of a million different ones are the same in one of 40 million cases."""
+def _hash(value: Any) -> int:
+    """Returns a 64-bit hash of a value: a million distinct values collide with a probability of 1 in 40 million."""
     digest = hashlib.blake2b(digest_size=8)
     for leaf in tf.nest.flatten(value, expand_composites=True):
         array = np.asarray(leaf)
@@ -171,9 +171,8 @@ def _check_finite(dataset: Any) -> None:
     if not isinstance(dataset, tf.data.Dataset) or int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
         raise OptionError(
             explain(
-                "`dataset` cannot be counted.",
-                received=f"a {type(dataset).__name__}",
-                expected="a finite tf.data.Dataset",
-                do="Call it before `repeat()`.",
+                "`dataset` must be a finite tf.data.Dataset.",
+                received=f"an object of {type(dataset)}",
+                do="Call `coverage` before `repeat()`.",
             )
         )

@@ -1,4 +1,4 @@
-"""Elements dealt to the workers one by one, like cards; and what is done about a remainder."""
+"""Shards single elements among the workers in turn, and handles the remainder."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdistkit.data.padding import require_weights_fit, weighted
+from tfdistkit.data.padding import require_weights_fit, with_weight
 from tfdistkit.data.shard_spec import uneven
 
 
-def deal(dataset: tf.data.Dataset, num_shards: int, index: int, even_steps: str | None) -> tf.data.Dataset:
+def shard_elements(dataset: tf.data.Dataset, num_shards: int, index: int, even_steps: str | None) -> tf.data.Dataset:
     """Takes every `num_shards`-th element, beginning with number `index`.
 
     Args:
         dataset: The same elements in the same order on every worker.
-        num_shards: The number of parts.
-        index: The part to take.
-        even_steps: What to do about a remainder: `"drop"`, `"pad"`, `"error"`; None lets the parts differ by one.
+        num_shards: The number of shards.
+        index: The shard to take.
+        even_steps: How to handle a remainder: `"drop"`, `"pad"`, `"error"`; None lets the shards differ by one.
 
     Returns:
-        The part.
+        The shard.
 
     Raises:
-        OptionError: if there is a remainder and shall be none.
+        OptionError: if there is a remainder with `"error"`.
     """
     if even_steps == "pad":
         dataset = with_weights(dataset)
@@ -35,7 +35,7 @@ def deal(dataset: tf.data.Dataset, num_shards: int, index: int, even_steps: str 
     if size == tf.data.INFINITE_CARDINALITY:
         return dataset.shard(num_shards, index)
     if size == tf.data.UNKNOWN_CARDINALITY:
-        return _deal_by_rounds(dataset, num_shards, index, even_steps)
+        return _shard_by_rounds(dataset, num_shards, index, even_steps)
     if even_steps == "error" and size % num_shards:
         raise uneven(size, num_shards, "elements")
     if even_steps == "pad":
@@ -45,43 +45,43 @@ def deal(dataset: tf.data.Dataset, num_shards: int, index: int, even_steps: str 
 
 
 def with_weights(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Gives every element a sample weight, so that padding can follow.
+    """Gives every element a sample weight, so that padding can be appended.
 
     Args:
         dataset: A dataset of (x, y) or (x, y, sample_weight).
 
     Raises:
-        OptionError: if its elements are something else.
+        OptionError: if its elements have another structure.
     """
     require_weights_fit(dataset.element_spec)
-    return dataset.map(lambda *element: weighted(element, tf.constant(False)))
+    return dataset.map(lambda *element: with_weight(element, tf.constant(False)))
 
 
 def padded(dataset: tf.data.Dataset, missing: int) -> tf.data.Dataset:
-    """Appends padding: copies of the first element that weigh nothing.
+    """Appends padding: copies of the first element with weight 0.
 
     Args:
         dataset: A dataset of (x, y, sample_weight).
-        missing: How many.
+        missing: The number of copies.
     """
     if missing == 0:
         return dataset
-    # Cached, for the first element may lie behind a buffer that has to be filled.
+    # Cached, because the first element may come from a shuffle buffer that must be filled first.
     return dataset.concatenate(dataset.take(1).cache().repeat(missing).map(_as_padding))
 
 
 def _size(dataset: tf.data.Dataset) -> int:
-    """The number of elements; unknown in a graph that makes a dataset."""
+    """Returns the number of elements; unknown when the dataset is built in a graph."""
     size = tf.get_static_value(dataset.cardinality())
     return tf.data.UNKNOWN_CARDINALITY if size is None else int(size)
 
 
 def _as_padding(*element: Any) -> tuple:
-    return weighted(element, tf.constant(True))
+    return with_weight(element, tf.constant(True))
 
 
-def _deal_by_rounds(dataset: tf.data.Dataset, num_shards: int, index: int, even_steps: str) -> tf.data.Dataset:
-    """Deals a dataset of unknown length: a round is dealt when all of its elements are there."""
+def _shard_by_rounds(dataset: tf.data.Dataset, num_shards: int, index: int, even_steps: str) -> tf.data.Dataset:
+    """Shards a dataset of unknown length in windows of `num_shards` elements, one for each worker."""
 
     in_tuple = isinstance(dataset.element_spec, tuple)
 

@@ -1,7 +1,7 @@
-"""Rows that only fill a part up: a copy of some row, with a sample weight of 0.
+"""Padding: copies of a row with sample weight 0 that make all shards equally large.
 
-The weight is -0.0, which every sum and product takes for 0, so that padding can be told from rows to which the user
-gave no weight. `fit` takes such rows out again: Keras divides a loss by all rows, also by those that weigh nothing.
+The weight is -0.0, which counts as 0 in every sum and product, so padding differs from rows to which the user gave
+weight 0. `fit` removes the padding: Keras divides a loss by all rows, including rows of weight 0.
 """
 
 from __future__ import annotations
@@ -17,53 +17,51 @@ _SIGN_ALONE = np.int32(-(2**31))  # -0.0 as float32
 
 
 def require_weights_fit(element_spec: Any) -> None:
-    """Checks that elements can carry a sample weight.
+    """Raises an error if elements cannot have a sample weight.
 
     Args:
         element_spec: The `element_spec` of their dataset.
 
     Raises:
-        OptionError: if they cannot.
+        OptionError: if they are no (x, y) or (x, y, sample_weight), or have sparse tensors.
     """
     sparse = any(isinstance(spec, tf.SparseTensorSpec) for spec in tf.nest.flatten(element_spec))
     if sparse or not isinstance(element_spec, tuple) or len(element_spec) not in (2, 3):
         raise OptionError(
             explain(
-                'Elements cannot be padded with `even_steps="pad"`: there is no place for a sample weight.',
+                'Elements must be (x, y) or (x, y, sample_weight), without sparse tensors, with even_steps="pad".',
                 received=f"elements like {element_spec}",
-                expected="(x, y) or (x, y, sample_weight), without sparse tensors",
-                do='Take even_steps="drop", or map the elements to (x, y) first.',
+                do='Pass even_steps="drop", or map the elements to (x, y) first.',
             )
         )
 
 
 def require_weights_kept(element_spec: Any) -> None:
-    """Checks that padded elements still carry a sample weight.
+    """Raises an error if padded elements have lost their sample weight.
 
     Args:
         element_spec: The `element_spec` of their dataset.
 
     Raises:
-        OptionError: if they do not.
+        OptionError: if they are no (x, y, sample_weight).
     """
     if not isinstance(element_spec, tuple) or len(element_spec) != 3:
         raise OptionError(
             explain(
-                'The weights that tell padding from data (`even_steps="pad"`) are gone.',
+                'Padded elements (even_steps="pad") must stay (x, y, sample_weight): the weights mark the padding.',
                 received=f"elements like {element_spec}",
-                expected="(x, y, sample_weight)",
-                do="Let every `map` after `shard` hand the third value on; or leave `even_steps` out: `fit` needs no "
+                do="Return the third value from every `map` after `shard`; or leave `even_steps` out: `fit` needs no "
                 "padding.",
             )
         )
 
 
-def weighted(element: tuple, padded: Any, rows: Any = None) -> tuple:
-    """Gives an element, or a batch, the weight 1, or that of the user; padding weighs -0.0.
+def with_weight(element: tuple, padded: Any, rows: Any = None) -> tuple:
+    """Gives an element or a batch the user's sample weight, 1 by default; padding gets -0.0.
 
     Args:
         element: (x, y) or (x, y, sample_weight).
-        padded: Whether it is padding, a boolean scalar; for a batch, a vector.
+        padded: Whether it is padding: a boolean scalar; for a batch, a vector.
         rows: For a batch, its rows; None for an element.
 
     Returns:
@@ -73,7 +71,7 @@ def weighted(element: tuple, padded: Any, rows: Any = None) -> tuple:
 
     def weight(value: Any) -> Any:
         value = value if value.dtype.is_floating else tf.cast(value, tf.float32)
-        # A zero of the user's may have a sign; that of padding alone shall.
+        # -0.0 marks padding, so a -0.0 of the user becomes 0.0.
         value = tf.where(value == 0, tf.zeros_like(value), value)
         shape = tf.concat([tf.shape(padded), tf.ones([tf.rank(value) - tf.rank(padded)], tf.int32)], 0)
         return tf.where(tf.reshape(padded, shape), tf.constant(-0.0, value.dtype), value)
@@ -82,7 +80,7 @@ def weighted(element: tuple, padded: Any, rows: Any = None) -> tuple:
 
 
 def is_padding(weights: Any) -> tf.Tensor:
-    """Tells which rows of a batch are padding.
+    """Returns which rows of a batch are padding.
 
     Args:
         weights: The sample weights of the batch.
@@ -96,7 +94,7 @@ def is_padding(weights: Any) -> tf.Tensor:
 
 
 def without_padding(x: Any, y: Any, weights: Any) -> tuple:
-    """Takes the padding out of a batch.
+    """Removes the padding from a batch.
 
     Args:
         x: Its inputs.
@@ -104,7 +102,7 @@ def without_padding(x: Any, y: Any, weights: Any) -> tuple:
         weights: Its sample weights.
 
     Returns:
-        The batch without these rows; perhaps none are left.
+        The batch without these rows; it may be empty.
     """
     kept = tf.where(tf.logical_not(is_padding(weights)))[:, 0]
 

@@ -1,4 +1,4 @@
-"""The ranks of a strategy compare what they are about to divide."""
+"""Lets the ranks of a strategy compare their data before they shard it."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from tfdistkit.collectives import registry
 
 
 def agreed(dataset: tf.data.Dataset | None, parts: int, call: str, **facts: Any) -> Any:
-    """Lets the ranks compare the whole of their data; without a strategy there is no way to the others.
+    """Compares the whole data of all ranks; does nothing before a strategy exists.
 
     Args:
-        dataset: The data, before it is divided; None where only `facts` are compared.
-        parts: Into how many parts it is divided.
-        call: What the user called, for the error.
-        **facts: What else has to be equal on all ranks: anything that JSON can hold.
+        dataset: The data before sharding; None to compare only `facts`.
+        parts: The number of shards.
+        call: The function that the user called, for the error.
+        **facts: Further values that must be equal on all ranks, as JSON can hold them.
 
     Returns:
         The dataset, with the seeds of rank 0.
 
     Raises:
-        UnsupportedError: on all ranks, if something differs.
+        UnsupportedError: on all ranks, if their data or `facts` differ.
     """
     last = registry.last_made()
     agree: Any = getattr(last.strategy, "agreed_data", None) if last is not None else None

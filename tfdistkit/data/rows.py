@@ -1,4 +1,4 @@
-"""The rows of a batch: how many there are, which of them a part gets, and tensors that have other rows."""
+"""The rows of a batch: their number, the rows of each part, and tensors whose number of rows differs."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import tensorflow as tf
 from tfdistkit.data.dataset_metadata import is_same_for_all_rows, paths_of
 from tfdistkit.errors import OptionError, explain
 
-# How the message of an operation begins that found tensors with other rows, and where the message ends.
+# Start and end marks of the message of an assertion on numbers of rows, from which `rows_error` reads them.
 _FOUND, _FOUND_IN_RUN, _END = "(rows differ)", "(rows of arguments differ)", "(end)"
 
 
 def rows_of(total: Any, parts: int, index: Any) -> tuple[Any, Any]:
-    """Returns which rows of a batch a part gets: consecutive ones, in the order of the parts.
+    """Returns the rows of one part of a batch: consecutive ones, in the order of the parts.
 
-    The parts differ by at most one row, and the first ones are the larger ones: 10 rows in 4 parts are 3, 3, 2, 2.
+    The parts differ by at most one row, the larger ones first: 10 rows in 4 parts are 3, 3, 2, 2.
 
     Args:
         total: Rows of the batch, an int or a scalar int32 tensor.
-        parts: How many parts there are.
-        index: Which of them, from 0; an int or a scalar int32 tensor.
+        parts: The number of parts.
+        index: The part, from 0; an int or a scalar int32 tensor.
 
     Returns:
-        The number of the first row, and how many there are; ints if `total` and `index` are.
+        The index of the first row, and the number of rows; ints if `total` and `index` are.
     """
     each, more = total // parts, total % parts
     if isinstance(total, int) and isinstance(index, int):
@@ -37,11 +37,10 @@ def count_rows(value: Any) -> tuple[Any, int | None] | None:
     """Returns the length of a tensor's first dimension.
 
     Args:
-        value: A tensor, ragged or sparse ones included, or anything else.
+        value: A tensor (dense, ragged or sparse), or any other value.
 
     Returns:
-        The rows as a scalar int32 tensor or int, and as an int where they are known while tracing. None if there
-        is no first dimension.
+        The rows as a scalar int32 tensor or int, and as an int if known while tracing. None without a first dimension.
     """
     if isinstance(value, tf.RaggedTensor):
         return tf.cast(value.nrows(), tf.int32), value.shape[0]
@@ -58,14 +57,14 @@ def count_rows(value: Any) -> tuple[Any, int | None] | None:
 
 
 class Split:
-    """Which tensors of a batch are cut into parts, and by how many rows.
+    """Selects the tensors of a batch that are split into parts, and checks that their rows are equal.
 
     Args:
-        element_spec: What the batches look like.
+        element_spec: The element spec of the batches.
         marks: The marks of their dataset.
 
     Raises:
-        OptionError: if tensors are known to have different numbers of rows.
+        OptionError: if static shapes have different numbers of rows.
     """
 
     def __init__(self, element_spec: Any, marks: list[str] | None = None):
@@ -82,15 +81,15 @@ class Split:
 
     @property
     def is_possible(self) -> bool:
-        """Whether there is anything to cut."""
+        """Whether a tensor can be split."""
         return any(self._cut)
 
     def rows(self, batch: Any) -> Any:
-        """Returns the rows of a batch: an int where they are known, else a scalar int32 tensor.
+        """Returns the rows of a batch: an int if static, else a scalar int32 tensor.
 
         Args:
-            batch: Tensors of the structure of the element spec. Where they turn out to have different numbers of
-                rows, an operation fails with a message that `rows_error` reads.
+            batch: Tensors in the structure of the element spec. If their rows differ at run time, an assertion fails
+                with a message that `rows_error` reads.
         """
         values = zip(self._names, tf.nest.flatten(batch), self._cut)
         counted = [(name, count_rows(value)) for name, value, cut in values if cut]
@@ -112,13 +111,13 @@ class Split:
             return tf.identity(first)
 
     def cut(self, batch: Any, take: Any) -> Any:
-        """Returns a batch with `take(value)` in place of each tensor that has rows."""
+        """Replaces each tensor that is split by `take(value)`."""
         values = [take(value) if cut else value for value, cut in zip(tf.nest.flatten(batch), self._cut)]
         return tf.nest.pack_sequence_as(batch, values)
 
 
 def assert_same(counts: list[Any]) -> tf.Operation | None:
-    """Returns an operation that fails with what `rows_error` reads if numbers of rows differ.
+    """Returns an assertion that numbers of rows are equal; `rows_error` reads its message.
 
     Args:
         counts: Scalar int32 tensors, or ints.
@@ -129,28 +128,27 @@ def assert_same(counts: list[Any]) -> tf.Operation | None:
 
 
 def which_is_the_batch(received: str) -> OptionError:
-    """Returns the error for a function in `strategy.run` of whose arguments it is not clear which is the batch.
+    """Returns the error for arguments of `strategy.run` whose numbers of rows differ.
 
     Args:
         received: The numbers of rows.
     """
     return OptionError(
         explain(
-            "The arguments of `strategy.run` have different numbers of rows, so it is not known how much this "
-            "replica's part of the batch weighs in a loss or in the state of a layer.",
+            "All tensors in the arguments of `strategy.run` must have the rows of the batch: this replica's weight in "
+            "losses and layer state comes from them.",
             received=f"tensors of {received} rows",
-            expected="the rows of the batch in every tensor that has a first dimension",
-            do="Let the function take other tensors (a seed, a table) from around it, not as arguments; or hand over "
+            do="Let the function capture other tensors (a seed, a table) instead of taking them as arguments; or pass "
             "the elements of `strategy.distribute_batches(dataset)`.",
         )
     )
 
 
 def rows_error(message: str) -> OptionError | None:
-    """Returns the error of a check in `Split.rows`; None if a message is that of another operation.
+    """Returns the error of a failed assertion on rows; None if the message comes from another operation.
 
     Args:
-        message: What TensorFlow says of an operation that failed.
+        message: TensorFlow's message for a failed operation.
     """
     for sign, error in ((_FOUND, rows_differ), (_FOUND_IN_RUN, which_is_the_batch)):
         _, found, rest = message.partition(f"[{sign}]")
@@ -163,16 +161,16 @@ def rows_differ(received: str) -> OptionError:
     """Returns the error for a batch whose tensors have different numbers of rows.
 
     Args:
-        received: How many rows which tensor has.
+        received: The rows of each tensor.
     """
     return OptionError(
         explain(
-            "The tensors of a batch have different numbers of rows, so they cannot be cut into parts for the replicas.",
+            "All tensors of a batch, except scalars, must have the same number of rows: each replica gets a part of "
+            "them.",
             received=received,
-            expected="the batch as the first dimension of every tensor; scalars pass",
-            do="Bring tensors of other lengths as tf.RaggedTensor with one row for each example, or padded; name those "
-            "that all replicas shall see whole in `tfdistkit.data.same_for_all_rows(dataset, ...)`; or let each "
-            "replica bring batches of its own (`strategy.distribute_datasets_from_function`).",
+            do="Pad tensors of other lengths, or make each a tf.RaggedTensor with one row per example; name tensors "
+            "that every replica gets whole in `tfdistkit.data.same_for_all_rows(dataset, ...)`; or give each replica "
+            "its own batches (`strategy.distribute_datasets_from_function`).",
         )
     )
 

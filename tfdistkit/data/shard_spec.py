@@ -1,150 +1,103 @@
-"""Which part of the data is this process's, and which rows of a global batch."""
+"""The shard of this process: the number of shards, its index, and its rows of a global batch."""
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 from tfdistkit.cluster.detection import detect_cluster
 from tfdistkit.collectives import registry
-from tfdistkit.errors import OptionError, explain, nearest
+from tfdistkit.errors import OptionError, explain
+from tfdistkit.validation import require_choice, require_integer
 
 EVEN_STEPS = ("drop", "pad", "error")
 
 
-def find_place(num_shards: Any, index: Any) -> tuple[int, int]:
-    """Returns how many parts there are, and which of them is this process's.
+def find_shard(num_shards: Any, index: Any) -> tuple[int, int]:
+    """Returns the number of shards and the index of this process's shard.
 
     Args:
-        num_shards: What the user said; None for the world size.
-        index: What the user said; None for the rank.
+        num_shards: The user's argument; None for the world size.
+        index: The user's argument; None for the rank.
 
     Raises:
-        OptionError: if the numbers are wrong, or one is missing.
+        OptionError: if a number is out of range, or only one of them is given.
     """
     if (num_shards is None) != (index is None):
-        received = f"num_shards={num_shards!r}, index={index!r}"
-        raise OptionError(explain("One of `num_shards` and `index` is missing.", received=received, expected="both"))
+        raise OptionError(
+            explain(
+                "`num_shards` and `index` must be given together.",
+                received=f"num_shards={num_shards!r}, index={index!r}",
+                do="Pass both, or neither: the defaults are the world size and the rank.",
+            )
+        )
     if num_shards is None:
         cluster = detect_cluster()
-        # The coordinator of workers with parameter servers hands all of the data out to them.
+        # A parameter-server coordinator reads all of the data for its workers.
         return (1, 0) if cluster.is_coordinator else (cluster.world_size, cluster.rank)
-    num_shards, index = whole_number("num_shards", num_shards), whole_number("index", index)
-    if num_shards < 1:
-        raise OptionError(
-            explain("`num_shards` is no number of parts.", received=str(num_shards), expected="1 or more")
-        )
-    if not 0 <= index < num_shards:
-        raise OptionError(
-            explain("`index` names no part.", received=f"index={index}", expected=f"0 to {num_shards - 1}")
-        )
-    return num_shards, index
+    num_shards = require_integer("num_shards", num_shards)
+    return num_shards, require_integer("index", index, at_least=0, at_most=num_shards - 1)
 
 
 def per_replica_batch_size(global_batch_size: int, *, num_shards: int | None = None, index: int | None = None) -> int:
-    """Tells how many rows of a global batch this process's replica gets.
+    """Returns the rows of a global batch that this process's replica gets.
 
-    For loops of one's own: `shard(dataset).batch(per_replica_batch_size(64))`. `fit` and
-    `strategy.distribute_batches` cut global batches themselves, and want the global batch size. If the replicas do
-    not divide the batch evenly, the first ones get a row more: the sum over all replicas is the global batch size.
+    For custom training loops: `shard(dataset).batch(per_replica_batch_size(64))`. `fit` and
+    `strategy.distribute_batches` split global batches themselves, so give them the global batch size. If the batch
+    does not divide evenly, the first replicas get one row more: the sum over all replicas is the global batch size.
 
     Args:
         global_batch_size: Rows of a global batch.
-        num_shards: The number of replicas. Default: that of the strategy that was made last, else the world size.
+        num_shards: The number of replicas. Default: the newest strategy's, else the world size.
         index: The replica, from 0. Default: the first one of this process.
 
     Returns:
         The rows; 0 for the last replicas if there are more replicas than rows.
 
     Raises:
-        OptionError: (a ValueError) if the numbers are wrong.
+        OptionError: (a ValueError) if an argument is not an integer, or out of range.
     """
-    size = whole_number("global_batch_size", global_batch_size)
-    if size < 1:
-        raise OptionError(explain("`global_batch_size` is too small.", received=str(size), expected="1 or more"))
+    size = require_integer("global_batch_size", global_batch_size)
     if num_shards is None and index is None:
         num_shards, index = _replicas()
-    parts, own = find_place(num_shards, index)
+    parts, own = find_shard(num_shards, index)
     return size // parts + (own < size % parts)
 
 
 def _replicas() -> tuple[int, int]:
-    """Returns how many replicas there are, and the first one of this process."""
+    """Returns the number of replicas and the first one of this process."""
     last = registry.last_made()
-    processes, rank = find_place(None, None)
+    processes, rank = find_shard(None, None)
     if last is None or registry.process_count(last.strategy) != processes:
         return processes, rank
     replicas = int(last.strategy.num_replicas_in_sync)
     return replicas, rank * (replicas // processes)
 
 
-def whole_number(name: str, value: Any) -> int:
-    """Returns an argument as an int.
+def require_even_steps(even_steps: Any) -> None:
+    """Raises an error if the argument `even_steps` is not one of its values.
 
     Args:
-        name: What the argument is called.
-        value: What the user gave.
-
-    Raises:
-        OptionError: if it is no whole number.
-    """
-    try:
-        if not isinstance(value, bool):
-            return operator.index(value)
-    except TypeError:
-        pass
-    raise OptionError(explain(f"`{name}` is no whole number.", received=f"{name}={value!r}", expected="such as 2"))
-
-
-def require_choice(name: str, value: Any, known: tuple[str, ...], do: str | None = None) -> None:
-    """Checks a word that the user gave.
-
-    Args:
-        name: What the argument is called.
-        value: What the user gave.
-        known: What it may be.
-        do: The next step, if it is something else.
+        even_steps: The user's argument.
 
     Raises:
         OptionError: if it is something else.
-    """
-    if value not in known:
-        raise OptionError(
-            explain(
-                f"`{name}` is unknown.{nearest(str(value), list(known))}",
-                received=f"{name}={value!r}",
-                expected=f"one of: {', '.join(known)}",
-                do=do,
-            )
-        )
-
-
-def require_even_steps(even_steps: Any) -> None:
-    """Checks the argument `even_steps`.
-
-    Args:
-        even_steps: What the user gave.
-
-    Raises:
-        OptionError: if it is unknown.
     """
     if even_steps is not None:
         require_choice("even_steps", even_steps, EVEN_STEPS)
 
 
 def uneven(count: int, parts: int, what: str) -> OptionError:
-    """Returns the error for `even_steps="error"`.
+    """Returns the error for data that `even_steps="error"` does not allow.
 
     Args:
-        count: How many there are.
-        parts: Among how many they are to be divided.
-        what: What they are.
+        count: The number of elements, rows or files.
+        parts: The number of workers.
+        what: The noun that `count` counts.
     """
     return OptionError(
         explain(
-            f"{count} {what} cannot be divided evenly among {parts} workers.",
-            received='even_steps="error"',
-            expected=f"a multiple of {parts}",
-            do='Take even_steps="drop" or "pad", or leave it out: `fit` needs no even parts.',
+            f'The number of {what} must be a multiple of the number of workers with even_steps="error".',
+            received=f"{count} {what}, {parts} workers",
+            do='Pass even_steps="drop" or "pad", or leave it out: `fit` accepts uneven shards.',
         )
     )

@@ -1,4 +1,4 @@
-"""Splits a tf.data pipeline by worker, once."""
+"""Shards a tf.data pipeline by worker, exactly once."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import tensorflow as tf
 
 from tfdistkit.data.batch_rows import rows_of_batches
 from tfdistkit.data.dataset_metadata import ONE_ORDER, PADDED, ROWS_OF_BATCHES, SHARDED, has_mark, marked, seed_mark
-from tfdistkit.data.element_sharding import deal
+from tfdistkit.data.element_sharding import shard_elements
 from tfdistkit.data.rank_agreement import agreed
-from tfdistkit.data.shard_spec import find_place, require_choice, require_even_steps, whole_number
+from tfdistkit.data.shard_spec import find_shard, require_even_steps
 from tfdistkit.data.shuffle_order import agree_on_seed, shuffled
 from tfdistkit.errors import OptionError, explain
+from tfdistkit.validation import require_choice, require_integer
 
 POLICIES = ("auto", "file", "element", "batch", "seed", "off")
-# As many as `Dataset.shuffle` is usually given; they are held in memory.
+# Elements held in memory: a common size for `Dataset.shuffle`.
 BUFFER_SIZE = 10_000
 
 
@@ -29,54 +30,54 @@ def shard(
     num_shards: int | None = None,
     index: int | None = None,
 ) -> tf.data.Dataset:
-    """Takes this worker's part of a dataset; the parts of all workers are the dataset, each element once.
+    """Takes this worker's shard of a dataset; the shards of all workers cover each element exactly once.
 
-    The batch size of the script stays the global one. tf.distribute cuts every batch into one piece for
-    each replica, before and after this call: of a batch of 64 a worker of two takes two steps of 32. (With
-    `policy="batch"` it is cut already.)
+    The batch size of the script stays the global one. tf.distribute splits every batch among the replicas, with
+    and without this call: each of two workers takes a batch of 64 in two steps of 32. (With `policy="batch"` it
+    is split already.)
 
-    Shard first, then shuffle and batch: `shard(dataset).shuffle(1000).batch(64)`. Then each worker prepares
-    its own part only, and if the workers divide the batch size evenly, every step sees the rows that one
-    process would see in it (but for shuffling). Sharded after `batch`, an element is a batch: a step then
-    sees pieces of different batches, and an epoch still sees each row once. The ranks of a strategy compare
-    their datasets here (`check_data`): seeds that differ become those of rank 0, other differences are errors.
-    So all of them have to make the call, unless `num_shards` and `index` are given.
+    Shard first, then shuffle and batch: `shard(dataset).shuffle(1000).batch(64)`. Then each worker prepares only
+    its own shard, and if the batch size divides evenly among the workers, every step sees the rows that one
+    process would see in it (except for shuffling). Sharded after `batch`, an element is a batch: a step then
+    sees parts of different batches, and an epoch still sees each row once. The ranks of a strategy compare
+    their datasets here (`check_data`): different seeds are replaced by rank 0's seeds, other differences are
+    errors. So all ranks must make the call, unless `num_shards` and `index` are given.
 
-    The result is marked (`AutoShardPolicy.OFF`), so `fit` and `strategy.experimental_distribute_dataset` do
-    not split it again. Without this call nothing is lost either: `fit` splits every global batch among the
-    workers. But each of them then reads and prepares all the data.
+    The result has `AutoShardPolicy.OFF`, so `fit` and `strategy.experimental_distribute_dataset` do not shard it
+    again. Without this call nothing is lost either: `fit` splits every global batch among the workers, but each
+    worker then reads and prepares all the data.
 
     Args:
         dataset: A `tf.data.Dataset` with the same elements in the same order on every worker.
-        policy: What a part is.
-            `"auto"`: as `"element"` (a pipeline does not tell its files; `from_files` knows them).
+        policy: The unit that is sharded.
+            `"auto"`: as `"element"` (a pipeline does not know its files; `from_files` does).
             `"element"`: every `num_shards`-th element, beginning with number `index`.
             `"file"`: every `num_shards`-th file; no others are read. The pipeline reads TFRecords, lines or records of
             fixed length.
             `"batch"`: this worker's rows of every global batch. Put it after `batch`; every step has the rows, and the
             gradient, of one process. Each worker reads and prepares all the data.
-            `"seed"`: all of the data for every worker, each in an order of its own: an epoch sees each element as often
-            as there are workers (RETURNN's `random_seed_offset`).
+            `"seed"`: all of the data for every worker, each in its own shuffle order: an epoch sees each element once
+            per worker (RETURNN's `random_seed_offset`).
             `"off"`: all of the data for every worker.
-        even_steps: What to do where the parts would not be equally large. Default: nothing is lost; parts differ by one
-            element (`"file"`: by those of the files), and `fit` lets workers that run out wait for the others. For
-            loops of one's own, which need equally many steps: `"drop"` leaves the remainder out, `"pad"` fills it up
-            with rows of sample weight 0 (elements become (x, y, sample_weight)), `"error"` raises. The parts of
+        even_steps: How to handle shards of different sizes. Default: nothing is lost; shards differ by one element
+            (`"file"`: by the sizes of the files), and in `fit` workers without data wait for the others. For custom
+            training loops, which need the same number of steps on all workers: `"drop"` drops the remainder, `"pad"`
+            adds rows with sample weight 0 (elements become (x, y, sample_weight)), `"error"` raises. The shards of
             `"seed"` and `"off"` are even.
-        seed: For `"seed"`: the order, from 0. Default: rank 0 chooses one.
-        buffer_size: For `"seed"`: elements that are held in memory to choose from.
-        num_shards: The number of parts. Default: `tfdistkit.world_size()`.
-        index: The part to take, from 0. Default: `tfdistkit.rank()`.
+        seed: For `"seed"`: the seed of the shuffle order, from 0. Default: rank 0 chooses one.
+        buffer_size: For `"seed"`: elements in the shuffle buffer.
+        num_shards: The number of shards. Default: `tfdistkit.world_size()`.
+        index: The shard to take, from 0. Default: `tfdistkit.rank()`.
 
     Returns:
-        A `tf.data.Dataset`. With one part it has all elements.
+        A `tf.data.Dataset`. With one shard it has all elements.
 
     Raises:
-        OptionError: (a ValueError) if `dataset` is no `tf.data.Dataset` or was sharded before, an option is wrong, or
-            the dataset cannot be divided as it shall.
-        UnsupportedError: (a RuntimeError) on all ranks, if they bring different data, or data without an order.
+        OptionError: (a ValueError) if `dataset` is not a `tf.data.Dataset` or was sharded before, an option is invalid,
+            or the dataset cannot be sharded by this policy.
+        UnsupportedError: (a RuntimeError) on all ranks, if their data differs, or has no fixed order.
         tf.errors.InvalidArgumentError: when it is read, if there are fewer files than workers; the same or a
-            FailedPreconditionError for `even_steps="error"` where the elements were not counted before.
+            FailedPreconditionError for `even_steps="error"` if the number of elements was not known before.
 
     Example:
         ```python
@@ -89,9 +90,13 @@ def shard(
     require_even_steps(even_steps)
     if policy != "seed" and (seed is not None or buffer_size != BUFFER_SIZE):
         raise OptionError(
-            explain('`seed` and `buffer_size` are for `policy="seed"` alone.', received=f"policy={policy!r}")
+            explain(
+                '`seed` and `buffer_size` must be left out, except with policy="seed".',
+                received=f"policy={policy!r}, seed={seed!r}, buffer_size={buffer_size!r}",
+                do="Shuffle after this call: shard(dataset).shuffle(1000, seed=7).",
+            )
         )
-    parts, own = find_place(num_shards, index)
+    parts, own = find_shard(num_shards, index)
     if num_shards is None and policy not in ("seed", "off"):
         arguments = [["policy", policy], ["even_steps", even_steps]]
         dataset = agreed(dataset, parts, "tfdistkit.data.shard", arguments=arguments)
@@ -104,26 +109,11 @@ def shard(
         return marked(_own_files(dataset, parts, own) if parts > 1 else dataset)
     if policy == "seed":
         agreed_seed = agree_on_seed(seed, parts, num_shards is not None)
-        dataset = shuffled(dataset, require_buffer(buffer_size), agreed_seed, stream=own)
+        dataset = shuffled(dataset, require_integer("buffer_size", buffer_size), agreed_seed, stream=own)
         return marked(dataset, *seed_mark(seed, agreed_seed))
     if policy == "off":
         return marked(dataset)
-    return marked(deal(dataset, parts, own, even_steps), ONE_ORDER, *padded)
-
-
-def require_buffer(buffer_size: Any) -> int:
-    """Returns `buffer_size` as an int.
-
-    Args:
-        buffer_size: What the user gave.
-
-    Raises:
-        OptionError: if it is no number of elements.
-    """
-    size = whole_number("buffer_size", buffer_size)
-    if size < 1:
-        raise OptionError(explain("`buffer_size` is too small.", received=str(size), expected="1 or more"))
-    return size
+    return marked(shard_elements(dataset, parts, own, even_steps), ONE_ORDER, *padded)
 
 
 def _own_files(dataset: tf.data.Dataset, parts: int, index: int) -> tf.data.Dataset:
@@ -142,10 +132,9 @@ def _own_files(dataset: tf.data.Dataset, parts: int, index: int) -> tf.data.Data
     except (tf.errors.NotFoundError, tf.errors.InvalidArgumentError) as error:
         raise OptionError(
             explain(
-                '`dataset` cannot be divided by file (`policy="file"`).',
+                '`dataset` must read files of TFRecords, lines or fixed-length records with policy="file".',
                 received=str(error.message).splitlines()[0].rstrip("."),
-                expected="a pipeline that reads TFRecords, lines or fixed-length records",
-                do='Take policy="element", or tfdistkit.data.from_files.',
+                do='Pass policy="element", or use tfdistkit.data.from_files.',
             )
         ) from error
     part = tf.data.experimental.from_variant(variant, dataset.element_spec)
@@ -156,10 +145,10 @@ def _refuse_even_files(even_steps: str | None) -> None:
     if even_steps is not None:
         raise OptionError(
             explain(
-                'Nobody knows how many elements the files hold, so `policy="file"` cannot make the parts even.',
+                '`even_steps` must be None with policy="file": the number of elements in each file is unknown.',
                 received=f"even_steps={even_steps!r}",
-                do='Take policy="element"; or write the files with `tfdistkit data write`, which counts them, and '
-                "read them with tfdistkit.data.from_files.",
+                do='Pass policy="element"; or write the files with `tfdistkit data write`, which counts the elements, '
+                "and read them with tfdistkit.data.from_files.",
             )
         )
 
@@ -168,18 +157,16 @@ def _check_dataset(dataset: Any) -> None:
     if not isinstance(dataset, tf.data.Dataset):
         raise OptionError(
             explain(
-                "`dataset` is no tf.data.Dataset.",
+                "`dataset` must be a tf.data.Dataset that no strategy has distributed yet.",
                 received=f"an object of {type(dataset)}",
-                expected="a tf.data.Dataset that no strategy has distributed yet",
-                do="Make one of arrays with tf.data.Dataset.from_tensor_slices((x, y)).",
+                do="Convert arrays with tf.data.Dataset.from_tensor_slices((x, y)).",
             )
         )
     if has_mark(dataset, SHARDED):
         raise OptionError(
             explain(
-                "`dataset` was sharded before, or a part of it was: this worker would get a part of its part.",
-                received="the result of tfdistkit.data.shard",
-                expected="one call of tfdistkit.data.shard for each pipeline",
-                do="Remove the second call.",
+                "`dataset` must not be sharded before: this worker would get a shard of a shard.",
+                received="a pipeline that contains the result of tfdistkit.data.shard",
+                do="Remove this call, or the first one.",
             )
         )

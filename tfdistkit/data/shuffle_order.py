@@ -1,7 +1,7 @@
-"""Orders that all ranks agree on: the same for any number of workers, and another one in each epoch.
+"""Shuffle orders that all ranks share: the same for any number of workers, and a new one in each epoch.
 
-The seeds go into TensorFlow's own operations as they are. `Dataset.shuffle` would mix the global seed
-(`tf.random.set_seed`) into them, and ranks that set different ones would deal from different orders.
+The seeds go into TensorFlow's operations unchanged. `Dataset.shuffle` would mix in the global seed
+(`tf.random.set_seed`), so ranks with different global seeds would shard different orders.
 """
 
 from __future__ import annotations
@@ -11,37 +11,35 @@ from typing import Any
 import tensorflow as tf
 
 from tfdistkit.collectives import broadcast_object
-from tfdistkit.data.shard_spec import whole_number
 from tfdistkit.errors import OptionError, explain
+from tfdistkit.validation import require_integer
 
-# What TensorFlow's pairs of seeds hold (0, 0) for: "take any".
+# Not 0: TensorFlow takes the pair (0, 0) for "no seed".
 _SECOND_SEED = 1
 _LARGEST_SEED = 2**31 - 1
 
 
-def agree_on_seed(seed: Any, world_size: int, is_given_place: bool) -> int:
-    """Returns the seed of an order that all ranks share.
+def agree_on_seed(seed: Any, world_size: int, is_given_shard: bool) -> int:
+    """Returns the seed of a shuffle order that all ranks share.
 
     Args:
-        seed: What the user said; None lets rank 0 choose, by TensorFlow's global generator: the same in every run
+        seed: The user's argument; None lets rank 0 draw one from TensorFlow's global generator: the same in every run
             after `keras.utils.set_random_seed`.
-        world_size: How many parts the data has.
-        is_given_place: Whether the user gave `num_shards` and `index`, and the ranks know nothing of each other.
+        world_size: The number of shards.
+        is_given_shard: Whether the user gave `num_shards` and `index`, so that the ranks do not communicate.
 
     Raises:
-        OptionError: if the seed is wrong, or missing where nobody can be asked.
-        UnsupportedError: if there is no strategy yet, and so no way to the other ranks.
+        OptionError: if the seed is out of range, or missing where the ranks do not communicate.
+        UnsupportedError: if there is no strategy yet to broadcast the seed with.
     """
     if seed is not None:
-        seed = whole_number("seed", seed)
-        if not 0 <= seed <= _LARGEST_SEED:
-            raise OptionError(explain("`seed` is out of range.", received=str(seed), expected=f"0 to {_LARGEST_SEED}"))
-        return seed
-    if is_given_place and world_size > 1:
+        return require_integer("seed", seed, at_least=0, at_most=_LARGEST_SEED)
+    if is_given_shard and world_size > 1:
         raise OptionError(
             explain(
-                "`seed` is missing: with `num_shards` and `index` the workers do not ask each other for one.",
-                expected="the same whole number for every part",
+                "`seed` must be given together with `num_shards` and `index`: the workers do not agree on one.",
+                received="seed=None",
+                do="Pass the same integer for every shard, such as seed=7.",
             )
         )
     chosen = int(tf.random.uniform([], maxval=_LARGEST_SEED, dtype=tf.int64))
@@ -49,10 +47,10 @@ def agree_on_seed(seed: Any, world_size: int, is_given_place: bool) -> int:
 
 
 def epoch_seeds(seed: int, stream: int = 0) -> tf.data.Dataset:
-    """Returns a dataset of one number, another one in each epoch.
+    """Returns a dataset of one number, a new one in each epoch.
 
     Args:
-        seed: From 0; it gives the same numbers in each process.
+        seed: From 0; equal seeds give equal numbers in each process.
         stream: Different streams give different numbers.
     """
     variant = tf.raw_ops.RandomDatasetV2(
@@ -69,14 +67,14 @@ def epoch_seeds(seed: int, stream: int = 0) -> tf.data.Dataset:
 def shuffled(
     dataset: tf.data.Dataset, buffer_size: int, seed: Any, stream: Any = 0, every_epoch_anew: bool = True
 ) -> tf.data.Dataset:
-    """Shuffles as `Dataset.shuffle` does, whatever the global seed of TensorFlow.
+    """Shuffles as `Dataset.shuffle` does, independently of TensorFlow's global seed.
 
     Args:
-        dataset: What to shuffle.
-        buffer_size: Elements that are held in memory to choose from.
+        dataset: The dataset.
+        buffer_size: Elements in the shuffle buffer.
         seed: From 0, a number or a scalar int64 tensor.
         stream: Different streams give different orders.
-        every_epoch_anew: Whether each iteration has another order.
+        every_epoch_anew: Whether each iteration has a new order.
     """
     specs = tf.nest.flatten(dataset.element_spec)
     dense = [isinstance(spec, tf.TensorSpec) for spec in specs]
@@ -94,10 +92,10 @@ def shuffled(
 
 
 def permutation(count: int, seed: Any) -> tf.Tensor:
-    """Returns the numbers from 0 to `count - 1` in some order.
+    """Returns a random permutation of the numbers from 0 to `count - 1`.
 
     Args:
-        count: How many.
+        count: The length.
         seed: A scalar int64 tensor.
     """
     keys = tf.random.stateless_uniform([count], tf.stack([seed, _SECOND_SEED]), None, None, tf.int64)

@@ -1,1 +1,1 @@
-"""Everything that stands on private names of Keras and TensorFlow, and what is built on it below the strategies."""
+"""Uses of private names of Keras and TensorFlow, and the layers on them below the strategies."""

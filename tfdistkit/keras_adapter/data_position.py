@@ -1,8 +1,8 @@
-"""Where in its data a `fit` is, and a `fit` that begins in the middle of an epoch.
+"""Tracks the position of a `fit` in its data, and resumes a `fit` in the middle of an epoch.
 
-Training that goes on after a restart must see the rest of the epoch, in the order of the run that broke off. For
-that the order is made again - the same seeds, as many iterators over the data as there had been - and the batches
-that were trained on are drawn and left out. So nothing has to be known about the data but that it repeats itself.
+Resumed training must see the rest of the epoch, in the order of the interrupted run. So the order is repeated - with
+the same seeds, and as many iterators over the data as before - and the batches that were trained on are read and
+skipped. This requires nothing of the data but a repeatable order.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from tfdistkit.errors import UnsupportedError, explain
 from tfdistkit.keras_adapter import data_order, private_api
 
 _LOCAL = threading.local()
-# Of a model in an epoch that was resumed: the logs of its last step before the restart.
+# For a model in a resumed epoch: the logs of its last step before the restart.
 _LOGS: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
 class DataState:
-    """Where in its data a `fit` is, in plain data.
+    """The position of a `fit` in its data, as plain data.
 
     Args:
-        epoch: The epoch to go on with, from 0.
-        batch: The first batch of it that was not trained on.
+        epoch: The epoch to resume, from 0.
+        batch: Its first batch that was not trained on.
         first_epoch: The epoch in which the first run began.
-        iterator: How many iterators over the data were made before the one of this epoch.
-        drawn: How many batches of it belong to earlier epochs (with `steps_per_epoch`).
-        num_batches: How many batches an epoch has, as far as Keras knew; None for a worker's own part.
-        seed: What arrays are shuffled by.
+        iterator: The number of iterators over the data before the one of this epoch.
+        drawn: Batches of this iterator that belong to earlier epochs (with `steps_per_epoch`).
+        num_batches: Batches per epoch as known to Keras; None for a worker's own shard.
+        seed: The seed of the shuffle order of arrays.
         order: The seeds of the dataset's own shuffling.
-        parts: In how many parts the user divided the data, one for each replica; 0 if tfdistkit divides it, or if the
-            parts together are what one process would see.
-        random_at_fit: What the global generators of Python and NumPy were when `fit` was called.
-        random_at_epoch: And when the epoch began.
-        read: How many batches of each of those iterators were read, where that decides the order of the next.
+        parts: The number of shards that the user made, one per replica; 0 if tfdistkit shards the data, or if the
+            shards together have the order of one process.
+        random_at_fit: The states of the global generators of Python and NumPy when `fit` was called.
+        random_at_epoch: Their states when the epoch began.
+        read: Batches read from each earlier iterator, if that determines the order of the next one.
     """
 
     epoch: int
@@ -62,18 +62,18 @@ class DataState:
 
 
 class FitData:
-    """The training data of one `fit`: follows where it is, and begins where another `fit` broke off.
+    """The training data of one `fit`: tracks its position, and starts at the position of an interrupted `fit`.
 
     Args:
         x: The argument of `fit`.
         first_epoch: Its `initial_epoch`.
-        resumed: Where to begin; None for the beginning.
-        same_order: Whether data whose order cannot be repeated is an error.
-        on_position: Called when the first step would be the next to run.
-        accept_changes: Whether data that is not that of `resumed` is trained on, from the beginning of the epoch.
+        resumed: The position to start at; None for the beginning.
+        same_order: Whether data without a repeatable order is an error.
+        on_position: Called before the first step.
+        accept_changes: Whether to train on data that differs from `resumed`, from the beginning of the epoch.
 
     Raises:
-        UnsupportedError: if the order of the data cannot be repeated, or is not that of `resumed`.
+        UnsupportedError: if the order of the data is not repeatable, or differs from `resumed`.
     """
 
     def __init__(
@@ -99,15 +99,15 @@ class FitData:
 
     @property
     def steps_done(self) -> int:
-        """How many steps of the epoch have been handed out."""
+        """The number of steps of the epoch that have been yielded."""
         return self._next
 
     def state_in_epoch(self, epoch: int) -> DataState:
-        """Returns where this is, within an epoch, after the steps that have been handed out."""
+        """Returns the position within an epoch, after the steps that have been yielded."""
         return self._state(epoch, self._next, self._in_use, self._drawn_before, self._random_at_epoch)
 
     def state_after_epoch(self, epoch: int) -> DataState:
-        """Returns where this is at the end of an epoch."""
+        """Returns the position at the end of an epoch."""
         goes_on = self._is_continued() and private_api.has_iterator(self._iterator)
         place = (self._made - 1, self._drawn) if goes_on else (self._made, 0)
         return self._state(epoch + 1, 0, *place, _get_random())
@@ -121,16 +121,16 @@ class FitData:
         )  # fmt: skip
 
     def require_unmoved(self, read: Any) -> None:
-        """Raises an error if reading other data moves the order of this on.
+        """Raises an error if reading other data advances the order of the training data.
 
         Args:
-            read: What is read beside it.
+            read: The other data.
         """
         if self._same_order:
-            data_order.require_order_of_its_own(self._x, read)
+            data_order.require_separate_order(self._x, read)
 
     def begin_epoch_anew(self) -> None:
-        """The data is not that of the backup, and nobody can tell which rows of the epoch were seen."""
+        """Restarts the epoch: the data differs from the backup, so the rows that were seen are unknown."""
         self.begins_anew = True
 
     def _refuse(self, error: UnsupportedError) -> None:
@@ -146,25 +146,25 @@ class FitData:
         return int(private_api.strategy_of_iterator(self._iterator).num_replicas_in_sync) if is_own else 0
 
     def _is_continued(self) -> bool:
-        """Whether an epoch goes on with the iterator of the one before."""
+        """Returns whether an epoch continues the iterator of the previous one."""
         return self._iterator.steps_per_epoch is not None
 
-    # What the hooks of Keras's epoch iterator call.
+    # Called by the hooks of Keras's epoch iterator.
 
     @contextlib.contextmanager
     def made(self, iterator: Any) -> Iterator[None]:
-        """Around the making of the epoch iterator: what shuffles there does so alike in every run."""
+        """Sets the global seed while the epoch iterator is created, so that every run shuffles alike."""
         self._iterator = iterator
         own = private_api.global_seed()
         if self._seed is None:
             self._seed = random.SystemRandom().randrange(2**31) if own is None else own
         with _global_seed(self._seed):
             yield
-        # With a seed, Keras shuffles arrays alike in every epoch; without one it does not.
+        # With a global seed, Keras shuffles arrays alike in every epoch; without one it does not.
         self._redeals = own is None and private_api.shuffles_arrays(iterator)
 
     def count_iterator(self) -> None:
-        """Another iterator over the data is made."""
+        """Counts a new iterator over the data."""
         if self._redeals:
             with _global_seed(int(self._seed or 0) + self._made):
                 private_api.make_data_again(self._iterator)
@@ -173,25 +173,25 @@ class FitData:
         self._made, self._drawn = self._made + 1, 0
 
     def steps(self, original: Any, iterator: Any) -> Iterator[Any]:
-        """The steps of an epoch; those that were trained on before a restart are left out."""
+        """Yields the steps of an epoch, without those that were trained on before a restart."""
         resumed, self._resumed = self._resumed, None
         if resumed is not None:
             self._require_same_data(resumed)
             if self.begins_anew:
                 resumed = replace(resumed, batch=0, drawn=0)
-            self._go_to(resumed)
+            self._seek(resumed)
         done = 0 if resumed is None else resumed.batch
         self._random_at_epoch = _get_random()
         is_first, is_waiting, each = True, resumed is not None, int(iterator.steps_per_execution)
         for item in original(iterator):
-            begin, *_, data = item  # Newer versions of Keras tell the last step, too.
+            begin, *_, data = item  # Newer versions of Keras yield the last step, too.
             if is_first:
                 is_first, self._in_use, self._drawn_before = False, self._made - 1, self._drawn
             self._drawn += each
             self._next = begin + each
             if self._next <= done:
                 if not self._is_continued():
-                    _draw(data, each)
+                    _skip_batches(data, each)
                 continue
             if begin < done:
                 raise data_order.other_executions(done, each)
@@ -200,22 +200,22 @@ class FitData:
                 self._on_position()
             yield item
         if is_waiting:
-            self._on_position()  # All steps of the epoch were done; what is left is its end.
+            self._on_position()  # All steps of the epoch were done; only its end is left.
 
-    def _go_to(self, resumed: DataState) -> None:
+    def _seek(self, resumed: DataState) -> None:
         iterator = self._iterator
         self._repeat_own_shuffling(resumed)
         if self._redeals:
             self._made = resumed.iterator
         while self._made < resumed.iterator:
-            earlier = self._new_iterator()  # `shuffle` draws the seeds of an epoch when an iterator is made,
-            if self._must_be_read:  # and in the middle of it where a `repeat` comes after.
+            earlier = self._new_iterator()  # `shuffle` draws the seeds of an epoch when an iterator is created,
+            if self._must_be_read:  # and during the epoch if a `repeat` follows.
                 self._drawn = resumed.read[self._made - 1]
-                _draw(earlier, self._drawn)
+                _skip_batches(earlier, self._drawn)
         _set_random(resumed.random_at_epoch)
         if self._is_continued():
             current = self._new_iterator()
-            _draw(current, resumed.drawn + resumed.batch)
+            _skip_batches(current, resumed.drawn + resumed.batch)
             self._drawn = resumed.drawn
             private_api.go_on_with(iterator, current, resumed.drawn)
 
@@ -230,14 +230,14 @@ class FitData:
             self._refuse(data_order.other_parts(self._parts(), resumed.parts))
         now, num_batches = private_api.num_batches_of(self._iterator), resumed.num_batches
         if self._is_dealt and (self._is_own_part() or num_batches is None):
-            return  # On as many workers as it may be, of which one that is alone counts batches, and several do not.
+            return  # The number of workers may change; only a single worker counts batches.
         if now is None and num_batches is not None:
             private_api.set_num_batches(self._iterator, num_batches)  # Keras learns it in the first epoch.
         elif now != num_batches:
             self._refuse(data_order.other_batches(now, num_batches))
 
     def _repeat_own_shuffling(self, resumed: DataState) -> None:
-        """A PyDataset may shuffle itself after each epoch."""
+        """Repeats the epochs of a PyDataset, which may shuffle itself after each."""
         own = private_api.py_dataset_of(self._iterator)
         if own is None:
             return
@@ -249,9 +249,9 @@ class FitData:
         if self._same_order and any(not _equal(old, new) and not _equal(new, saved) for old, new, saved in pairs):
             raise UnsupportedError(
                 explain(
-                    f"The order that {type(own).__name__}.on_epoch_end makes cannot be repeated: something else has "
-                    "used the global generators of Python or NumPy, too.",
-                    do="Shuffle with a generator of its own: `self.random = np.random.default_rng(7)`.",
+                    f"The order of {type(own).__name__}.on_epoch_end must be repeatable: other code has used the "
+                    "global generators of Python or NumPy, too.",
+                    do="Shuffle with its own generator: `self.random = np.random.default_rng(7)`.",
                 )
             )
 
@@ -270,31 +270,31 @@ def _global_seed(seed: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def followed(data: FitData) -> Iterator[None]:
-    """Within it, the first epoch iterator that is made belongs to `data`."""
-    _LOCAL.next = _LOCAL.running = data
+def tracked(data: FitData) -> Iterator[None]:
+    """Lets `data` track the first epoch iterator that is created in the body."""
+    _LOCAL.pending = _LOCAL.running = data
     try:
         yield
     finally:
-        _LOCAL.next = _LOCAL.running = None
+        _LOCAL.pending = _LOCAL.running = None
 
 
-def take_next() -> FitData | None:
-    """Returns whose epoch iterator is being made, once."""
-    data: FitData | None = getattr(_LOCAL, "next", None)
-    _LOCAL.next = None
+def pop_pending() -> FitData | None:
+    """Returns the data that tracks the epoch iterator being created, once; None for other iterators."""
+    data: FitData | None = getattr(_LOCAL, "pending", None)
+    _LOCAL.pending = None
     return data
 
 
-def read_beside(epoch_iterator: Any) -> None:
-    """Called for each iterator over data that is not trained on: it must not move on the order of what is."""
+def check_other_iterator(epoch_iterator: Any) -> None:
+    """Raises an error if an iterator over other data advances the order of the training data."""
     running: FitData | None = getattr(_LOCAL, "running", None)
     if running is not None:
         running.require_unmoved(private_api.given_dataset_of(epoch_iterator))
 
 
 def keep_logs(model: Any, logs: dict[str, Any] | None) -> None:
-    """Keeps the logs of the last step before a restart, for an epoch in which no step is left; None forgets them."""
+    """Stores the logs of the last step before a restart, for an epoch without further steps; None removes them."""
     if logs:
         _LOGS[model] = dict(logs)
     else:
@@ -302,11 +302,11 @@ def keep_logs(model: Any, logs: dict[str, Any] | None) -> None:
 
 
 def kept_logs(model: Any) -> dict[str, Any]:
-    """Returns what `keep_logs` keeps; nothing for most models at most times."""
+    """Returns the logs that `keep_logs` stored for a model, or an empty dict."""
     return _LOGS.get(model, {})
 
 
-def _draw(iterator: Any, batches: int) -> None:
+def _skip_batches(iterator: Any, batches: int) -> None:
     with contextlib.suppress(StopIteration, tf.errors.OutOfRangeError):
         for _ in range(batches):
             next(iterator)

@@ -1,8 +1,8 @@
-"""What decides the order and the values of a `tf.data.Dataset`, seen in its whole graph.
+"""Finds everything in the graph of a `tf.data.Dataset` that determines its order and its values.
 
-The graph is read from the Python objects of the datasets, and inside of functions (`map`, `interleave`,
-`group_by_window`, ...) from their operations. TensorFlow's serialized graph holds the same, but copies the arrays of
-`from_tensor_slices` into it: 12 seconds for 500 MB, and an error above 2 GB.
+The graph is read from the Python objects of the datasets, and inside functions (`map`, `interleave`,
+`group_by_window`, ...) from their operations. TensorFlow's serialized graph has the same content, but also copies of
+the arrays of `from_tensor_slices`: 12 seconds for 500 MB, and an error above 2 GB.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import tensorflow as tf
 
 from tfdistkit.keras_adapter import private_api
 
-# What decides which elements come, and in what order.
+# Operations that determine the elements and their order.
 _ORDERS = ("ShuffleDataset", "ShuffleAndRepeatDataset", "RandomDataset")
-# Functions of these decide it, too; those of all others only make values.
+# Their functions determine it, too; functions of other transformations only compute values.
 _CHOOSING = ("Filter", "TakeWhile", "FlatMap", "Interleave", "GroupByWindow", "GroupByReducer", "Snapshot", "Load")
 _PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
-# What a user says of the elements by numbers, by the name of the attribute in Python.
+# Numeric arguments that select and group elements, by the Python attribute that stores them.
 _SETTINGS = {
     **dict.fromkeys(("Skip", "Take", "Repeat"), ("_count",)),
     "Shard": ("_num_shards", "_index"),
@@ -36,12 +36,12 @@ class RandomSource:
     """Something random in a dataset.
 
     Args:
-        kind: What it is, as the user called it (`shuffle`) or as TensorFlow calls the operation (`RandomUniform`).
+        kind: The user's method (`shuffle`), or TensorFlow's operation (`RandomUniform`).
         seeds: Its two seeds; None for one that is computed when the dataset is read.
-        is_seeded: Whether it gives the same in every process that has the same seeds.
-        decides_order: Whether it decides which elements come, and in what order; else it makes values.
-        where: Where it stands: in which function, and in which line of the user's as far as that is known.
-        is_parallel: Whether it draws for several elements at the same time, so that nobody knows which gets what.
+        is_seeded: Whether equal seeds give equal results in every process.
+        decides_order: Whether it determines the elements and their order; if not, it computes values.
+        where: Its function, and the user's line if known.
+        is_parallel: Whether it draws for several elements in parallel, so that the assignment is random.
     """
 
     kind: str
@@ -57,11 +57,11 @@ class RandomSource:
 
 @dataclass(frozen=True)
 class Nondeterminism:
-    """Something that gives elements in the order in which they happen to be ready.
+    """A transformation that yields elements in the order in which they become ready.
 
     Args:
-        what: What says so, as the user writes it (`deterministic=False`).
-        where: Of what, in which function and line, as far as that is known.
+        what: The option, as the user writes it (`deterministic=False`).
+        where: The transformation, its function, and the user's line if known.
     """
 
     what: str
@@ -73,14 +73,14 @@ class Nondeterminism:
 
 @dataclass
 class DatasetGraph:
-    """What was found in the graph of a dataset, each in the order in which the data passes.
+    """The findings in the graph of a dataset, each in the order of the data flow.
 
     Args:
-        random: Everything random.
-        nondeterminism: Everything that takes elements in the order in which they are ready.
-        settings: The numbers by which elements are chosen and grouped: `(what, argument, value)`.
-        arrays: The tensors that the elements come from.
-        runs_python: Whether Python code of the user's makes elements (a generator, a `py_function`).
+        random: The sources of randomness.
+        nondeterminism: The transformations without a fixed order.
+        settings: The numbers by which elements are selected and grouped: `(method, argument, value)`.
+        arrays: The source tensors of the elements.
+        runs_python: Whether the user's Python code computes elements (a generator, a `py_function`).
         has_generator: Whether elements come from a Python generator.
     """
 
@@ -93,7 +93,7 @@ class DatasetGraph:
 
 
 def random_sources(dataset: tf.data.Dataset) -> list[RandomSource]:
-    """Returns everything random in a dataset, also inside of its functions.
+    """Returns the sources of randomness in a dataset and its functions.
 
     Args:
         dataset: The dataset.
@@ -102,7 +102,7 @@ def random_sources(dataset: tf.data.Dataset) -> list[RandomSource]:
 
 
 def nondeterminism(dataset: tf.data.Dataset) -> list[Nondeterminism]:
-    """Returns everything in a dataset that gives elements in the order in which they happen to be ready.
+    """Returns the transformations in a dataset that have no fixed order.
 
     Args:
         dataset: The dataset.
@@ -114,8 +114,7 @@ def read_graph(dataset: tf.data.Dataset) -> DatasetGraph:
     """Reads the whole graph of a dataset.
 
     Args:
-        dataset: The dataset. Where it is made of a variant tensor alone (`from_variant`), what is behind it stays
-            unknown.
+        dataset: The dataset. Inputs behind a bare variant tensor (`from_variant`) stay unknown.
     """
     reader = _Reader()
     reader.read(dataset, "", False)
@@ -125,7 +124,7 @@ def read_graph(dataset: tf.data.Dataset) -> DatasetGraph:
 
 
 class _Reader:
-    """Goes through datasets and functions, each once."""
+    """Visits datasets and functions, each once."""
 
     def __init__(self) -> None:
         self.graph = DatasetGraph()
@@ -137,12 +136,12 @@ class _Reader:
         return is_new
 
     def read(self, dataset: Any, where: str, chooses: bool) -> None:
-        """Reads a dataset and what it is made of, inputs first.
+        """Reads a dataset after its inputs.
 
         Args:
             dataset: The dataset.
-            where: In which function it stands.
-            chooses: Whether what is random in it decides the order of elements.
+            where: The function that contains it.
+            chooses: Whether randomness in it determines the order of elements.
         """
         if not self._is_new(dataset):
             return
@@ -176,7 +175,7 @@ class _Reader:
         self.graph.random.append(source)
 
     def _read_function(self, function: Any, wrapper: Any, where: str, chooses: bool) -> None:
-        """Reads the graph of a function, and the datasets that it took from outside."""
+        """Reads the graph of a function, and the datasets that it captures."""
         if not self._is_new(function):
             return
         captures = {inner.name: outer for outer, inner in function.captures}
@@ -210,14 +209,14 @@ class _Reader:
     def _read_attributes(self, operation: Any, where: str) -> None:
         if "Dataset" not in operation.type:
             return
-        told = private_api.attribute(operation, "deterministic")
-        if told in (b"false", "false") or private_api.attribute(operation, "sloppy") is True:
+        deterministic = private_api.attribute(operation, "deterministic")
+        if deterministic in (b"false", "false") or private_api.attribute(operation, "sloppy") is True:
             method = _method(operation.type.partition("Dataset")[0])
             self.graph.nondeterminism.append(Nondeterminism("`deterministic=False`", f" of `{method}`{where}"))
 
 
 def _seeds_of_dataset(operation: Any, captures: dict[str, Any]) -> tuple[int | None, int | None]:
-    """Returns the seeds of an operation that makes a shuffled or a random dataset."""
+    """Returns the seeds of an operation that creates a shuffled or a random dataset."""
     at = {"ShuffleDataset": 2, "ShuffleAndRepeatDataset": 2, "RandomDataset": 0}
     first = next(index for kind, index in at.items() if operation.type.startswith(kind))
     pair = list(operation.inputs)[first : first + 2]
@@ -225,28 +224,28 @@ def _seeds_of_dataset(operation: Any, captures: dict[str, Any]) -> tuple[int | N
 
 
 def _seeds_of_value(operation: Any, has_state: bool) -> tuple[int | None, int | None] | None:
-    """Returns the seeds of an operation that makes random values; None for any other."""
+    """Returns the seeds of an operation that draws random values; None for other operations."""
     seed, seed2 = (private_api.attribute(operation, name) for name in ("seed", "seed2"))
     if isinstance(seed, int) and isinstance(seed2, int):
         return seed, seed2
     if operation.type.startswith("Stateful") and "Partitioned" not in operation.type:
-        return None, None  # Of a tf.random.Generator.
+        return None, None  # A tf.random.Generator has no seed attributes.
     return (None, None) if has_state and operation.type.startswith("StatelessRandom") else None
 
 
 def _number(tensor: Any, captures: dict[str, Any]) -> int | None:
-    """Returns the value of a scalar as far as it is known before the graph runs."""
+    """Returns the value of a scalar if it is static, else None."""
     outer = captures.get(tensor.name)
     if outer is not None:
         return int(outer.numpy()) if hasattr(outer, "numpy") else None
-    if tensor.op.type == "SelectV2":  # How tf.data keeps both seeds from being 0.
+    if tensor.op.type == "SelectV2":  # tf.data uses it to avoid two seeds of 0.
         return _number(tensor.op.inputs[2], captures)
     known = tf.get_static_value(tensor)
     return None if known is None else int(known)
 
 
 def _method(name: str) -> str:
-    """Returns what the user called: `group_by_window` for `GroupByWindow`."""
+    """Returns the name of the user's method: `group_by_window` for `GroupByWindow`."""
     name = name.removeprefix("Parallel").removesuffix("V2").removesuffix("V3")
     words = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name)
     return words.strip("_")

@@ -1,7 +1,7 @@
-"""Makes a dataset once more, with other seeds: how ranks whose seeds differ come to read in one order.
+"""Rebuilds a dataset with other seeds, so that ranks with different seeds read in one order.
 
-The seeds of a dataset are fixed when it is made. So it is written down as a graph, the seeds in that are replaced, and
-a dataset is made of it. The arrays of `from_tensor_slices` are copied on the way; only ranks that differ pay for that.
+The seeds of a dataset are fixed at its creation. So it is serialized as a graph, the seeds in the graph are replaced,
+and a new dataset is created from it. This copies the arrays of `from_tensor_slices`, only on ranks that differ.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from tfdistkit.keras_adapter import private_api
 
 Seeds = tuple[str, int, int]
 
-# Where the seeds are among the inputs of an operation.
+# The index of the first seed among the inputs of an operation.
 _FIRST_SEED = {"ShuffleDataset": 2, "ShuffleAndRepeatDataset": 2, "RandomDataset": 0}
-# Its state: how often the data was shuffled.
+# The index of its seed generator, the state that counts iterations.
 _SEED_GENERATOR = {"ShuffleDatasetV3": 4, "ShuffleAndRepeatDatasetV2": 5, "RandomDatasetV2": 2}
 _LARGEST_BYTES = 1_000_000_000
 
 
 class _Place(NamedTuple):
-    """An operation that has seeds: its node, and the nodes of the graph or function that it stands in."""
+    """An operation with seeds: its node, and the nodes of the graph or function that contains it."""
 
     node: Any
     nodes: Any
@@ -31,14 +31,14 @@ class _Place(NamedTuple):
 
 
 class WrittenDataset:
-    """A dataset as a graph.
+    """A dataset serialized as a graph.
 
     Args:
         dataset: The dataset.
-        array_bytes: How large its arrays are.
+        array_bytes: The size of its arrays.
 
     Raises:
-        ValueError: if it cannot be written: it holds tables or variables, or is too large.
+        ValueError: if it is not serializable: it has tables or variables, or is too large.
     """
 
     def __init__(self, dataset: tf.data.Dataset, array_bytes: int = 0):
@@ -58,20 +58,20 @@ class WrittenDataset:
         for node in self._graph.node:
             is_state = node.op == "Const" and node.attr["dtype"].type == tf.resource.as_datatype_enum
             if is_state and node.name not in replaced:
-                raise ValueError("it holds a table, a variable or a random generator")
+                raise ValueError("it has a table, a variable or a random generator")
 
     def seeds(self) -> list[Seeds]:
-        """Returns the operation and the two seeds of everything random; -1 for a seed that is computed."""
+        """Returns the operation and the two seeds of each source of randomness; -1 for a computed seed."""
         return [(place.node.op, *self._seeds(place)) for place in self._places()]
 
     def with_seeds(self, seeds: list[Seeds]) -> tf.data.Dataset:
-        """Returns the dataset with these seeds, as if it had never been read."""
+        """Returns the dataset with these seeds, in its initial state."""
         for place, (_, seed, seed2) in zip(list(self._places()), seeds, strict=True):
             self._set(place, seed, seed2)
         variant = tf.raw_ops.DatasetFromGraph(graph_def=self._graph.SerializeToString())
         dataset = tf.data.experimental.from_variant(variant, self._dataset.element_spec)
         dataset = dataset.with_options(self._dataset.options())
-        private_api.keep_alive(dataset, self._dataset)  # Its Python functions.
+        private_api.keep_alive(dataset, self._dataset)  # Keeps its Python functions.
         return dataset
 
     def _places(self) -> Iterator[_Place]:
@@ -118,7 +118,7 @@ def _first_seed(node: Any) -> int | None:
 
 def _constant(by_name: dict[str, Any], name: str) -> int:
     node = by_name.get(name.partition(":")[0])
-    if node is not None and node.op == "SelectV2":  # How tf.data keeps both seeds from being 0.
+    if node is not None and node.op == "SelectV2":  # tf.data uses it to avoid two seeds of 0.
         return _constant(by_name, node.input[2])
     if node is None or node.op != "Const":
         return -1

@@ -1,9 +1,9 @@
-"""TensorFlow's tuning of a dataset, turned off where there is nothing to tune.
+"""Turns tf.data's autotuning off for datasets that have nothing to tune.
 
-It looks at every dataset that is read, in a thread, after 10 ms, 20 ms, 40 ms and so on, up to a minute. Who lets go of
-an iterator waits for that thread, which is woken before it is told that it may end, and now and then sleeps on: up to
-a minute, in which the whole process stands still, and all ranks with it. With short epochs that was a half of the time
-of `fit`; a fit of 100 ms was seen to take 130 s.
+Autotuning polls every dataset in a thread, after 10 ms, 20 ms, 40 ms and so on, up to a minute. Releasing an iterator
+joins that thread. TensorFlow wakes the thread before it sets the flag to stop, so the thread sometimes sleeps again,
+for up to a minute, and blocks the process and all of its peers. With short epochs this took half of the time of `fit`;
+a fit of 100 ms took up to 130 s.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from tfdistkit.keras_adapter import private_api
 
 
 def without_idle_tuning(dataset: Any) -> Any:
-    """Turns tuning off for a dataset in which nobody asked for it (`AUTOTUNE`), and that does not say itself.
+    """Turns autotuning off for a dataset without `AUTOTUNE`, unless its options set autotuning.
 
-    Arrays that are given to Keras are such: its one parallel function copies rows, as parallel as TensorFlow runs it
-    untuned (16 calls, or as many as there are threads).
+    This includes Keras's datasets of arrays: their one parallel function copies rows, and untuned it runs in parallel
+    too (16 calls, or the number of threads).
 
     Args:
-        dataset: What is to be read.
+        dataset: A dataset, or another kind of data.
 
     Returns:
-        The dataset, with the option `autotune.enabled`, or as it was; so is what is no `tf.data.Dataset`.
+        The dataset with the option `autotune.enabled`, or the argument unchanged.
     """
     if not isinstance(dataset, tf.data.Dataset):
         return dataset
@@ -35,10 +35,10 @@ def without_idle_tuning(dataset: Any) -> Any:
 
 
 def without_tuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Turns tuning off for a dataset.
+    """Turns autotuning off for a dataset.
 
     Args:
-        dataset: What is to be read.
+        dataset: The dataset.
 
     Returns:
         The dataset, with the option `autotune.enabled`.
@@ -49,17 +49,17 @@ def without_tuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def is_tuned(dataset: tf.data.Dataset) -> bool:
-    """Whether something in a dataset has a parallelism that TensorFlow chooses, or may have.
+    """Returns whether a dataset has, or may have, a transformation whose parallelism TensorFlow chooses.
 
     Args:
         dataset: The dataset.
     """
-    waiting, seen = [dataset], {}
-    while waiting:
-        one = waiting.pop()
-        if id(one) in seen:
+    pending, visited = [dataset], {}
+    while pending:
+        one = pending.pop()
+        if id(one) in visited:
             continue
-        seen[id(one)] = one  # Kept, so that its id stays its own.
+        visited[id(one)] = one  # A reference, so that its id is not reused.
         functions = private_api.functions_of_dataset(one)
         kind = private_api.kind_of_dataset(one)
         if kind == "Variant" or any(_makes_datasets(private_api.graph_of(function)) for function in functions):
@@ -68,10 +68,10 @@ def is_tuned(dataset: tf.data.Dataset) -> bool:
         if kind.startswith("Parallel") and not is_of_keras:
             if private_api.number_of_dataset(one, "_num_parallel_calls") in (None, tf.data.AUTOTUNE):
                 return True
-        waiting += private_api.inputs_of_dataset(one)
+        pending += private_api.inputs_of_dataset(one)
     return False
 
 
 def _makes_datasets(graph: tf.Graph) -> bool:
-    """Whether a function makes something parallel, as that of an `interleave` may."""
+    """Returns whether a function creates parallel transformations, as the function of an `interleave` may."""
     return any("Parallel" in operation.type for operation in graph.get_operations())

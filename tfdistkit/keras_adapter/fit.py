@@ -1,4 +1,4 @@
-"""Hooks of `fit` for callbacks that begin an epoch in the middle, or have to be around all of `fit`."""
+"""Hooks of `fit` for callbacks that wrap `fit`, or resume in the middle of an epoch."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tfdistkit.keras_adapter.shared_files import warn_of_shared_files
 
 @contextlib.contextmanager
 def arguments_of_fit(original: Any, model: Any, args: tuple, kwargs: dict) -> Iterator[inspect.BoundArguments]:
-    """Lets callbacks that ask for it be around `fit`, and change its arguments before it looks at them.
+    """Enters the `tfdistkit_wrap_fit` of each callback, which may change the arguments of `fit`.
 
     Args:
         original: Keras's `fit`.
         model: The model.
-        args: What it was called with.
-        kwargs: What it was called with.
+        args: The user's positional arguments.
+        kwargs: The user's keyword arguments.
 
     Yields:
-        What to call it with.
+        The arguments for `fit`.
     """
     call = inspect.signature(original).bind(model, *args, **kwargs)
     given = call.arguments.get("callbacks")
@@ -32,28 +32,28 @@ def arguments_of_fit(original: Any, model: Any, args: tuple, kwargs: dict) -> It
     warn_of_shared_files(model.distribute_strategy, callbacks)
     with contextlib.ExitStack() as stack:
         for one in list(callbacks):
-            if hasattr(one, "tfdistkit_around_fit"):
-                stack.enter_context(one.tfdistkit_around_fit(model, call.arguments))
+            if hasattr(one, "tfdistkit_wrap_fit"):
+                stack.enter_context(one.tfdistkit_wrap_fit(model, call.arguments))
         yield call
 
 
 def epoch_steps(original: Any, iterator: Any) -> Any:
-    """Begins an epoch in the middle, where a callback that resumes a training asked for it."""
-    followed = getattr(iterator, "tfdistkit_data", None)
-    steps = original(iterator) if followed is None else followed.steps(original, iterator)
+    """Yields the steps of an epoch, from the position of a callback that resumes training."""
+    tracked = getattr(iterator, "tfdistkit_data", None)
+    steps = original(iterator) if tracked is None else tracked.steps(original, iterator)
     comparison = getattr(iterator, "tfdistkit_comparison", None)
     return steps if comparison is None else comparison.steps(iterator, steps)
 
 
 def epoch_data(original: Any, iterator: Any) -> Any:
-    """Called for each iterator over the data."""
+    """Counts an iterator over training data, or checks one over other data."""
     if getattr(iterator, "tfdistkit_data", None) is not None:
         iterator.tfdistkit_data.count_iterator()
     else:
-        data_position.read_beside(iterator)
+        data_position.check_other_iterator(iterator)
     return original(iterator)
 
 
 def epoch_logs(original: Any, model: Any, logs: Any) -> Any:
-    """Gives an epoch the logs of its last step where that ran before a restart."""
+    """Returns the logs of an epoch; those from before a restart if its last step ran before."""
     return original(model, logs or data_position.kept_logs(model))

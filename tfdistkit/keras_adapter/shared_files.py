@@ -1,4 +1,4 @@
-"""Warns of callbacks that write one file on all ranks."""
+"""Warns of callbacks that write the same file on all ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tfdistkit.keras_adapter import private_api
 
 _LOG = logging.getLogger(__name__)
 
-# Callbacks of Keras that write files, and what one rank should run instead; subclasses too.
+# Keras callbacks that write files, and their replacements; also for subclasses.
 _INSTEAD = {
     "ModelCheckpoint": "tfdistkit.callbacks.ChiefCheckpoint(...)",
     "BackupAndRestore": "tfdistkit.callbacks.BackupAndResume(...)",
@@ -23,11 +23,11 @@ _INSTEAD = {
 
 
 def warn_of_shared_files(strategy: Any, callbacks: Iterable[Any]) -> None:
-    """Warns, on the chief and once a process, of callbacks of Keras that write the same files on every rank.
+    """Warns, on the chief and once per process, of Keras callbacks that write the same files on every rank.
 
     Args:
         strategy: The strategy of the model.
-        callbacks: What `fit` was given.
+        callbacks: The callbacks of `fit`.
     """
     if not private_api.is_ours(strategy):
         return
@@ -44,8 +44,8 @@ def warn_of_shared_files(strategy: Any, callbacks: Iterable[Any]) -> None:
 @functools.cache
 def _warn(name: str, instead: str) -> None:
     _LOG.warning(
-        "%s writes on every rank of this job: ranks that share a disk write one file over each other. Give `fit` %s on "
-        "every rank, or a file name of its own on each.",
+        "%s writes on every rank of this job: ranks that share a disk overwrite each other's file. Pass `fit` %s on "
+        "every rank, or a separate file name on each.",
         name,
         instead,
     )

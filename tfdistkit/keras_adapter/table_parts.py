@@ -1,7 +1,7 @@
-"""One table in several variables: which rows of it a variable has, and how an optimizer's state for it is saved.
+"""Saves and loads the optimizer state of a table that is split into several variables.
 
-Keras saves the state of an optimizer as a list, by position. For a table in parts it is written as the list that
-the table would have in one variable, so that it can be read into any number of parts, or into one.
+Keras saves the state of an optimizer as a list, by position. For a split table this saves the list of an unsplit
+table, so that it can be loaded into any number of parts, or into one variable.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import numpy as np
 
 @dataclass(frozen=True)
 class TablePart:
-    """Which rows of a table a variable holds.
+    """The rows of a table that a variable holds.
 
     Args:
-        table: A number of the table's own.
-        index: Which of the table's parts this is, from 0.
-        count: How many parts there are.
-        first: The number of its first row.
+        table: The unique number of the table.
+        index: The part, from 0.
+        count: The number of parts.
+        first: Its first row.
     """
 
     table: int
@@ -32,17 +32,17 @@ class TablePart:
 
 
 def mark(variable: Any, part: TablePart) -> None:
-    """Says of a Keras variable that it holds a part of a table."""
+    """Marks a Keras variable as a part of a table."""
     variable.tfdistkit_part = part
 
 
 def part_of(variable: Any) -> TablePart | None:
-    """Returns which part of a table a Keras variable holds; None if it is no such variable."""
+    """Returns the part of a table that a Keras variable holds; None for other variables."""
     return getattr(variable, "tfdistkit_part", None)
 
 
 def slot(original: Any, optimizer: Any, reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
-    """Hook of Keras's `add_variable_from_reference`: a slot has the rows of its variable."""
+    """Hook of Keras's `add_variable_from_reference`: marks a slot with the part of its variable."""
     variable = original(optimizer, reference_variable, *args, **kwargs)
     part = part_of(reference_variable)
     if part is not None:
@@ -51,7 +51,7 @@ def slot(original: Any, optimizer: Any, reference_variable: Any, *args: Any, **k
 
 
 def save_optimizer(original: Any, optimizer: Any, store: Any) -> None:
-    """Hook of Keras's `save_own_variables` of optimizers."""
+    """Hook of the optimizers' `save_own_variables`: saves the parts of a table as one array."""
     groups = _groups(optimizer.variables)
     if len(groups) == len(optimizer.variables):
         return original(optimizer, store)
@@ -61,15 +61,15 @@ def save_optimizer(original: Any, optimizer: Any, store: Any) -> None:
 
 
 def load_optimizer(original: Any, optimizer: Any, store: Any) -> None:
-    """Hook of Keras's `load_own_variables` of optimizers."""
+    """Hook of the optimizers' `load_own_variables`: loads one array into the parts of a table."""
     groups = _groups(optimizer.variables)
     if len(groups) == len(optimizer.variables):
         return original(optimizer, store)
     if len(groups) != len(store.keys()):
-        # Keras says so, too, and goes on. Adafactor keeps a part's columns for itself, which are no rows.
+        # As in Keras, a warning. It happens with Adafactor, which has state per column of each part.
         warnings.warn(
-            f"Skipping variable loading for optimizer {optimizer.name!r}: its tables lie in other parts than when "
-            f"it was saved ({len(groups)} variables, saved: {len(store.keys())}).",
+            f"Skipping variable loading for optimizer {optimizer.name!r}: its tables must have the parts of the saved "
+            f"optimizer. Received: {len(groups)} variables, saved: {len(store.keys())}.",
             stacklevel=2,
         )
         return None
@@ -79,9 +79,9 @@ def load_optimizer(original: Any, optimizer: Any, store: Any) -> None:
 
 
 def joined(variables: Sequence[Any]) -> np.ndarray:
-    """Returns the values of variables of consecutive rows as one array, one variable after the other.
+    """Concatenates the values of variables of consecutive rows into one array.
 
-    Only the array and one part are in memory at a time, and not all the parts besides it.
+    Only the array and one part are in memory at a time, instead of all parts.
     """
     first = variables[0].numpy()
     if len(variables) == 1:
@@ -95,10 +95,10 @@ def joined(variables: Sequence[Any]) -> np.ndarray:
 
 
 def assign_rows(variables: Sequence[Any], whole: Any) -> None:
-    """Gives variables of consecutive rows their rows of one array.
+    """Assigns the rows of one array to variables of consecutive rows.
 
     Raises:
-        ValueError: if the array has other rows than the variables together.
+        ValueError: if the array has another shape than the variables together.
     """
     if len(variables) == 1:
         variables[0].assign(whole)
@@ -106,7 +106,7 @@ def assign_rows(variables: Sequence[Any], whole: Any) -> None:
     rows = sum(v.shape[0] for v in variables)
     if tuple(whole.shape) != (rows, *variables[0].shape[1:]):
         expected = (rows, *variables[0].shape[1:])
-        raise ValueError(f"A table of the shape {expected} cannot take one of the shape {tuple(whole.shape)}.")
+        raise ValueError(f"The table must have the shape {expected}. Received: {tuple(whole.shape)}.")
     row = 0
     for variable in variables:
         variable.assign(whole[row : row + variable.shape[0]])
@@ -114,21 +114,21 @@ def assign_rows(variables: Sequence[Any], whole: Any) -> None:
 
 
 def _groups(variables: Sequence[Any]) -> list[list[Any]]:
-    """Returns the variables in their order, those of one table that belong together as one group.
+    """Groups the parts of each table, and keeps the order of the variables.
 
-    An optimizer makes its slots for one variable after the other, each time in the same order. So the n-th
-    slots of all parts are one slot of the table, and it belongs where the first of them is.
+    An optimizer creates its slots variable by variable, always in the same order. So the n-th slots of all parts
+    are one slot of the table, at the position of the first of them.
     """
     groups: list[list[Any]] = []
     by_table: dict[tuple[int, int], list[Any]] = {}
-    seen: dict[tuple[int, int], int] = {}
+    counts: dict[tuple[int, int], int] = {}
     for variable in variables:
         part = part_of(variable)
         if part is None or part.count == 1:
             groups.append([variable])
             continue
-        number = seen.get((part.table, part.index), 0)
-        seen[part.table, part.index] = number + 1
+        number = counts.get((part.table, part.index), 0)
+        counts[part.table, part.index] = number + 1
         key = part.table, number
         if key not in by_table:
             by_table[key] = []

@@ -1,8 +1,8 @@
-"""Large tables: a lookup reads the rows that it needs, and an optimizer that can do so updates only those.
+"""Reads only the looked-up rows of large tables, and lets optimizers that support it update only those.
 
-Keras gathers from a variable as from a tensor, so that TensorFlow reads the whole table in every step and then
-takes rows from it: over the network where the table lies on a parameter server, and as a copy where it does not,
-for a table that is updated by rows may not be shared. TensorFlow's own `sparse_read` asks the table for rows.
+Keras gathers from a variable as from a tensor, so TensorFlow reads the whole table in every step: over the network if
+the table is on a parameter server, else as a copy, because a variable with row updates cannot be read without one.
+TensorFlow's `sparse_read` reads only the rows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tfdistkit.keras_adapter import private_api
 
 
 def take(original: Any, x: Any, indices: Any, axis: int | None = None) -> Any:
-    """Hook of Keras's `take`, which `Embedding` calls. The same rows, the same gradient."""
+    """Hook of Keras's `take`, which `Embedding` calls: returns the same rows with the same gradient."""
     variable = None
     if axis == 0 and isinstance(x, keras.Variable) and private_api.is_ours(tf.distribute.get_strategy()):
         variable = private_api.readable_by_rows(x)
@@ -25,7 +25,7 @@ def take(original: Any, x: Any, indices: Any, axis: int | None = None) -> Any:
 
     def rows(ids: Any) -> Any:
         ids = tf.where(ids < 0, ids + tf.cast(x.shape[0], ids.dtype), ids)
-        # Mixed precision: the rows are cast, where Keras casts the table.
+        # Mixed precision: casts the rows, where Keras casts the table.
         return tf.cast(variable.sparse_read(ids), x.dtype)
 
     if isinstance(indices, tf.RaggedTensor):
@@ -48,10 +48,10 @@ def read_rows(variable: Any, ids: Any) -> Any:
 
 
 def adagrad_step(original: Any, optimizer: Any, gradient: Any, variable: Any, learning_rate: Any) -> Any:
-    """Hook of Adagrad's `update_step`: what Keras computes, of the rows that have a gradient.
+    """Hook of Adagrad's `update_step`: computes Keras's update only for rows with a gradient.
 
-    A row without one stays as it is under Adagrad, but Keras takes the root of the whole accumulator in every
-    step. Where that could be a division by zero (`epsilon=0`), Keras decides.
+    Under Adagrad a row without a gradient does not change, but Keras takes the root of the whole accumulator in every
+    step. With `epsilon=0`, a possible division by zero, Keras's own update runs.
     """
     by_rows = isinstance(gradient, tf.IndexedSlices) and private_api.is_ours(tf.distribute.get_strategy())
     accumulator = private_api.adagrad_accumulator(optimizer, variable) if by_rows and optimizer.epsilon > 0 else None
@@ -67,15 +67,15 @@ def adagrad_step(original: Any, optimizer: Any, gradient: Any, variable: Any, le
 
 
 def clip_by_global_norm(original: Any, value_list: Any, clip_norm: Any) -> Any:
-    """Hook of Keras's `clip_by_global_norm`, which makes every sparse gradient a dense one of the table's size.
+    """Hook of Keras's `clip_by_global_norm`: keeps sparse gradients sparse, where Keras makes them dense.
 
-    A dense gradient has the sum of all that a row got, and so has the sparse one that comes out here.
+    As in a dense gradient, the values of a repeated row are summed.
     """
     gradients = list(value_list)
     slices = [i for i, g in enumerate(gradients) if isinstance(g, tf.IndexedSlices)]
     if not slices or not private_api.is_ours(tf.distribute.get_strategy()):
         return original(gradients, clip_norm)
-    # Keras's norm is that of the values as they are: a row that is there twice counts twice.
+    # Keras computes the norm of the unsummed values: a repeated row counts twice.
     clipped = original([g.values if i in slices else g for i, g in enumerate(gradients)], clip_norm)
     for i in slices:
         ids, place = tf.unique(gradients[i].indices)

@@ -118,7 +118,7 @@ def _make_epoch_iterator(
     compares = is_ours and is_compared(distribute_strategy)
     comparison = iterator.tfdistkit_comparison = EpochComparison(distribute_strategy, kwargs) if compares else None
     given = _ForKeras(distribute_strategy, comparison) if is_ours else distribute_strategy
-    followed = iterator.tfdistkit_data = data_position.take_next()
+    followed = iterator.tfdistkit_data = data_position.pop_pending()
     with agreed, contextlib.nullcontext() if followed is None else followed.made(iterator):
         original(iterator, given, *args, **kwargs)
         if comparison is not None:

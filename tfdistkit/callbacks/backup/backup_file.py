@@ -1,4 +1,4 @@
-"""One file with all that a training needs to go on: JSON and arrays in a zip archive, which has a checksum of each."""
+"""Reads and writes backup files: JSON and arrays in a zip archive, which has a checksum of each entry."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from tfdistkit.errors import UnsupportedError, explain
 
 _FORM = 1
 _STATE = "state.json"
-# What every backup of a training holds.
+# The keys that every backup must have.
 PARTS = {"data", "model", "callbacks", "logs", "stopped"}
 
 
 def previous_of(path: str) -> str:
-    """Returns where the backup before the newest is kept."""
+    """Returns the path of the previous backup."""
     return f"{path}.previous"
 
 
 def write_backup(path: str, content: dict[str, Any], keep_previous: bool = True) -> None:
-    """Writes plain data into a file that is there whole or not at all.
+    """Writes plain data atomically into a file.
 
     Args:
-        path: The file; its folder is made if it is missing.
+        path: The file; its folder is created if it is missing.
         content: The data.
-        keep_previous: Whether the file that was there is kept as the one before; if not, the one before it stays.
+        keep_previous: Whether an existing file becomes the previous backup; if not, the previous backup stays.
 
     Raises:
-        OSError: if it cannot be written; what was there before stays.
+        OSError: if it cannot be written; existing backups stay.
     """
     arrays: list[np.ndarray] = []
     coded = encode(content, arrays)
@@ -53,7 +53,7 @@ def write_backup(path: str, content: dict[str, Any], keep_previous: bool = True)
                 _keep_previous(path)
     except OSError as error:
         message = explain(
-            "The backup could not be written; the one that was there before is unchanged.",
+            "The backup could not be written; existing backups are unchanged.",
             received=f"{type(error).__name__}: {error}, for {os.path.abspath(path)!r}",
             expected="a folder that the chief may write to, with enough free space",
         )
@@ -61,14 +61,14 @@ def write_backup(path: str, content: dict[str, Any], keep_previous: bool = True)
 
 
 def read_backup(data: bytes, path: str) -> dict[str, Any]:
-    """Returns what `write_backup` was given.
+    """Returns the content that `write_backup` wrote.
 
     Args:
         data: The bytes of the file.
         path: Its name, for errors.
 
     Raises:
-        UnsupportedError: if the file is damaged, or of another version.
+        UnsupportedError: if the file is damaged, or has the format of another version.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as file:
@@ -78,28 +78,28 @@ def read_backup(data: bytes, path: str) -> dict[str, Any]:
                 arrays = [_array(file.read(str(i)), *spec) for i, spec in enumerate(head["arrays"])]
                 content = decode(head["content"], arrays)
                 if not PARTS <= set(content):
-                    raise ValueError("it is no backup of a training")
-    except Exception as error:  # Bytes can be wrong in many ways, and each has an exception of its own.
+                    raise ValueError("it is not a backup of BackupAndResume")
+    except Exception as error:  # Damaged bytes raise many kinds of exceptions.
         raise UnsupportedError(
             explain(
                 "The backup is damaged.",
                 received=f"{os.path.abspath(path)!r}, {len(data)} bytes: {error}",
-                do="Remove it to train from the beginning, or put a copy of it there.",
+                do="Remove it to train from the beginning, or restore a copy of it.",
             )
         ) from error
     if form != _FORM:
         raise UnsupportedError(
             explain(
-                "The backup is of another version of tfdistkit.",
-                received=os.path.abspath(path),
-                do="Go on with the version that wrote it, or remove it.",
+                f"The backup must have format {_FORM}: another version of tfdistkit wrote it.",
+                received=f"format {form!r} in {os.path.abspath(path)!r}",
+                do="Resume with the version that wrote it, or remove it.",
             )
         )
     return content
 
 
 def _keep_previous(path: str) -> None:
-    """Keeps what is there, under the name of the one before, while it also stays under its own."""
+    """Links the existing backup to the name of the previous one; it also stays under its own name."""
     new = f"{previous_of(path)}.new"
     with contextlib.suppress(FileNotFoundError):
         os.remove(new)
@@ -112,10 +112,10 @@ def _keep_previous(path: str) -> None:
         return
     os.replace(new, previous_of(path))
     with contextlib.suppress(FileNotFoundError):
-        os.remove(new)  # Two names of one file are not replaced by each other.
+        os.remove(new)  # `os.replace` does nothing if both names are links to one file.
 
 
 def _array(data: bytes, dtype: str, shape: list[int]) -> np.ndarray:
-    # TensorFlow knows bfloat16 and the float8s, which NumPy does not.
+    # NumPy lacks bfloat16 and float8; TensorFlow has them.
     kind = np.dtype(dtype) if dtype in np.sctypeDict else np.dtype(tf.as_dtype(dtype).as_numpy_dtype)
     return np.frombuffer(data, kind).reshape(shape)

@@ -1,4 +1,4 @@
-"""`BackupAndResume`: training that was broken off goes on at the step after the last backup."""
+"""`BackupAndResume`: resumes interrupted training at the step after the last backup."""
 
 from __future__ import annotations
 
@@ -35,50 +35,50 @@ from tfdistkit.keras_adapter.data_position import DataState, FitData
 from tfdistkit.report.progress import leave_backup_mark
 from tfdistkit.strategies import keras_patches
 from tfdistkit.strategies.parameter_server.worker_datasets import WorkerDataset
+from tfdistkit.validation import require_positive
 
 _FILE = "training.backup"
-# Seconds between two questions whether a rank got a signal. A question costs 2 ms between processes of one host.
-_ASK_EVERY_S = 0.5
-_MOST_STEPS_WITHOUT_ASKING = 1000
+# Interval between two polls of all ranks for signals. A poll takes 2 ms between processes of one host.
+_POLL_EVERY_S = 0.5
+_MOST_STEPS_BETWEEN_POLLS = 1000
 
 
 class BackupAndResume(keras.callbacks.Callback):
-    """Lets training go on at the step after its last backup, as if it had never been broken off.
+    """Resumes training at the step after its last backup, as if it had not been interrupted.
 
-    Give it to `fit`, start the same script again after a crash or a preemption - by hand, by a scheduler, by
-    `tfdistkit run --max-restarts` - and `fit` begins where the newest backup was made, also in the middle of an
-    epoch, and ends with the weights of a run that nothing happened to: bit for bit with as many replicas, up to
-    the rounding of sums with another number of them (and the same global batch size). Under `parameter_server`, where
-    no two runs are alike, every element is trained on as often as without the interruption. The backup holds weights,
-    layer state and seeds, the optimizers (slots, `iterations`, learning rate), metrics within the epoch, the state
-    of the other callbacks (what `EarlyStopping` and `ReduceLROnPlateau` wait for, say; `History`, so that `fit`
-    returns that of all epochs), and the place in the data.
+    Pass it to `fit`, and start the same script again after a crash or a preemption - by hand, by a scheduler, by
+    `tfdistkit run --max-restarts`. `fit` then begins at the newest backup, also in the middle of an epoch, and ends
+    with the weights of an uninterrupted run: bit for bit with the same number of replicas, up to rounding with
+    another number (and the same global batch size). Under `parameter_server`, which is not deterministic, every
+    element is trained on as often as without the interruption. The backup holds weights, layer state and seeds, the
+    optimizers (slots, `iterations`, learning rate), metrics within the epoch, the state of the other callbacks (such
+    as the patience of `EarlyStopping`; `History`, so that `fit` returns all epochs), and the position in the data.
 
-    The order of the data is made again and what was seen is left out, so the data must repeat itself: see
-    "BackupAndResume" in docs/callbacks.md. The chief writes one file, whole or not at all; ranks without a disk in
-    common get it from the rank that has it. Put this anywhere in the list: it always runs last.
+    A resumed run repeats the shuffle order and skips the batches that were trained on, so the data must be
+    repeatable: see "BackupAndResume" in docs/callbacks.md. The chief writes one file, atomically; ranks that do not
+    share its disk get the file over the network. Its position in the list does not matter: it always runs last.
 
-    SIGTERM and SIGUSR1 (SLURM's `--signal=USR1@120`) on any rank make one last backup, of all ranks at the same
-    step; then every rank ends by that signal, as it would have ended without this callback.
+    SIGTERM and SIGUSR1 (SLURM's `--signal=USR1@120`) on any rank trigger a last backup of all ranks at the same
+    step; then every rank ends by that signal, as it would without this callback.
 
     Args:
-        backup_dir: A folder of its own for each training.
+        backup_dir: A separate folder for each training.
         save_freq: A number of steps, `"epoch"`, or a text such as `"500 steps"`, `"2 epochs"`, `"10 minutes"`.
-        delete_checkpoint: Whether the backup is removed when `fit` comes to its end; else the next `fit` with this
-            folder goes on behind it.
-        same_order: Whether data whose order cannot be repeated is an error. False accepts it: the number of steps
-            is right then, but elements of the epoch may be seen twice.
-        accept_changes: Whether to go on with another optimizer, loss, metric, configuration of a layer, other data or
-            another batch size than in the backup, which is an error else. Of other data the epoch begins anew.
-        grace_s: Seconds that the last backup may take after a signal; then the process ends without, with exit
-            code 128 + the signal's number. None leaves signals alone.
+        delete_checkpoint: Whether to remove the backup at the end of `fit`; if not, the next `fit` with this folder
+            continues after it.
+        same_order: Whether data without a repeatable order is an error. False accepts it: the number of steps is
+            right, but elements of the epoch may be seen twice.
+        accept_changes: Whether to continue if the optimizer, loss, metrics, layer configuration, data or batch size
+            differ from the backup; if not, a difference is an error. With other data the epoch starts again.
+        grace_s: Timeout in seconds for the last backup after a signal; then the process exits without it, with exit
+            code 128 + the signal's number. None ignores signals.
 
     Raises:
-        OptionError: (a ValueError) if an argument is wrong.
-        UnsupportedError: (a RuntimeError) when training begins, on all ranks: if the order of the data cannot be
-            repeated; if there is a backup, and no generation of it can be read, or it is of another model, optimizer
-            or other data; if workers of a parameter-server job read the data themselves.
-        OSError: on the chief, in training, if a backup cannot be written. What was there before stays.
+        OptionError: (a ValueError) if an argument is invalid.
+        UnsupportedError: (a RuntimeError) when training begins, on all ranks: if the order of the data is not
+            repeatable; if a backup exists but is unreadable, or its model, optimizer or data differ; if workers of a
+            parameter-server job read the data themselves.
+        OSError: on the chief, in training, if a backup cannot be written. Existing backups stay.
 
     Example:
         ```python
@@ -89,7 +89,7 @@ class BackupAndResume(keras.callbacks.Callback):
         ```
     """
 
-    # What `StopTogether` asks of callbacks after it.
+    # Lets this callback come after `StopTogether`.
     tfdistkit_stops_all_ranks = True
 
     def __init__(
@@ -107,13 +107,12 @@ class BackupAndResume(keras.callbacks.Callback):
         if not self.backup_dir or "://" in self.backup_dir:
             raise OptionError(
                 explain(
-                    "`backup_dir` is no folder of a file system.",
-                    received=repr(backup_dir),
-                    expected="a local or mounted folder",
+                    "`backup_dir` must be a local or mounted folder.",
+                    received=f"backup_dir={backup_dir!r}",
                 )
             )
-        if grace_s is not None and (isinstance(grace_s, bool) or not grace_s > 0):
-            raise OptionError(explain("`grace_s` is no time.", received=repr(grace_s), expected="seconds, or None"))
+        if grace_s is not None:
+            require_positive("grace_s", grace_s, "seconds")
         self._frequency = frequency_of("save_freq", save_freq)
         self.save_freq = save_freq
         self.delete_checkpoint, self.same_order, self.grace_s = delete_checkpoint, same_order, grace_s
@@ -122,8 +121,8 @@ class BackupAndResume(keras.callbacks.Callback):
         keras_patches.install()
 
     @contextlib.contextmanager
-    def tfdistkit_around_fit(self, model: keras.Model, arguments: dict[str, Any]) -> Iterator[None]:
-        """Called by our hook of `fit`, with its arguments, which this may change."""
+    def tfdistkit_wrap_fit(self, model: keras.Model, arguments: dict[str, Any]) -> Iterator[None]:
+        """Wraps `fit`, and may change its arguments. Called by the hook of `fit`."""
         _require_supported(model, arguments.get("x"))
         others = _put_last(self, arguments)
         ranks, path = ranks_of(model), os.path.realpath(os.path.join(self.backup_dir, _FILE))
@@ -142,7 +141,7 @@ class BackupAndResume(keras.callbacks.Callback):
             )
             run.data.require_unmoved(arguments.get("validation_data"))
             try:
-                with data_position.followed(run.data):
+                with data_position.tracked(run.data):
                     yield
             finally:
                 self._run = None
@@ -151,50 +150,50 @@ class BackupAndResume(keras.callbacks.Callback):
 
     def _running(self) -> _Run:
         if self._run is None:
-            # Where it does not work at all, no other line for it would help.
+            # An unsupported strategy is the first cause: report that one.
             _require_supported(self.model, None)
             raise UnsupportedError(
                 explain(
-                    "BackupAndResume is not in the list of callbacks of a `fit`, or was made after Python looked for "
+                    "BackupAndResume must be in the list of callbacks of `fit`, and be created before the expression "
                     "`model.fit`.",
-                    received="a call by another callback, by a loop of your own, or by a `fit` that does not know it",
-                    expected="model.fit(..., callbacks=[backup]), with `backup` from a line before",
-                    do="Make it on a line of its own: backup = tfdistkit.callbacks.BackupAndResume(...). (Where "
-                    "tfdistkit.strategy(...) was called before, it may stand in the list.)",
+                    received="a call by another callback, by your own training loop, or by an unpatched `fit`",
+                    expected="model.fit(..., callbacks=[backup])",
+                    do="Create it on a line before: backup = tfdistkit.callbacks.BackupAndResume(...). (After "
+                    "tfdistkit.strategy(...) it can also be created in the list.)",
                 )
             )
         return self._run
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Puts back what was saved."""
+        """Restores the backup."""
         self._running().begin()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Counts."""
+        """Records the epoch."""
         self._running().epoch = epoch
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Makes a backup, if it is time."""
+        """Saves a backup if one is due."""
         run = self._running()
         run.count_steps(logs or {})
         due = self._frequency.unit == "steps" and run.steps_since >= self._frequency.amount
-        due = run.ask(self._every_s, self._asks, at_once=False) or due
+        due = run.poll(self._every_s, self._polls, now=False) or due
         if due or run.signal:
             run.save(run.data.state_in_epoch(run.epoch))
         run.end_by_signal()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Makes a backup, if it is time."""
+        """Saves a backup if one is due."""
         run = self._running()
         run.end_epoch()
         due = self._frequency.unit == "epochs" and run.epochs_since >= self._frequency.amount
-        due = run.ask(self._every_s, self._asks, at_once=True) or due
+        due = run.poll(self._every_s, self._polls, now=True) or due
         if due or run.signal or self.model.stop_training:
             run.save(run.data.state_after_epoch(epoch))
         run.end_by_signal()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Removes the backup."""
+        """Removes the backup, with `delete_checkpoint`."""
         run = self._running()
         if self.delete_checkpoint and not run.signal:
             remove_backups(run.path, with_folder=writes_files(self.model))
@@ -204,7 +203,7 @@ class BackupAndResume(keras.callbacks.Callback):
         return self._frequency.amount if self._frequency.unit == "seconds" else None
 
     @property
-    def _asks(self) -> bool:
+    def _polls(self) -> bool:
         return self.grace_s is not None or self._every_s is not None
 
 
@@ -219,35 +218,35 @@ class _Run:
     ):
         self._model, self._ranks, self.path, self._signals, self._others = model, ranks, path, signals, others
         self._found = backup.content if backup else None
-        # A newest file that cannot be read makes way; the one before it stays until there is a new one.
+        # An unreadable newest file is overwritten; the previous backup stays until a new one is written.
         self._keeps_newest = backup is None or backup.keeps_newest
         self._states: CallbackStates | None = None
         self._logs: dict[str, Any] = {}
         self.signal = 0
         self.epoch = self._batch = self.steps_since = self.epochs_since = 0
-        self._saved_at = self._asked_at = time.monotonic()
-        self._asked_after = self._ask_after = 1
+        self._saved_at = self._polled_at = time.monotonic()
+        self._poll_interval = self._steps_to_poll = 1
 
     def begin(self) -> None:
-        """After the others' `on_train_begin`."""
+        """Restores the state of the backup, after `on_train_begin` of the other callbacks."""
         self._states = CallbackStates(self._others)
-        self.setup.see_model()
+        self.setup.describe_model()
         self._known: list[Any] | None = variables_of(self._model)
         if self._found is not None:
-            if self.setup.is_other_data(self._found.get("setup"), writes_files(self._model)):
+            if self.setup.has_other_data(self._found.get("setup"), writes_files(self._model)):
                 self.data.begin_epoch_anew()
-            self._put(self._found, with_counts=False)
+            self._restore(self._found, with_counts=False)
 
     def begin_in_epoch(self) -> None:
-        """Before the first step: what happened at the begin of the epoch has happened before."""
+        """Restores the state of a backup within an epoch, after `on_epoch_begin` and before the first step."""
         found, self._found = self._found, None
         if found is None or not found["data"]["batch"] or self.data.begins_anew:
             return
         self._batch, self._logs = found["data"]["batch"], found["logs"]
         data_position.keep_logs(self._model, self._logs)
-        self._put(found, with_counts=True)
+        self._restore(found, with_counts=True)
 
-    def _put(self, found: dict[str, Any], with_counts: bool) -> None:
+    def _restore(self, found: dict[str, Any], with_counts: bool) -> None:
         assert self._states is not None
         rates = self.setup.rates_to_keep()
         with_counts = with_counts and self.setup.has_same_counts
@@ -268,35 +267,35 @@ class _Run:
         self.epochs_since, self._batch, self._logs = self.epochs_since + 1, 0, {}
         data_position.keep_logs(self._model, None)
 
-    def ask(self, every_s: float | None, asks: bool, at_once: bool) -> bool:
-        """Asks all ranks, now and then, whether one got a signal, and the chief whether it is time.
+    def poll(self, every_s: float | None, polls: bool, now: bool) -> bool:
+        """Polls all ranks for signals at intervals, and the chief for whether a backup is due.
 
         Args:
-            every_s: Seconds between two backups, if time says when.
-            asks: Whether there is anything to ask.
-            at_once: Whether to ask now.
+            every_s: Seconds between two backups; None if steps or epochs count.
+            polls: Whether polling is needed.
+            now: Whether to poll now.
 
         Returns:
-            Whether it is time, the same on all ranks.
+            Whether a backup is due, the same on all ranks.
         """
-        self._ask_after -= 1
-        if not asks or (self._ask_after > 0 and not at_once):
+        self._steps_to_poll -= 1
+        if not polls or (self._steps_to_poll > 0 and not now):
             return False
-        now = time.monotonic()
-        due = every_s is not None and now - self._saved_at >= every_s
-        # The clocks of the ranks differ, so the chief says after how many steps to ask again.
-        steps = max(1, self._asked_after - max(self._ask_after, 0))
-        step_s = max(now - self._asked_at, 1e-9) / steps
-        after = int(min(max(_ASK_EVERY_S / step_s, 1), _MOST_STEPS_WITHOUT_ASKING))
-        row = np.array([self._signals.number, due, 1 if self._ranks.alone else after], np.int64)
-        everyone = self._ranks.gather(row) if not self._ranks.alone else row[None]
-        self.signal = int(everyone[:, 0].max())
-        self._asked_after = self._ask_after = int(everyone[0, 2])
-        self._asked_at = time.monotonic()
-        return bool(everyone[0, 1])
+        time_s = time.monotonic()
+        due = every_s is not None and time_s - self._saved_at >= every_s
+        # The clocks of the ranks differ, so the chief sets the number of steps until the next poll.
+        steps = max(1, self._poll_interval - max(self._steps_to_poll, 0))
+        step_s = max(time_s - self._polled_at, 1e-9) / steps
+        interval = int(min(max(_POLL_EVERY_S / step_s, 1), _MOST_STEPS_BETWEEN_POLLS))
+        row = np.array([self._signals.number, due, 1 if self._ranks.is_single else interval], np.int64)
+        of_ranks = self._ranks.gather(row) if not self._ranks.is_single else row[None]
+        self.signal = int(of_ranks[:, 0].max())
+        self._poll_interval = self._steps_to_poll = int(of_ranks[0, 2])
+        self._polled_at = time.monotonic()
+        return bool(of_ranks[0, 1])
 
     def save(self, data: DataState) -> None:
-        """Makes a backup; all ranks call it."""
+        """Saves a backup; all ranks call it."""
         assert self._states is not None
         strategy: Any = private_api.strategy_of(self._model)
         if private_api.is_ours(strategy):
@@ -314,24 +313,26 @@ class _Run:
             self._keeps_newest = True
 
     def end_by_signal(self) -> None:
-        """After the last backup: ends this process, when all ranks have come here."""
+        """Ends this process by its signal after the last backup, when all ranks have saved."""
         if not self.signal:
             return
-        with contextlib.suppress(tf.errors.OpError):  # A rank that is gone already has a backup, too.
+        with contextlib.suppress(tf.errors.OpError):  # A peer that has already ended has saved, too.
             self._ranks.any(True)
         leave_backup_mark()
         self._signals.end(self.signal)
-        # A handler of the user's own has let the process live: it shall come to an end by itself.
+        # The user's own handler kept the process alive: let it exit on its own.
         self._model.stop_training = True
 
 
 def _put_last(callback: BackupAndResume, arguments: dict[str, Any]) -> list[Any]:
-    """Moves a callback behind all others, the history of `fit` included, and returns those."""
+    """Moves a callback behind all others, including `History`, and returns the others."""
     given: Any = arguments.get("callbacks")
     in_list = isinstance(given, keras.callbacks.CallbackList)
     listed = given.callbacks if in_list else keras.tree.flatten(given)
     if sum(isinstance(one, BackupAndResume) for one in listed) > 1:
-        raise UnsupportedError(explain("`callbacks` has more than one BackupAndResume.", expected="one for a `fit`"))
+        raise UnsupportedError(
+            explain("`callbacks` must have at most one BackupAndResume.", received="several", do="Remove the others.")
+        )
     others = [one for one in listed if one is not callback]
     if not in_list and not any(isinstance(one, keras.callbacks.History) for one in others):
         others.append(keras.callbacks.History())
@@ -346,16 +347,17 @@ def _require_supported(model: keras.Model, x: Any) -> None:
     require_ours(
         private_api.strategy_of(model),
         "BackupAndResume",
-        "only its own say how far each rank has come in its data, and put a model back on all ranks",
-        "keras.callbacks.BackupAndRestore works in a single process, and begins each epoch anew",
+        "only tfdistkit's own track each rank's position in its data, and restore a model on all ranks",
+        "keras.callbacks.BackupAndRestore works in a single process, and restarts an interrupted epoch",
     )
     if isinstance(x, WorkerDataset):
         raise UnsupportedError(
             explain(
-                "BackupAndResume cannot work here: the workers read the data themselves, and how far each has come is "
-                "not known.",
+                "BackupAndResume must have data that the coordinator reads: the positions of the workers in their own "
+                "data are unknown.",
                 received="data of strategy.distribute_datasets_from_function(...)",
-                expected="data that the coordinator reads: a tf.data.Dataset, arrays, a PyDataset",
-                do="Give `fit` the dataset itself; keras.callbacks.BackupAndRestore works, and begins each epoch anew.",
+                expected="a tf.data.Dataset, arrays, or a PyDataset",
+                do="Pass `fit` the dataset itself; or use keras.callbacks.BackupAndRestore, which restarts an "
+                "interrupted epoch.",
             )
         )

@@ -1,4 +1,4 @@
-"""The state of the other callbacks of a `fit`: what of their attributes training changes."""
+"""Saves and restores the state of the other callbacks: their attributes that training changes."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from tfdistkit.callbacks.backup.plain_data import NotPlainError, fingerprint
 
 _LOG = logging.getLogger(__name__)
 
-# What Keras gives every callback, and what shows progress.
+# Attributes that Keras sets on every callback.
 _NOT_STATE = ("params", "_model", "validation_data")
 
 
 class CallbackStates:
-    """Follows the state of callbacks.
+    """Tracks the state of callbacks.
 
-    A callback with the methods `get_state()` and `set_state(state)` is asked for its state, plain data. Of every
-    other one it is what training has changed in its attributes since it began, as far as that is plain data:
-    numbers, texts, arrays, and lists, tuples and dicts of them; callbacks inside of a callback as well.
+    A callback with the methods `get_state()` and `set_state(state)` defines its own state, as plain data. The state
+    of every other callback is the attributes that have changed since training began, if they are plain data:
+    numbers, texts, arrays, and lists, tuples and dicts of them. Callbacks inside a callback are included.
 
     Args:
         callbacks: The callbacks, after their `on_train_begin`.
@@ -33,23 +33,23 @@ class CallbackStates:
         self._at_begin = {name: _attributes(one) for name, one in self._callbacks.items()}
 
     def get(self) -> dict[str, Any]:
-        """Returns the states, copied, by the names of the callbacks' classes and their place among their kind."""
+        """Returns copies of the states, by class name and position among the callbacks of the class."""
         return {name: copy.deepcopy(self._get_one(name, one)) for name, one in self._callbacks.items()}
 
     def put(self, states: dict[str, Any]) -> None:
-        """Gives the callbacks the states of a run before."""
+        """Restores the states of an earlier run."""
         for name, state in states.items():
             callback = self._callbacks.get(name)
             if callback is None:
                 if state:
-                    _LOG.warning("The backup has the state of %s, which is not in the list of callbacks.", name)
-            elif _has_own(callback):
+                    _LOG.warning("The backup has a state for %s, which is missing in the list of callbacks.", name)
+            elif _has_own_state(callback):
                 callback.set_state(copy.deepcopy(state))
             else:
                 vars(callback).update(copy.deepcopy(state))
 
     def _get_one(self, name: str, callback: Any) -> Any:
-        if _has_own(callback):
+        if _has_own_state(callback):
             return callback.get_state()
         begin = self._at_begin[name]
         return {key: vars(callback)[key] for key, now in _attributes(callback).items() if begin.get(key) != now}
@@ -67,19 +67,19 @@ def _by_name(callbacks: list[keras.callbacks.Callback]) -> dict[str, Any]:
 
 
 def _inside(callback: keras.callbacks.Callback) -> list[keras.callbacks.Callback]:
-    """The callbacks that a callback keeps: `ChiefOnly` one, `StopTogether` several."""
+    """Returns the callbacks that a callback wraps: `ChiefOnly` one, `StopTogether` several."""
     kept = [one for value in vars(callback).values() for one in (value if type(value) is list else [value])]
     return [one for one in kept if isinstance(one, keras.callbacks.Callback) and one is not callback]
 
 
-def _has_own(callback: Any) -> bool:
+def _has_own_state(callback: Any) -> bool:
     return callable(getattr(callback, "get_state", None)) and callable(getattr(callback, "set_state", None))
 
 
 def _attributes(callback: Any) -> dict[str, bytes]:
-    """The attributes of a callback that are plain data, as hashes: some hold large arrays that never change."""
+    """Returns hashes of the attributes that are plain data; hashes, because some are large arrays."""
     found: dict[str, bytes] = {}
-    if _has_own(callback):
+    if _has_own_state(callback):
         return found
     for key, value in vars(callback).items():
         with contextlib.suppress(NotPlainError):

@@ -1,7 +1,8 @@
-"""Models, optimizers, losses and data as plain data that a new process can compare with what an earlier one had.
+"""Describes models, optimizers, losses and data as plain data, to compare them with an earlier process.
 
-What says nothing of the training is left out: names that Keras makes (`dense_3`), seeds and initializers, the modules
-of classes. Objects that have no configuration are their class, functions their name, lambdas their code.
+Left out is what does not affect training: names that Keras generates (`dense_3`), seeds, initializers, and the
+modules of classes. Objects without a configuration are described by their class, functions by their name, lambdas by
+their code.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-# Weights and the state of generators come from the backup; the rest says where a class was found, or how it was built.
+# Weights and generator states come from the backup; the other keys locate a class or describe how it was built.
 _LEFT_OUT = re.compile(
     r"seed|module|registered_name|build_config|compile_config|batch_(input_)?shape|(.*_)?initializer|learning_rate"
 )
@@ -28,7 +29,7 @@ _DEEPEST = 20
 
 
 def is_made_by_keras(name: Any, of_class: str) -> bool:
-    """Whether Keras names an object of a class so by itself: `dense`, `dense_3`."""
+    """Returns whether Keras generates such a name for an object of a class: `dense`, `dense_3`."""
     return _letters(_without_number(str(name))) == _letters(of_class)
 
 
@@ -41,12 +42,12 @@ def _letters(name: str) -> str:
 
 
 def describe(value: Any, names: dict[str, str] | None = None, depth: int = 0) -> Any:
-    """Returns plain data that is the same for what is the same, in every process.
+    """Describes a value as plain data, equal in every process for equal values.
 
     Args:
-        value: What to describe.
-        names: What to call names that differ between processes.
-        depth: How deep in something else it is.
+        value: The value.
+        names: Replaces names that differ between processes.
+        depth: The nesting depth.
     """
     names = names or {}
     inner = functools.partial(describe, names=names, depth=depth + 1)
@@ -104,9 +105,9 @@ def _of_object(value: Any, inner: Any) -> Any:
         return {"class": kind}
     try:
         config = value.get_config()
-    except Exception:  # A class of the user's that cannot be configured; its name is what is known.
+    except Exception:  # A user's class without a working configuration: only its name is known.
         return {"class": kind}
-    # The configuration of Keras's losses lacks their arguments, such as Huber's `delta`.
+    # The configuration of Keras losses lacks their arguments, such as Huber's `delta`.
     arguments = vars(value) if isinstance(value, keras.Loss) else {}
     own = {key: one for key, one in arguments.items() if isinstance(one, (bool, int, float, dict))}
     return _of_config(kind, {**own, **config}, inner)
@@ -117,7 +118,7 @@ def _of_function(function: types.FunctionType, inner: Any) -> Any:
     taken = [one for one in cells if isinstance(one, (bool, int, float, str))]
     described = {"class": function.__name__, "taken": taken}
     if function.__name__ == "<lambda>":
-        # Other versions of Python compile otherwise, so each has its own key: what one lacks is not compared.
+        # Bytecode differs between Python versions, so each has its own key; missing keys are not compared.
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
         described[f"code, by Python {version}"] = _hash(repr(list(_code(function.__code__))))
     return described
@@ -140,22 +141,22 @@ def _hash(text: str) -> str:
 
 
 def sample(array: Any) -> dict[str, Any] | None:
-    """Returns the shape and dtype of an array, and some of its values, without reading all of it.
+    """Returns the shape and dtype of an array, and a sample of its values, without reading all of it.
 
     Args:
-        array: A NumPy array, a tensor, a variable, a data frame, or anything that has rows.
+        array: A NumPy array, a tensor, a variable, a data frame, or another object with rows.
 
     Returns:
-        Plain data; None where it has no rows to read.
+        Plain data; None if its rows cannot be read.
     """
     try:
         shape = [int(size) for size in array.shape]
         values = _values(array, shape)
-    except Exception:  # Of a library that reads rows in another way: then they are not compared.
+    except Exception:  # Another library's way of indexing rows: they are not compared.
         return None
     described = {"shape": shape, "dtype": str(values.dtype) if values.dtype.kind not in "OSU" else "string"}
     if values.dtype.kind in "OSU":
-        # Folders may be others in every run.
+        # Without folders, which may differ between runs.
         texts = (one.decode(errors="replace") if isinstance(one, bytes) else str(one) for one in values.reshape(-1))
         return {**described, "hash": _hash(repr([text.rpartition("/")[2] for text in texts]))}
     if values.dtype.kind not in "biufc":
@@ -180,17 +181,17 @@ def _spread(length: int, most: int) -> np.ndarray:
 
 
 def differences(now: Any, then: Any, path: str = "") -> list[str]:
-    """Returns what differs between two descriptions, in words; what only one of them has is not compared.
+    """Lists the differences of two descriptions as texts; keys that only one of them has are not compared.
 
     Args:
-        now: A description.
-        then: That of the backup.
-        path: What it is a description of.
+        now: The present description.
+        then: The description in the backup.
+        path: The part that is described.
     """
     if isinstance(now, dict) and isinstance(then, dict):
         if now.get("class") != then.get("class"):
             return [_differs(path, now.get("class"), then.get("class"))]
-        # A version of Keras may know arguments that another does not.
+        # Keras versions differ in their arguments.
         found = [differences(now[key], then[key], f"{path}, {key}") for key in now if key in then]
         return [one for each in found for one in each]
     if isinstance(now, list) and isinstance(then, list):
@@ -199,7 +200,7 @@ def differences(now: Any, then: Any, path: str = "") -> list[str]:
         found = [differences(a, b, f"{path} {i}") for i, (a, b) in enumerate(zip(now, then))]
         return [one for each in found for one in each]
     if isinstance(now, np.ndarray) and isinstance(then, np.ndarray):
-        return [] if _close(now, then) else [f"{path}: the values are others"]
+        return [] if _close(now, then) else [f"{path}: the values differ"]
     is_same = _close(np.asarray(now), np.asarray(then)) if _is_number(now) and _is_number(then) else now == then
     return [] if is_same else [_differs(path, now, then)]
 
@@ -209,7 +210,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _close(now: np.ndarray, then: np.ndarray) -> bool:
-    """Whether numbers are the same up to what another processor rounds otherwise."""
+    """Returns whether numbers are equal up to the rounding of another processor."""
     if now.shape != then.shape:
         return False
     if now.dtype.kind in "fc" or then.dtype.kind in "fc":

@@ -1,4 +1,4 @@
-"""What of a model is state: its variables, those of its optimizers, and what each replica has counted for itself."""
+"""The state of a model: its variables, its optimizers' variables, and each replica's counts (metrics)."""
 
 from __future__ import annotations
 
@@ -15,59 +15,61 @@ from tfdistkit.keras_adapter import private_api
 
 
 def optimizers_of(model: keras.Model) -> list[Any]:
-    """Returns the model's optimizer, and others that it keeps as attributes (a GAN's two, say)."""
+    """Returns the model's optimizer, and optimizers in its attributes (such as a GAN's two)."""
     found = [getattr(model, "optimizer", None), *vars(model).values()]
     kept = {id(one): one for one in found if isinstance(one, keras.optimizers.Optimizer)}
     return list(kept.values())
 
 
 def variables_of(model: keras.Model) -> list[Any]:
-    """Returns what every rank holds all of: weights, layer state, seeds, and the optimizers' variables."""
+    """Returns the variables that are equal on all ranks: weights, layer state, seeds, optimizer variables."""
     metrics = {id(v) for v in model.metrics_variables}
     return [v for v in _all_variables(model) if id(v) not in metrics and not _is_on_read(v)]
 
 
 def counts_of(model: keras.Model) -> list[Any]:
-    """Returns what each replica holds a part of: metrics, and variables with `synchronization="on_read"`."""
+    """Returns the variables that differ per replica: metrics, and those with `synchronization="on_read"`."""
     metrics = {id(v) for v in model.metrics_variables}
     return [v for v in _all_variables(model) if id(v) in metrics or _is_on_read(v)]
 
 
 def value_of(variable: Any) -> np.ndarray:
-    """Returns what a variable holds."""
+    """Returns the value of a variable."""
     return np.asarray(_raw(variable).numpy())
 
 
 def require_known_optimizers(model: keras.Model, known: list[Any]) -> None:
-    """Raises an error, after the first step, if that step has made variables of an optimizer.
+    """Raises an error, after the first step, if that step created optimizer variables.
+
+    A new process could not restore them before its own first step.
 
     Args:
         model: The model.
-        known: What `variables_of` said before it.
+        known: The result of `variables_of` before the step.
 
     Raises:
-        UnsupportedError: if so: a new process could not take them from a backup before its own first step.
+        UnsupportedError: if an optimizer has new variables.
     """
     before = {id(v) for v in known}
     for optimizer in optimizers_of(model):
         if any(id(v) not in before for v in optimizer.variables):
             raise UnsupportedError(
                 explain(
-                    "An optimizer got its variables in the first step, so that no backup could be put back into it.",
-                    received=f"{type(optimizer).__name__} {optimizer.name!r} of {type(model).__name__}",
-                    expected="an optimizer that is built before `fit`",
-                    do="Call `optimizer.build(variables)` with the variables that it trains, behind `compile`.",
+                    "Each optimizer must be built before `fit`, so that a backup can be restored into it.",
+                    received=f"{type(optimizer).__name__} {optimizer.name!r} of {type(model).__name__}, built in the "
+                    "first step",
+                    do="Call `optimizer.build(variables)` with the variables that it trains, after `compile`.",
                 )
             )
 
 
 def _raw(variable: Any) -> Any:
-    """The TensorFlow variable of a Keras variable; others are one."""
+    """Returns the TensorFlow variable of a Keras or TensorFlow variable."""
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 
 def _own_variables(model: keras.Model) -> list[Any]:
-    """TensorFlow's variables in attributes of the model and its layers, such as counters of a `train_step`."""
+    """Returns TensorFlow variables in attributes of the model and its layers, such as counters of a `train_step`."""
     found = []
     for layer in private_api.layers_of(model):
         for name, value in vars(layer).items():
@@ -89,12 +91,12 @@ def _is_on_read(variable: Any) -> bool:
 
 @dataclass(frozen=True)
 class ModelState:
-    """The state of a model, copied.
+    """A copy of the state of a model.
 
     Args:
-        values: What the variables hold.
-        counts: What each replica of the job has counted, a row for each replica.
-        names: What the variables and counts are called.
+        values: The values of the variables.
+        counts: The values of each replica's counts, one row per replica.
+        names: The names of the variables and counts.
     """
 
     values: list[np.ndarray]
@@ -108,11 +110,11 @@ def copy_state(model: keras.Model, ranks: Ranks, with_values: bool) -> ModelStat
     Args:
         model: The model.
         ranks: The ranks that train it.
-        with_values: Whether to copy what all ranks hold; the counts are copied anyway, which takes all ranks.
+        with_values: Whether to copy the variables; the counts are always gathered, by a collective.
     """
     variables, counts = variables_of(model), counts_of(model)
     names = [str(getattr(v, "path", v.name)) for v in (*variables, *counts)]
-    # Copied: on a CPU the array of a variable is the variable's own memory.
+    # Copied: on a CPU the array shares the variable's memory.
     values = [value_of(v).copy() for v in variables] if with_values else []
     return ModelState(values, _rows_of_all_replicas(model, counts, ranks), names)
 
@@ -120,17 +122,17 @@ def copy_state(model: keras.Model, ranks: Ranks, with_values: bool) -> ModelStat
 def put_state(
     model: keras.Model, state: ModelState, ranks: Ranks, with_counts: bool, with_optimizers: bool = True
 ) -> None:
-    """Gives a model the state of a copy, on any number of replicas.
+    """Restores a copied state, on any number of replicas.
 
     Args:
         model: The model.
         state: The copy.
         ranks: The ranks that train the model.
-        with_counts: Whether to give it what was counted, too.
-        with_optimizers: Whether to give its optimizers theirs; if not, they begin as they were made.
+        with_counts: Whether to restore the counts.
+        with_optimizers: Whether to restore the optimizers; if not, they keep their initial state.
 
     Raises:
-        UnsupportedError: if the copy is that of another model.
+        UnsupportedError: if the variables of the copy and the model differ.
     """
     variables, counts = variables_of(model), counts_of(model)
     values = state.values
@@ -152,28 +154,28 @@ def put_state(
 
 
 def _local(model: keras.Model, variable: Any) -> list[Any]:
-    """The parts of a variable in this process, one for each of its replicas."""
+    """Returns the components of a variable in this process, one per replica."""
     return list(model.distribute_strategy.experimental_local_results(_raw(variable)))
 
 
 def _rows_of_all_replicas(model: keras.Model, counts: list[Any], ranks: Ranks) -> list[np.ndarray]:
     mine = [np.stack([np.asarray(one.numpy()) for one in _local(model, variable)]) for variable in counts]
-    if ranks.alone or not counts:
+    if ranks.is_single or not counts:
         return mine
     sizes = [rows.nbytes for rows in mine]
     packed: np.ndarray = np.zeros(-(-sum(sizes) // 8) * 8, np.uint8)
     packed[: sum(sizes)] = np.concatenate([rows.reshape(-1).view(np.uint8) for rows in mine])
-    everyone: np.ndarray = ranks.gather(packed.view(np.int64)).view(np.uint8)
+    of_ranks: np.ndarray = ranks.gather(packed.view(np.int64)).view(np.uint8)
     found, start = [], 0
     for rows, size in zip(mine, sizes):
-        parts = [one[start : start + size].copy().view(rows.dtype).reshape(rows.shape) for one in everyone]
+        parts = [one[start : start + size].copy().view(rows.dtype).reshape(rows.shape) for one in of_ranks]
         found.append(np.concatenate(parts))
         start += size
     return found
 
 
 def _for_replicas(rows: np.ndarray, replicas: int, aggregation: str) -> np.ndarray:
-    """Makes rows for another number of replicas: together they come to the same."""
+    """Redistributes counts to another number of replicas, with the same aggregate."""
     if len(rows) == replicas:
         return rows
     if "sum" in aggregation.lower():
@@ -193,10 +195,10 @@ def _require_same(variables: list[Any], values: list[np.ndarray], names: list[st
     there = f"{names[at]} {saved[at]}" if at < len(saved) else "no more variables"
     raise UnsupportedError(
         explain(
-            "The backup is that of another model or optimizer.",
+            "The model and optimizer must have the same variables as the backup.",
             received=f"variable {skipped + at}: {here}",
             expected=f"{there}, as in the backup",
-            do="Take another folder for another model. What only the first step makes (an optimizer of your own "
-            "`train_step`) has to be built before `fit`: optimizer.build(variables).",
+            do="Use another folder for another model. Build an optimizer of your own `train_step` before `fit`: "
+            "optimizer.build(variables).",
         )
     )

@@ -1,6 +1,6 @@
-"""Plain data - numbers, texts, arrays, and lists, tuples and dicts of them - as JSON and a list of arrays.
+"""Encodes plain data - numbers, texts, arrays, and lists, tuples and dicts of them - as JSON and a list of arrays.
 
-So are the functions of `keras.ops`: callbacks of Keras keep one to compare numbers with.
+Functions of `keras.ops` count as plain data: Keras callbacks store one to compare numbers with.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ _ATOMS = (type(None), bool, int, float, str)
 
 
 class NotPlainError(TypeError):
-    """Raised for what is no plain data."""
+    """A value is not plain data."""
 
 
 def encode(value: Any, arrays: list[np.ndarray]) -> Any:
-    """Makes something that JSON can hold.
+    """Encodes plain data for JSON.
 
     Args:
         value: The data.
-        arrays: Takes the arrays in it.
+        arrays: Receives the arrays in it.
 
     Raises:
-        NotPlainError: if there is something else in it.
+        NotPlainError: if a value in it is not plain data.
     """
     if type(value) in _ATOMS:
         return value
@@ -40,15 +40,15 @@ def encode(value: Any, arrays: list[np.ndarray]) -> Any:
     name = getattr(value, "__name__", "")
     if callable(value) and getattr(keras.ops, name, None) is value:
         return {"op": name}
-    raise NotPlainError(f"no plain data: {type(value).__name__}")
+    raise NotPlainError(f"not plain data: {type(value).__name__}")
 
 
 def decode(coded: Any, arrays: list[np.ndarray]) -> Any:
-    """Returns what `encode` was given.
+    """Decodes the result of `encode`.
 
     Args:
-        coded: What it returned.
-        arrays: The arrays that it made.
+        coded: The encoded data.
+        arrays: The arrays that `encode` collected.
     """
     if not isinstance(coded, dict):
         return coded
@@ -66,7 +66,7 @@ def decode(coded: Any, arrays: list[np.ndarray]) -> Any:
 
 
 def is_plain(value: Any) -> bool:
-    """Whether something is plain data."""
+    """Returns whether a value is plain data."""
     try:
         encode(value, [])
     except NotPlainError:
@@ -75,10 +75,10 @@ def is_plain(value: Any) -> bool:
 
 
 def fingerprint(value: Any) -> bytes:
-    """Returns a hash of plain data: the same for what is the same, bit for bit.
+    """Returns a hash of plain data, equal for values that are equal bit for bit.
 
     Raises:
-        NotPlainError: if there is something else in it.
+        NotPlainError: if a value in it is not plain data.
     """
     arrays: list[np.ndarray] = []
     digest = hashlib.sha256(repr(encode(value, arrays)).encode())

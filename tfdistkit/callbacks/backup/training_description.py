@@ -1,4 +1,4 @@
-"""What a script trains, and on what, as plain data: a model with its losses and metrics, and the arguments of `fit`."""
+"""Describes a training as plain data: the model with its losses and metrics, and the data of `fit`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OFF = tf.data.experimental.AutoShardPolicy.OFF
 
 
 def setup_of_model(model: keras.Model) -> dict[str, Any]:
-    """Describes a model that has been built, its optimizers, losses and metrics.
+    """Describes a built model, its optimizers, losses and metrics.
 
     Args:
         model: The model.
@@ -37,7 +37,7 @@ def setup_of_model(model: keras.Model) -> dict[str, Any]:
 
 
 def _names(layers: list[Any]) -> dict[str, str]:
-    """Names that Keras made, and what they are called here: they count what the process has made before, too."""
+    """Maps names that Keras generated to stable ones: Keras numbers all objects of the process."""
     names: dict[str, str] = {}
     for one in layers:
         for name, kind in [(one.name, type(one).__name__), *_operations(one)]:
@@ -57,23 +57,23 @@ def _describe_layer(layer: Any, names: dict[str, str]) -> Any:
 
 
 def _connections(model: Any) -> Any:
-    """How the layers of a functional model are connected."""
+    """Returns the connections of the layers of a functional model."""
     try:
         config = model.get_config() if isinstance(model, keras.Model) and hasattr(model, "operations") else {}
-    except Exception:  # A layer that has no configuration.
+    except Exception:  # A layer without a configuration.
         return []
     return [[one.get("name"), one.get("inbound_nodes")] for one in config.get("layers", ())]
 
 
 def setup_of_data(arguments: dict[str, Any], workers: int) -> dict[str, Any]:
-    """Describes what `fit` trains on.
+    """Describes the data of `fit`.
 
     Args:
         arguments: The arguments of `fit`.
-        workers: How many processes train.
+        workers: The number of training processes.
 
     Returns:
-        Plain data. An iterator tells nothing: to look at it takes a batch away.
+        Plain data. Iterators are not described: reading one consumes a batch.
     """
     x = arguments.get("x")
     setup = {"class_weight": describe(arguments.get("class_weight"))}
@@ -103,14 +103,14 @@ def _of_dataset(dataset: tf.data.Dataset, workers: int) -> dict[str, Any]:
     samples = [sample(one) for one in [*graph.arrays, *_captured(dataset)]]
     described = {"sources": samples, "numbers": [[f"{what}({name})", value] for what, name, value in graph.settings]}
     if dataset.options().experimental_distribute.auto_shard_policy == _OFF:
-        # Each worker's own part, which is another one with another number of workers.
+        # Each worker's own shard, which depends on the number of workers.
         described = {f"part of {workers}": described}
     specs = [_spec(one) for one in tf.nest.flatten(dataset.element_spec)]
     return {"element_spec": specs, "batch_size": private_api.batch_size_of(dataset), **described}
 
 
 def _captured(dataset: tf.data.Dataset) -> Iterator[tf.Tensor]:
-    """The tensors that the functions of a dataset take from outside."""
+    """Yields the tensors that the functions of a dataset capture."""
     for one in private_api.inputs_of_dataset(dataset):
         yield from _captured(one)
     for wrapper in private_api.functions_of_dataset(dataset):

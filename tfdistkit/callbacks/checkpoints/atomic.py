@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, whenever their writer dies."""
+"""Writes files atomically: a reader sees the complete file or none, even if the writer is killed."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ import tempfile
 import time
 from collections.abc import Iterator
 
-# Tells this process from an earlier one with the same number (in containers the numbers repeat).
+# Distinguishes this process from an earlier one with the same pid (containers reuse pids).
 _TOKEN = secrets.token_hex(4)
 _LEFTOVER = re.compile(r"\.tfdistkit-(?P<pid>\d+)-(?P<token>[0-9a-f]+)-[^@]*@(?P<host>.*)\.partial")
-# Whether a writer on another host lives cannot be seen; nobody writes on one checkpoint for a day.
+# A writer on another host cannot be checked; no checkpoint takes a day to write.
 _FOREIGN_LEFTOVER_AGE_S = 24 * 3600.0
 
 
 @contextlib.contextmanager
 def whole_file(path: str) -> Iterator[str]:
-    """Lets the caller write a file that appears under its name when it is whole, and not before.
+    """Yields a path to write to, and renames the file to `path` when the body ends.
 
-    It is written in a hidden folder beside `path` (`.tfdistkit-<pid>-...@<host>.partial`), brought to the
-    disk, and renamed. A writer that is killed leaves that folder; the next one in the same place removes it.
+    The file is written in a hidden folder beside `path` (`.tfdistkit-<pid>-...@<host>.partial`), synced to disk,
+    and renamed. A killed writer leaves that folder; the next writer in the same folder removes it.
 
     Args:
-        path: The final name. Its folder must exist. A link is followed; a file there is replaced.
+        path: The final name. Its folder must exist. A link is followed; an existing file is replaced.
 
     Yields:
-        The path to write to, with the same last part.
+        The path to write to, with the same file name.
     """
     path = os.path.realpath(path)
     folder, name = os.path.split(path)
@@ -40,15 +40,15 @@ def whole_file(path: str) -> Iterator[str]:
     try:
         partial = os.path.join(scratch, name)
         yield partial
-        _bring_to_disk(partial)
+        _sync(partial)
         os.replace(partial, path)
-        _bring_to_disk(folder)
+        _sync(folder)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _bring_to_disk(path: str) -> None:
-    """Without it, a power cut after the rename could leave the name with nothing behind it."""
+def _sync(path: str) -> None:
+    """Syncs a file or folder to disk: else a power cut after the rename could leave an empty file."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -77,5 +77,5 @@ def _is_dead(writer: re.Match[str], entry: os.DirEntry[str]) -> bool:
     except ProcessLookupError:
         return True
     except OSError:
-        pass  # it lives, and belongs to somebody else
+        pass  # it is alive, and belongs to another user
     return False

@@ -18,38 +18,39 @@ from tfdistkit.callbacks.checkpoints.atomic import whole_file
 from tfdistkit.callbacks.checkpoints.checkpoint_files import files_of, is_own, names_each_file, seal
 from tfdistkit.callbacks.chief import writes_files
 from tfdistkit.errors import OptionError, explain
+from tfdistkit.validation import require_integer
 
 
 class ChiefCheckpoint(keras.callbacks.ModelCheckpoint):
-    """Saves the model, or its weights, from the chief: one file for the job, whole or not there.
+    """Saves the model, or its weights, from the chief: one file per job, written atomically.
 
-    `keras.callbacks.ModelCheckpoint` lets every rank write the same file. Here every rank decides alike
-    (their logs agree), and the chief writes: under a hidden name in the same folder, renamed when the file
-    is on the disk. Whoever finds a file under its final name can load it, also with plain Keras, whenever
-    the job was killed. In a single process it saves as `ModelCheckpoint` does.
+    `keras.callbacks.ModelCheckpoint` lets every rank write the same file. Here all ranks decide alike
+    (their logs are equal), and the chief writes under a hidden name in the same folder, syncs the file to disk
+    and renames it. So a file under its final name is always complete, even if the job is killed, and plain Keras
+    can load it. In a single process it saves as `ModelCheckpoint` does.
 
-    Every rank must have this callback. The other ranks write nothing, with one exception: if the state to be
-    saved has parts on all ranks (variables with `synchronization="on_read"` in a layer), reading it takes
-    every rank, and the others save into a temporary folder that is gone afterwards.
+    Every rank must have this callback. The other ranks write nothing, with one exception: if the saved state is
+    spread over all ranks (variables with `synchronization="on_read"` in a layer), reading it is a collective,
+    and the other ranks save into a temporary folder that is removed afterwards.
 
     Args:
-        filepath: Where to save, on a file system that the chief can write to: ends in `.keras`, or in
-            `.weights.h5` with `save_weights_only`. Takes `{epoch}` and the names of the logs, as in
+        filepath: The file, on a file system that the chief can write to: ends in `.keras`, or in `.weights.h5`
+            with `save_weights_only`. May contain `{epoch}` and the names of logs, as in
             `"{epoch:02d}-{val_loss:.2f}.keras"`.
-        monitor: Name of the log that says what is best.
+        monitor: Name of the log that decides which model is best.
         verbose: 1 prints a line for each save, on the chief.
         save_best_only: Saves only when `monitor` improves.
         save_weights_only: Saves only the weights.
-        mode: `"auto"`, `"min"` or `"max"`: what of `monitor` is better.
+        mode: `"auto"`, `"min"` or `"max"`: the direction in which `monitor` improves.
         save_freq: `"epoch"`, or a number of batches.
-        initial_value_threshold: What `monitor` has to improve on at first.
-        keep: How many of the newest files to keep: older ones that this callback wrote by this `filepath` are
-            removed, those of earlier runs included; files that anybody else wrote, and copies, stay. Default: all.
+        initial_value_threshold: The value of `monitor` that the first save must improve on.
+        keep: Number of newest files to keep: older files that this callback wrote under this `filepath` are
+            removed, also files of earlier runs; files of other writers, and copies, stay. Default: all.
 
     Raises:
-        OptionError: (a ValueError) if `filepath` is an address such as `gs://...`, or `keep` is wrong.
-        ValueError: from Keras, if another argument is wrong.
-        OSError: on the chief, in training, if the file cannot be written. What was there before stays.
+        OptionError: (a ValueError) if `filepath` is a URL such as `gs://...`, or `keep` is invalid.
+        ValueError: from Keras, if another argument is invalid.
+        OSError: on the chief, in training, if the file cannot be written. The previous file stays.
 
     Example:
         ```python
@@ -86,28 +87,25 @@ class ChiefCheckpoint(keras.callbacks.ModelCheckpoint):
         if "://" in self.filepath:
             raise OptionError(
                 explain(
-                    "`filepath` is not in a file system of the chief, where a file can be renamed.",
+                    "`filepath` must be a path in a file system of the chief, such as 'checkpoints/model.keras'.",
                     received=f"filepath={self.filepath!r}",
-                    expected="a path such as 'checkpoints/model.keras'",
                     do="Save to a local or mounted path, and copy the file afterwards.",
                 )
             )
-        if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 1):
-            raise OptionError(explain("`keep` is no number of files.", received=f"keep={keep!r}", expected="1 or more"))
+        self.keep = None if keep is None else require_integer("keep", keep)
         if keep is not None and not names_each_file(self.filepath):
             raise OptionError(
                 explain(
-                    "`keep` has nothing to choose from: every save has the same name.",
-                    received=f"filepath={self.filepath!r}",
-                    expected="fields in it, such as {epoch}",
+                    "`filepath` must have a field such as {epoch} with `keep`: now every save has the same name.",
+                    received=f"filepath={self.filepath!r}, keep={keep}",
+                    do="Write it into the name: '{epoch:02d}.keras'.",
                 )
             )
-        self.keep = keep
         self._saver: _Saver | None = None
 
     @property
     def model(self) -> Any:
-        """The model; while this callback saves, what saves it."""
+        """The model; while this callback saves, a proxy with its own `save` methods."""
         return self._saver or super().model
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
@@ -123,13 +121,13 @@ class ChiefCheckpoint(keras.callbacks.ModelCheckpoint):
 
     @contextlib.contextmanager
     def _saving(self) -> Iterator[None]:
-        """Within it, Keras's own callback decides and names the file, and we save it."""
+        """Replaces the model by a proxy: Keras's callback decides when to save and names the file, this saves it."""
         chief = writes_files(super().model)
         filepath, verbose = self.filepath, self.verbose
         if not chief:
-            # Keras makes the folder of `filepath`, and says what it does: the chief's business.
+            # Keras creates the folder of `filepath` and prints messages: only the chief may.
             self.filepath, self.verbose = os.path.basename(filepath), 0
-        self._saver = _Saver(super().model, _write if chief else _take_part)
+        self._saver = _Saver(super().model, _write if chief else _join_collectives)
         try:
             yield
             if chief and self.keep is not None and self._saver.has_saved:
@@ -141,7 +139,7 @@ class ChiefCheckpoint(keras.callbacks.ModelCheckpoint):
 
 
 class _Saver:
-    """Stands for the model while Keras's callback saves it: `save` and `save_weights` are ours."""
+    """Proxy of the model whose `save` and `save_weights` write atomically on the chief."""
 
     def __init__(self, model: keras.Model, save_by: Callable[[keras.Model, Callable[..., None], str], None]):
         self._model = model
@@ -161,17 +159,17 @@ class _Saver:
 
 
 def _write(model: keras.Model, save: Callable[[str], None], filepath: str) -> None:
-    """What the chief does."""
+    """Saves on the chief."""
     try:
         with whole_file(filepath) as partial:
             _require_space(partial, _saved_variables(model))
             save(partial)
             seal(partial)
     except IsADirectoryError:
-        raise  # Keras has an explanation of its own
+        raise  # Keras explains this one
     except OSError as error:
         message = explain(
-            "ChiefCheckpoint could not write the checkpoint; the file that was there before is unchanged.",
+            "ChiefCheckpoint could not write the checkpoint; the previous file is unchanged.",
             received=f"{type(error).__name__}: {error}, for filepath={os.path.abspath(filepath)!r}",
             expected="a folder that the chief may write to, with enough free space",
         )
@@ -179,25 +177,25 @@ def _write(model: keras.Model, save: Callable[[str], None], filepath: str) -> No
 
 
 def _require_space(path: str, variables: list[Any]) -> None:
-    """Raises an error before HDF5 meets a full disk: it then may end the process without a word (SIGSEGV)."""
+    """Raises an error if the disk is too full: HDF5 can crash the process (SIGSEGV) when writing fails."""
     size_bytes = sum(math.prod(v.shape) * tf.as_dtype(v.dtype).size for v in variables)
     free_bytes = shutil.disk_usage(os.path.dirname(path)).free
     if free_bytes < size_bytes:
         raise OSError(errno.ENOSPC, f"{size_bytes} bytes to write, {free_bytes} bytes free")
 
 
-def _take_part(model: keras.Model, save: Callable[[str], None], filepath: str) -> None:
-    """What the other ranks do: nothing, unless the chief cannot read the state without them."""
+def _join_collectives(model: keras.Model, save: Callable[[str], None], filepath: str) -> None:
+    """Saves on the other ranks, into a temporary folder, if reading the state is a collective."""
     if _lives_on_all_ranks(model):
         with tempfile.TemporaryDirectory(prefix="tfdistkit-") as scratch:
             save(os.path.join(scratch, os.path.basename(filepath)))
 
 
 def _lives_on_all_ranks(model: keras.Model) -> bool:
-    """Whether saving `model` reads variables that are the sum or mean of the ranks' parts: a collective.
+    """Returns whether saving `model` reads on-read variables (sum or mean over the ranks), which is a collective.
 
-    Metrics are made of such variables, and Keras does not save metrics. A layer of the user's may hold some
-    in its weights, or save its metrics in a `save_own_variables` of its own.
+    Metrics consist of such variables, but Keras does not save metrics. A user's layer may have some in its
+    weights, or save its metrics in its own `save_own_variables`.
     """
     if any(map(_is_on_read, _saved_variables(model))):
         return True

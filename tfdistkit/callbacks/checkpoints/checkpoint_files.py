@@ -1,4 +1,4 @@
-"""The files of `ChiefCheckpoint`: are they what was written, which belong together, and how every rank gets them."""
+"""The files of `ChiefCheckpoint`: verifies them, finds the files of a template, and loads one on every rank."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from tfdistkit.cluster.detection import detect_cluster
 from tfdistkit.collectives import registry
 from tfdistkit.errors import CheckpointError, OptionError, explain
 
-# Who wrote a file, and under which name: in the comment of a `.keras` file, which is a zip archive with checksums, and
-# behind the end of an HDF5 file, which HDF5 does not look at, with a checksum behind it.
+# Marks the writer and the name of a file: as the comment of a `.keras` file, a zip archive with checksums; and after
+# the end of an HDF5 file, which HDF5 ignores, followed by a checksum.
 _MARK = b"\ntfdistkit ChiefCheckpoint "
 _LONGEST_NAME = 255
 _SEAL = b"\ntfdistkit sha256 "
 _SEAL_BYTES = len(_SEAL) + 64 + 1
 _HDF5, _HDF5_HEAD_BYTES = b"\x89HDF\r\n\x1a\n", 48
-# What `{epoch:02d}` and `{val_loss:.2f}` become.
+# Matches the formatted values of fields such as `{epoch:02d}` and `{val_loss:.2f}`.
 _NUMBER = r"(?:[-+]?[0-9][-+0-9.eE]*|[-+]?inf|nan)"
 _WHOLE = ("epoch", "batch")
 _READ_BYTES = 2**20
 
 
 def seal(path: str) -> None:
-    """Marks a file as one that `ChiefCheckpoint` wrote under its name; an HDF5 file gets a checksum, too."""
+    """Marks a file as written by `ChiefCheckpoint` under its name; adds a checksum to an HDF5 file."""
     mark = _MARK + os.fsencode(os.path.basename(path))
     if not path.endswith(".h5"):
         with zipfile.ZipFile(path, "a") as archive:
@@ -49,7 +49,7 @@ def seal(path: str) -> None:
 
 
 def is_own(path: str) -> bool:
-    """Whether `ChiefCheckpoint` wrote a file under the name that it has: not a copy, and nobody else."""
+    """Returns whether `ChiefCheckpoint` wrote a file under its present name: False for copies and other writers."""
     mark = _MARK + os.fsencode(os.path.basename(path))
     with contextlib.suppress(OSError), open(path, "rb") as file:
         file.seek(max(0, os.path.getsize(path) - _SEAL_BYTES - len(_MARK) - _LONGEST_NAME))
@@ -61,50 +61,51 @@ def is_own(path: str) -> bool:
 
 
 def check_file(path: str) -> None:
-    """Raises an error if a file is not what was written.
+    """Raises an error if a checkpoint is damaged.
 
     Args:
-        path: A `.keras` or `.weights.h5` file. One that Keras wrote itself is checked as far as it can be.
+        path: A `.keras` or `.weights.h5` file. A `.weights.h5` file of Keras has no checksum; only its size is
+            checked.
 
     Raises:
         CheckpointError: if it is damaged.
     """
-    wrong = _what_is_wrong(path)
-    if wrong is None:
+    damage = _find_damage(path)
+    if damage is None:
         return
     raise CheckpointError(
         explain(
             "The checkpoint is damaged.",
-            received=f"{os.path.abspath(path)!r}, {os.path.getsize(path)} bytes: {wrong}",
+            received=f"{os.path.abspath(path)!r}, {os.path.getsize(path)} bytes: {damage}",
             expected="the bytes that were written",
-            do="Load the one before (ChiefCheckpoint(..., keep=2) keeps two), or copy the file again.",
+            do="Load the previous one (ChiefCheckpoint(..., keep=2) keeps two), or copy the file again.",
         )
     )
 
 
-def _what_is_wrong(path: str) -> str | None:
+def _find_damage(path: str) -> str | None:
     if not path.endswith(".h5"):
         try:
             with zipfile.ZipFile(path) as file:
                 bad = file.testzip()
         except (zipfile.BadZipFile, EOFError) as error:
             return str(error)
-        return None if bad is None else f"the checksum of {bad!r} in it is another"
+        return None if bad is None else f"the checksum of {bad!r} in it does not match"
     size = os.path.getsize(path)
     with open(path, "rb") as file:
         begin = file.read(_HDF5_HEAD_BYTES)
         file.seek(max(0, size - _SEAL_BYTES))
         end = file.read()
     if not begin.startswith(_HDF5):
-        return "it is no HDF5 file"
+        return "it is not an HDF5 file"
     if len(begin) < _HDF5_HEAD_BYTES:
-        return "it is cut"
-    # Where the file ends, by its superblock: https://support.hdfgroup.org/documentation/hdf5/latest/_f_m_t3.html
+        return "it is truncated"
+    # The end-of-file address in the superblock: https://support.hdfgroup.org/documentation/hdf5/latest/_f_m_t3.html
     at = 28 if begin[len(_HDF5)] >= 2 else 40
     if int.from_bytes(begin[at : at + 8], "little") > size:
-        return "it is cut"
+        return "it is truncated"
     if end.startswith(_SEAL) and end[len(_SEAL) : -1].decode() != _sha256(path, size - _SEAL_BYTES):
-        return "its checksum is another"
+        return "its checksum does not match"
     return None
 
 
@@ -118,7 +119,7 @@ def _sha256(path: str, size: int) -> str:
 
 
 def files_of(template: str) -> list[str]:
-    """Returns the files whose names a template such as `"{epoch:02d}.keras"` can make, the oldest first."""
+    """Returns the files that match a template such as `"{epoch:02d}.keras"`, the oldest first."""
     parts = list(string.Formatter().parse(template))
     pattern = "".join(re.escape(literal) + ("" if field is None else f"({_NUMBER})") for literal, field, *_ in parts)
     anything = "".join(glob.escape(literal) + ("" if field is None else "*") for literal, field, *_ in parts)
@@ -129,7 +130,7 @@ def files_of(template: str) -> list[str]:
 
 
 def _makes(field: tuple[str, str], text: str) -> bool:
-    """Whether a field such as `{epoch:02d}` becomes `text` for some number: `{epoch}` never becomes `2024-01-01`."""
+    """Returns whether a field such as `{epoch:02d}` formats some number as `text` (`{epoch}`: not `2024-01-01`)."""
     name, spec = field
     for kind in (int,) if name in _WHOLE else (int, float):
         with contextlib.suppress(ValueError):
@@ -139,35 +140,35 @@ def _makes(field: tuple[str, str], text: str) -> bool:
 
 
 def names_each_file(template: str) -> bool:
-    """Whether the files that a template names differ."""
+    """Returns whether a template has fields, so that it names several files."""
     return any(field is not None for _, field, _, _ in string.Formatter().parse(template))
 
 
 def load_checkpoint(filepath: str | os.PathLike[str], model: Any = None, **options: Any) -> Any:
-    """Loads what `ChiefCheckpoint` saved, when it has been found to be what was written; on every rank.
+    """Verifies a checkpoint of `ChiefCheckpoint`, and loads it on every rank.
 
-    The file is looked for on every rank. Where a rank does not have the chief's file - its host has no disk in
-    common with the chief's - it gets a copy over the network. All ranks call this, after the strategy is made.
+    Each rank searches for the file. A rank without the chief's file - its host does not share the chief's
+    disk - gets a copy over the network. All ranks call this, after the strategy is created.
 
     Args:
-        filepath: The file; or the `filepath` of the callback, and the newest of its files is loaded.
-        model: Takes the weights of a `.weights.h5` file.
+        filepath: The file; or the `filepath` of the callback, to load the newest of its files.
+        model: The model that loads a `.weights.h5` file.
         **options: For `keras.models.load_model` or `model.load_weights`.
 
     Returns:
         The model.
 
     Raises:
-        OptionError: (a ValueError) if weights are to be loaded without a model.
+        OptionError: (a ValueError) if `filepath` holds only weights and `model` is missing.
         CheckpointError: (an OSError) on every rank, if no rank has the file, or it is damaged.
     """
     template = os.fspath(filepath)
     if model is None and template.endswith(".h5"):
         raise OptionError(
             explain(
-                "`model` is missing: a `.weights.h5` file holds the weights of one.",
-                received=f"filepath={template!r}",
-                expected="load_checkpoint(filepath, model)",
+                "`model` must be given for a `.weights.h5` file, which holds only weights.",
+                received=f"filepath={template!r}, model=None",
+                do="Build the model, then call load_checkpoint(filepath, model).",
             )
         )
     ranks = _ranks(model)
@@ -181,7 +182,7 @@ def load_checkpoint(filepath: str | os.PathLike[str], model: Any = None, **optio
 
 
 def _ranks(model: Any) -> Ranks | None:
-    """Those that train the model, or else those of the strategy that was made last; None if there is none."""
+    """Returns the process group of the model, else of the newest strategy; None without a strategy."""
     strategy = None if model is None else model.distribute_strategy
     if strategy is None or strategy.num_replicas_in_sync == 1:
         last = registry.last_made()
@@ -191,19 +192,20 @@ def _ranks(model: Any) -> Ranks | None:
 
 @contextlib.contextmanager
 def _on_this_rank(path: str, ranks: Ranks | None) -> Iterator[str]:
-    """Within it, the file that the chief has is at the path that is yielded."""
+    """Yields a path on this rank to the chief's file, or to a copy of it."""
     digest = _sha256(path, os.path.getsize(path)) if os.path.isfile(path) else None
-    if ranks is None or ranks.alone:
+    if ranks is None or ranks.is_single:
         _require_found(path, [digest is not None])
         check_file(path)
         yield path
         return
     row = np.array([digest is not None, int(digest[:15], 16) if digest else 0], np.int64)
-    everyone = ranks.gather(row)
-    _require_found(path, [bool(has) for has in everyone[:, 0]])
-    root = int(np.argmax(everyone[:, 0]))  # The chief, if it has the file; else it was another rank's host then.
+    of_ranks = ranks.gather(row)
+    _require_found(path, [bool(has) for has in of_ranks[:, 0]])
+    # The chief, if it has the file; else the first rank that has it: the chief's host may have changed.
+    root = int(np.argmax(of_ranks[:, 0]))
     with tempfile.TemporaryDirectory(prefix="tfdistkit-") as scratch:
-        if (everyone == everyone[root]).all():
+        if (of_ranks == of_ranks[root]).all():
             own = path
         else:
             own = _copy_of(root, path, scratch, ranks)
@@ -216,7 +218,7 @@ def _copy_of(root: int, path: str, scratch: str, ranks: Ranks) -> str:
     if ranks.rank == root:
         with open(path, "rb") as file:
             data = file.read()
-    data = ranks.share(data, root)
+    data = ranks.broadcast(data, root)
     if ranks.rank == root:
         return path
     own = os.path.join(scratch, os.path.basename(path))
@@ -229,12 +231,12 @@ def _require_found(path: str, has: list[bool]) -> None:
     if any(has):
         return
     cluster = detect_cluster()
-    who = f"rank {cluster.rank} on {os.uname().nodename}" if len(has) > 1 else f"{os.uname().nodename}"
+    where = f"rank {cluster.rank} on {os.uname().nodename}" if len(has) > 1 else os.uname().nodename
     raise CheckpointError(
         explain(
-            "There is no such checkpoint" + (" on any rank." if len(has) > 1 else "."),
-            received=f"{os.path.abspath(path)!r}, looked for by {who}",
-            expected="a file that ChiefCheckpoint wrote on the chief's host, or a name with fields such as {epoch}",
-            do="Look for it on the host that was the chief's (rank 0) when it was written, and copy it here.",
+            "The checkpoint must exist" + (" on at least one rank." if len(has) > 1 else "."),
+            received=f"{os.path.abspath(path)!r}, missing on {where}",
+            expected="a file that ChiefCheckpoint wrote, or its `filepath` with fields such as {epoch}",
+            do="Copy it from the host of rank 0 of the run that wrote it.",
         )
     )

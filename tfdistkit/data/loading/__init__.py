@@ -1,1 +1,1 @@
-"""Datasets of which each worker reads its part."""
+"""Loads data so that each worker reads only its shard."""

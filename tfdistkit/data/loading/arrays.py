@@ -1,4 +1,4 @@
-"""Data sets in memory, of which a worker touches its own rows only."""
+"""`from_arrays`: shards arrays in memory."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import Any
 import tensorflow as tf
 
 from tfdistkit.data.dataset_metadata import ONE_ORDER, PADDED, marked, seed_mark
-from tfdistkit.data.padding import require_weights_fit, weighted
+from tfdistkit.data.padding import require_weights_fit, with_weight
 from tfdistkit.data.rank_agreement import agreed
-from tfdistkit.data.shard_spec import find_place, require_choice, require_even_steps, uneven
+from tfdistkit.data.shard_spec import find_shard, require_even_steps, uneven
 from tfdistkit.data.shuffle_order import agree_on_seed, epoch_seeds
 from tfdistkit.errors import OptionError, explain
+from tfdistkit.validation import require_choice
 
 _POLICIES = ("auto", "element", "seed", "off")
 
@@ -26,27 +27,27 @@ def from_arrays(
     num_shards: int | None = None,
     index: int | None = None,
 ) -> tf.data.Dataset:
-    """Makes a dataset of this worker's rows of some arrays.
+    """Creates a dataset of this worker's rows of some arrays.
 
-    Shuffled, it goes through all rows in a random order without holding a buffer of them: the order is the same for
-    any number of workers, and another one in each epoch. A worker prepares its own rows only.
+    Shuffling permutes all rows without a shuffle buffer: the order is the same for any number of workers, and new in
+    each epoch. A worker prepares only its own rows.
 
     Args:
-        arrays: An array, or a tuple or dict of arrays: NumPy, tensors, ragged tensors, all with equally many rows.
+        arrays: An array, or a tuple or dict of arrays: NumPy, tensors, ragged tensors, with equal numbers of rows.
         shuffle: Whether to shuffle.
-        seed: The order, from 0. Default: rank 0 chooses one, by TensorFlow's global generator.
+        seed: The seed of the shuffle order, from 0. Default: rank 0 draws one from TensorFlow's global generator.
         policy: `"auto"`, `"element"`: every `num_shards`-th row in the order of the epoch. `"seed"`: all rows for every
-            worker, in an order of its own. `"off"`: all rows for every worker.
+            worker, each in its own shuffle order. `"off"`: all rows for every worker.
         even_steps: `"drop"`, `"pad"`, `"error"`, or None: see `shard`.
-        num_shards: The number of parts. Default: `tfdistkit.world_size()`.
-        index: The part to take, from 0. Default: `tfdistkit.rank()`.
+        num_shards: The number of shards. Default: `tfdistkit.world_size()`.
+        index: The shard to take, from 0. Default: `tfdistkit.rank()`.
 
     Returns:
-        A `tf.data.Dataset` of rows, sharded (see `shard`), to be batched with the global batch size.
+        A sharded `tf.data.Dataset` of rows (see `shard`). Batch it with the global batch size.
 
     Raises:
-        OptionError: (a ValueError) if the arrays do not fit together, or an option is wrong.
-        UnsupportedError: (a RuntimeError) on all ranks, if they bring other arrays or arguments (`check_data`).
+        OptionError: (a ValueError) if the arrays differ in their rows, or an option is invalid.
+        UnsupportedError: (a RuntimeError) on all ranks, if their arrays or arguments differ (`check_data`).
 
     Example:
         ```python
@@ -54,12 +55,12 @@ def from_arrays(
         model.fit(train.batch(64))
         ```
     """
-    require_choice("policy", policy, _POLICIES, do="For `batch`, batch a dataset of `tf.data` and call `shard`.")
+    require_choice("policy", policy, _POLICIES, do='For "batch", batch a tf.data.Dataset and call `shard`.')
     require_even_steps(even_steps)
     with tf.device("CPU:0"):
         tensors = tf.nest.map_structure(_as_tensor, arrays)
     rows = _count(tensors)
-    parts, own = find_place(num_shards, index)
+    parts, own = find_shard(num_shards, index)
     if num_shards is None and policy not in ("seed", "off"):
         whole = tf.data.Dataset.from_tensors(tuple(tf.nest.flatten(tensors, expand_composites=True)))
         arguments = {"shuffle": shuffle, "seed": seed, "even_steps": even_steps}
@@ -77,28 +78,28 @@ def from_arrays(
 
 
 def _in_order(
-    tensors: Any, rows: int, places: range, seed: int | None, stream: int, is_padded: bool = False
+    tensors: Any, rows: int, positions: range, seed: int | None, stream: int, is_padded: bool = False
 ) -> tf.data.Dataset:
-    """Returns the rows at some places of the order; with padding, places after the last one begin again."""
+    """Returns the rows at some positions of the shuffle order; with padding, positions wrap around at the end."""
     if is_padded:
         require_weights_fit(tf.nest.map_structure(tf.type_spec_from_value, tensors))
 
-    def row(place: Any, epoch_seed: Any) -> Any:
-        number = place % rows if is_padded else place
+    def row(position: Any, epoch_seed: Any) -> Any:
+        index = position % rows if is_padded else position
         if epoch_seed is not None:
-            number = tf.random.experimental.index_shuffle(number, tf.stack([epoch_seed, stream]), rows - 1)
-        taken = tf.nest.map_structure(lambda tensor: _row(tensor, number), tensors)
-        return weighted(taken, place >= rows) if is_padded else taken
+            index = tf.random.experimental.index_shuffle(index, tf.stack([epoch_seed, stream]), rows - 1)
+        taken = tf.nest.map_structure(lambda tensor: _row(tensor, index), tensors)
+        return with_weight(taken, position >= rows) if is_padded else taken
 
-    numbers = tf.data.Dataset.range(places.start, places.stop, places.step)
+    indices = tf.data.Dataset.range(positions.start, positions.stop, positions.step)
     if seed is None:
-        return numbers.map(lambda place: row(place, None))
-    shuffled = epoch_seeds(seed, stream).flat_map(lambda epoch: numbers.map(lambda place: row(place, epoch)))
-    return shuffled.apply(tf.data.experimental.assert_cardinality(len(places)))
+        return indices.map(lambda position: row(position, None))
+    shuffled = epoch_seeds(seed, stream).flat_map(lambda epoch: indices.map(lambda position: row(position, epoch)))
+    return shuffled.apply(tf.data.experimental.assert_cardinality(len(positions)))
 
 
-def _row(tensor: Any, number: Any) -> Any:
-    return tensor[number] if isinstance(tensor, tf.RaggedTensor) else tf.gather(tensor, number)
+def _row(tensor: Any, index: Any) -> Any:
+    return tensor[index] if isinstance(tensor, tf.RaggedTensor) else tf.gather(tensor, index)
 
 
 def _as_tensor(array: Any) -> Any:
@@ -108,7 +109,10 @@ def _as_tensor(array: Any) -> Any:
         return tf.convert_to_tensor(array)
     except (TypeError, ValueError) as error:
         raise OptionError(
-            explain(f"`arrays` holds something that is no array: {error}.", received=f"a {type(array).__name__}")
+            explain(
+                "`arrays` must hold only NumPy arrays, tensors and ragged tensors.",
+                received=f"an object of {type(array)}: {str(error).splitlines()[0].rstrip('.')}",
+            )
         ) from error
 
 
@@ -116,15 +120,17 @@ def _count(tensors: Any) -> int:
     flat = tf.nest.flatten(tensors)
     if not flat or any(tensor.shape.rank == 0 for tensor in flat):
         raise OptionError(
-            explain("`arrays` holds no rows.", received=str(tf.nest.map_structure(lambda t: t.shape, tensors)))
+            explain(
+                "`arrays` must hold arrays with a first dimension, the rows.",
+                received=f"shapes {tf.nest.map_structure(lambda t: t.shape, tensors)}",
+            )
         )
     counts = [int(tensor.nrows()) if isinstance(tensor, tf.RaggedTensor) else int(tensor.shape[0]) for tensor in flat]
     if len(set(counts)) > 1:
         raise OptionError(
             explain(
-                "`arrays` do not have equally many rows.",
-                received=", ".join(map(str, counts)),
-                expected="the same number of each",
+                "`arrays` must all have the same number of rows.",
+                received=", ".join(map(str, counts)) + " rows",
             )
         )
     return counts[0]

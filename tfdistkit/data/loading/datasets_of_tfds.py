@@ -1,4 +1,4 @@
-"""Data sets of tensorflow-datasets, divided among the workers without loss."""
+"""`from_tfds`: shards data sets of tensorflow-datasets without loss."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import tensorflow as tf
 from tfdistkit.cluster.detection import detect_cluster
 from tfdistkit.collectives import barrier
 from tfdistkit.data.loading.file_shards import TO_THE_END, Piece
-from tfdistkit.data.loading.interleave import Reader, Request, read_in_turns
+from tfdistkit.data.loading.interleave import Reader, Request, interleave_files
 from tfdistkit.data.sharding import BUFFER_SIZE
 from tfdistkit.data.writing.dataset_index import tfds_package
 from tfdistkit.errors import OptionError, UnsupportedError, explain
 
-# Seconds for a download; the launcher ends those who wait for a rank that died.
-_PREPARED_WITHIN_S = 6 * 3600.0
+# Timeout of a download, in seconds. If a rank dies, the launcher ends its waiting peers earlier.
+_PREPARE_TIMEOUT_S = 6 * 3600.0
 
 
 def from_tfds(
@@ -35,35 +35,35 @@ def from_tfds(
     num_shards: int | None = None,
     index: int | None = None,
 ) -> tf.data.Dataset:
-    """Makes a dataset of this worker's part of a data set of tensorflow-datasets.
+    """Creates a dataset of this worker's shard of a data set of tensorflow-datasets.
 
-    TensorFlow Datasets itself divides by whole files: workers get unequally many elements, and more workers than files
-    are an error. Here every number of workers goes with every number of files, and the parts differ by one element at
-    most (where the workers divide the files: by as much as the files).
+    TensorFlow Datasets shards by whole files: workers get different numbers of elements, and more workers than files
+    are an error. Here any number of workers reads any number of files, and the shards differ by at most one element
+    (if the files divide evenly among the workers: by the sizes of the files).
 
     Args:
         name_or_builder: A name such as `"mnist"`, a folder of a prepared data set, or a `tfds.core.DatasetBuilder`.
         split: A split, or a part of one: `"train"`, `"train[:80%]"`, `"train+test"`.
-        data_dir: Where data sets were prepared. Default: that of tensorflow-datasets.
+        data_dir: The folder of prepared data sets. Default: tensorflow-datasets' own.
         as_supervised: Whether elements are (input, target) instead of dicts.
         decoders: As for `tfds.load`.
-        download: Whether to prepare the data set if it is not: rank 0 does, then one worker of each host that does not
-            see the disk of rank 0, and the others wait. By default nothing is ever fetched.
+        download: Whether to prepare a data set that is not prepared: rank 0 does, then one worker of each host that
+            does not share the disk of rank 0; the others wait. By default nothing is downloaded.
         shuffle: Whether to shuffle; see `from_files`.
-        seed: The order, from 0. Default: rank 0 chooses one.
-        buffer_size: Elements that are held in memory to choose from, of all files together.
-        policy: `"auto"`, `"file"`, `"element"`, `"seed"` or `"off"`: see `from_files`. The elements are counted.
+        seed: The seed of the shuffle order, from 0. Default: rank 0 chooses one.
+        buffer_size: Elements in the shuffle buffers of all files together.
+        policy: `"auto"`, `"file"`, `"element"`, `"seed"` or `"off"`: see `from_files`. The element counts are known.
         even_steps: `"drop"`, `"pad"` (with `as_supervised`), `"error"`, or None: see `shard`.
-        num_shards: The number of parts. Default: `tfdistkit.world_size()`.
-        index: The part to take, from 0. Default: `tfdistkit.rank()`.
+        num_shards: The number of shards. Default: `tfdistkit.world_size()`.
+        index: The shard to take, from 0. Default: `tfdistkit.rank()`.
 
     Returns:
-        A `tf.data.Dataset` of elements, sharded (see `shard`), to be mapped and batched with the global batch size.
+        A sharded `tf.data.Dataset` of elements (see `shard`). Map it, and batch it with the global batch size.
 
     Raises:
         MissingDependencyError: (an ImportError) if tensorflow-datasets is not installed.
-        OptionError: (a ValueError) if the data set is not prepared or has no such split, or an option is wrong.
-        UnsupportedError: (a RuntimeError) if its files are no TFRecords.
+        OptionError: (a ValueError) if the data set is not prepared or has no such split, or an option is invalid.
+        UnsupportedError: (a RuntimeError) if its files are not TFRecords.
 
     Example:
         ```python
@@ -76,18 +76,18 @@ def from_tfds(
         builder = _prepared(builder, alone=num_shards is not None)
     pieces = pieces_of_split(builder, split)
     request = Request(shuffle, seed, buffer_size, policy, even_steps, num_shards, index)
-    return read_in_turns(pieces, _reader(builder, decoders, as_supervised), request)
+    return interleave_files(pieces, _reader(builder, decoders, as_supervised), request)
 
 
 def find_builder(name_or_builder: Any, data_dir: Any = None) -> Any:
-    """Returns the builder of a data set; nothing is fetched.
+    """Returns the builder of a data set, without a download.
 
     Args:
         name_or_builder: As for `from_tfds`.
         data_dir: As for `from_tfds`.
 
     Raises:
-        OptionError: if there is none.
+        OptionError: if tensorflow-datasets knows no such data set.
     """
     tfds = tfds_package()
     if isinstance(name_or_builder, tfds.core.DatasetBuilder):
@@ -100,15 +100,16 @@ def find_builder(name_or_builder: Any, data_dir: Any = None) -> Any:
     except (ValueError, TypeError, tfds.core.DatasetNotFoundError) as error:
         raise OptionError(
             explain(
-                f"tensorflow-datasets does not know this data set: {str(error).strip().splitlines()[0].rstrip('.')}.",
-                received=f"name_or_builder={name_or_builder!r}, data_dir={data_dir!r}",
-                expected="a name, a folder of a prepared data set, or a builder",
+                "`name_or_builder` must be a name that tensorflow-datasets knows, a folder of a prepared data set, or "
+                "a builder.",
+                received=f"name_or_builder={name_or_builder!r}, data_dir={data_dir!r}: "
+                f"{str(error).strip().splitlines()[0].rstrip('.')}",
             )
         ) from error
 
 
 def pieces_of_split(builder: Any, split: str) -> list[Piece]:
-    """Returns the runs of elements, in files, that a split is made of.
+    """Returns the ranges of elements in files that make up a split.
 
     Args:
         builder: The builder.
@@ -116,24 +117,22 @@ def pieces_of_split(builder: Any, split: str) -> list[Piece]:
 
     Raises:
         OptionError: if the data set is not prepared, or has no such split.
-        UnsupportedError: if its files are no TFRecords.
+        UnsupportedError: if its files are not TFRecords.
     """
     if not builder.info.splits:
         raise OptionError(
             explain(
-                "The data set is not prepared, and nothing is fetched without being asked for.",
+                "The data set must be prepared: nothing is downloaded by default.",
                 received=f"{builder.info.full_name}, not in {builder.data_dir}",
-                expected="a prepared data set",
-                do="Prepare it once with `tfds build`, say `data_dir`, or say `download=True`.",
+                do="Prepare it once with `tfds build`, pass `data_dir`, or pass `download=True`.",
             )
         )
     file_format = str(getattr(builder.info.file_format, "value", builder.info.file_format))
     if file_format != "tfrecord":
         raise UnsupportedError(
             explain(
-                "The data set is stored in files that tf.data does not read.",
+                "The data set must be stored in TFRecord files.",
                 received=f"file_format={file_format!r}",
-                expected="'tfrecord'",
                 do="Use tfdistkit.data.shard(builder.as_dataset(...)), or prepare it with file_format='tfrecord'.",
             )
         )
@@ -142,12 +141,11 @@ def pieces_of_split(builder: Any, split: str) -> list[Piece]:
     except (KeyError, ValueError, AssertionError) as error:
         raise OptionError(
             explain(
-                f"`split` cannot be read: {str(error).strip().splitlines()[0].rstrip('.')}.",
-                received=f"split={split!r}",
-                expected=f"one of {sorted(builder.info.splits)}, or a part such as 'train[:80%]'",
+                f"`split` must be one of {sorted(builder.info.splits)}, or a part such as 'train[:80%]'.",
+                received=f"split={split!r}: {str(error).strip().splitlines()[0].rstrip('.')}",
             )
         ) from error
-    # The end of a run may be told, or that it is the end of the file.
+    # `take` may be the number of elements, or "to the end of the file".
     takes = [i.examples_in_shard - i.skip if i.take == TO_THE_END else i.take for i in instructions]
     return [Piece(os.fspath(i.filename), i.skip, take) for i, take in zip(instructions, takes)]
 
@@ -156,7 +154,11 @@ def _reader(builder: Any, decoders: Any, as_supervised: bool) -> Reader:
     features, keys = builder.info.features, builder.info.supervised_keys
     if as_supervised and not keys:
         raise OptionError(
-            explain("The data set names no input and target.", received="as_supervised=True", expected="False")
+            explain(
+                "`as_supervised` must be False: the data set defines no input and target.",
+                received="as_supervised=True",
+                do="Leave it out, and map the elements to (x, y).",
+            )
         )
 
     def parse(serialized: Any) -> Any:
@@ -167,16 +169,16 @@ def _reader(builder: Any, decoders: Any, as_supervised: bool) -> Reader:
 
 
 def _prepared(builder: Any, alone: bool) -> Any:
-    """Lets rank 0 prepare the data set, and then one process of each host that does not see the disk of rank 0."""
+    """Prepares the data set on rank 0, then in one process of each host that does not share the disk of rank 0."""
     cluster = detect_cluster()
     if alone or cluster.world_size == 1 or not cluster.is_training:
         builder.download_and_prepare()
         return builder
     if cluster.rank == 0:
         builder.download_and_prepare()
-    barrier(_PREPARED_WITHIN_S)
+    barrier(_PREPARE_TIMEOUT_S)
     if cluster.local_rank == 0:
         builder.download_and_prepare()
-    barrier(_PREPARED_WITHIN_S)
-    # A builder knows no splits that were made after it.
+    barrier(_PREPARE_TIMEOUT_S)
+    # A builder does not see splits that were written after its creation.
     return tfds_package().builder_from_directory(str(builder.data_dir))

@@ -1,4 +1,4 @@
-"""Which files, and which elements of them, a worker reads. Plain numbers, no TensorFlow."""
+"""Assigns files, and ranges of their elements, to workers. Plain numbers, no TensorFlow."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from tfdistkit.data.shard_spec import uneven
 from tfdistkit.errors import OptionError, explain
 
-# As tf.data says it: all that is there.
+# As in `Dataset.take`: all remaining elements.
 TO_THE_END = -1
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A run of elements in a file.
+    """A range of elements in a file.
 
     Args:
         path: The file.
-        skip: Elements before it.
-        take: Its elements; `TO_THE_END` where nobody counted them.
+        skip: Elements before the range.
+        take: Elements in the range; `TO_THE_END` if their number is unknown.
     """
 
     path: str
@@ -29,12 +29,12 @@ class Piece:
 
 @dataclass(frozen=True)
 class Share:
-    """What one worker reads.
+    """The shard of one worker.
 
     Args:
-        pieces: In the order in which turns are taken.
-        count: Its elements; None where nobody counted them.
-        wanted: With how many it is even with the others; `count` if that does not matter.
+        pieces: Its ranges, in the order in which they are interleaved.
+        count: Its elements; None if their number is unknown.
+        wanted: Its elements after `even_steps` drops or pads; `count` without `even_steps`.
     """
 
     pieces: tuple[Piece, ...]
@@ -42,21 +42,21 @@ class Share:
     wanted: int | None
 
 
-def can_deal_files(pieces: Sequence[Piece], num_shards: int) -> bool:
-    """Whether each worker gets equally many files, which is what `policy="auto"` asks.
+def divides_files(pieces: Sequence[Piece], num_shards: int) -> bool:
+    """Returns whether each worker gets the same number of files, as `policy="auto"` asks.
 
     Args:
         pieces: All of the data.
-        num_shards: How many workers there are.
+        num_shards: The number of workers.
     """
     return len(pieces) > 0 and len(pieces) % num_shards == 0
 
 
 def longest_first(pieces: Sequence[Piece]) -> list[Piece]:
-    """Sorts pieces whose elements are counted; others stay as they are.
+    """Sorts ranges of known length, the longest first; ranges of unknown length stay in order.
 
-    Read in turns, each element then has the place that it would have if it was dealt as an element, as long as
-    lengths differ by one at most.
+    Interleaved, each element then has the position that sharding by element gives it, if lengths differ by at most
+    one.
 
     Args:
         pieces: All of the data.
@@ -65,7 +65,7 @@ def longest_first(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def count_elements(pieces: Sequence[Piece]) -> int | None:
-    """Returns how many elements there are; None if nobody counted them.
+    """Returns the number of elements; None if it is unknown.
 
     Args:
         pieces: Some of the data.
@@ -76,30 +76,30 @@ def count_elements(pieces: Sequence[Piece]) -> int | None:
 
 
 def share_of_files(pieces: Sequence[Piece], num_shards: int, index: int, even_steps: str | None) -> Share:
-    """Gives a worker files of its own.
+    """Assigns whole files to a worker.
 
-    Where there are fewer files than workers, or where they do not divide them, and where the elements were counted, a
-    worker gets a run of elements instead, which may begin and end in the middle of a file.
+    If the files do not divide evenly among the workers, and the elements are counted, a worker gets a range of
+    elements instead, which may begin and end in the middle of a file.
 
     Args:
         pieces: All of the data.
-        num_shards: How many workers there are.
-        index: Which of them this is.
-        even_steps: What to do if the shares are not equally large.
+        num_shards: The number of workers.
+        index: This worker.
+        even_steps: How to handle shards of different sizes.
 
     Returns:
-        The share.
+        The shard of the worker.
 
     Raises:
-        OptionError: if there are too few files, or the shares cannot be even and shall.
+        OptionError: if there are too few files, or the shards are uneven with `"error"`.
     """
     total = count_elements(pieces)
     if total is None:
-        return Share(_dealt(pieces, num_shards, index, even_steps), None, None)
-    if can_deal_files(pieces, num_shards):
+        return Share(_whole_files(pieces, num_shards, index, even_steps), None, None)
+    if divides_files(pieces, num_shards):
         shares = [tuple(pieces[i::num_shards]) for i in range(num_shards)]
     else:
-        shares = [_run(pieces, total, num_shards, i) for i in range(num_shards)]
+        shares = [_element_range(pieces, total, num_shards, i) for i in range(num_shards)]
     counts = [count_elements(share) or 0 for share in shares]
     if even_steps == "error" and len(set(counts)) > 1:
         raise uneven(total, num_shards, f"elements in {len(pieces)} files")
@@ -107,35 +107,35 @@ def share_of_files(pieces: Sequence[Piece], num_shards: int, index: int, even_st
     return Share(shares[index], counts[index], wanted)
 
 
-def _dealt(pieces: Sequence[Piece], num_shards: int, index: int, even_steps: str | None) -> tuple[Piece, ...]:
+def _whole_files(pieces: Sequence[Piece], num_shards: int, index: int, even_steps: str | None) -> tuple[Piece, ...]:
     if even_steps is not None and num_shards > 1:
         raise OptionError(
             explain(
-                "Nobody knows how many elements the files hold, so the parts cannot be made even by file.",
+                '`even_steps` must be None with policy="file": the number of elements in each file is unknown.',
                 received=f"even_steps={even_steps!r}",
-                do='Take policy="element"; or write the files with `tfdistkit data write`, which counts them.',
+                do='Pass policy="element"; or write the files with `tfdistkit data write`, which counts the elements.',
             )
         )
     if len(pieces) < num_shards:
         raise OptionError(
             explain(
-                'There are fewer files than workers (`policy="file"`), and nobody knows how many elements they hold.',
+                'There must be at least one file per worker with policy="file", unless the elements are counted.',
                 received=f"{len(pieces)} files, {num_shards} workers",
-                do='Take policy="element"; or write more files with `tfdistkit data write --shards`.',
+                do='Pass policy="element"; or write more files with `tfdistkit data write --shards`.',
             )
         )
     return tuple(pieces[index::num_shards])
 
 
-def _run(pieces: Sequence[Piece], total: int, num_shards: int, index: int) -> tuple[Piece, ...]:
-    """Cuts the elements of all files into runs that differ by one element at most."""
+def _element_range(pieces: Sequence[Piece], total: int, num_shards: int, index: int) -> tuple[Piece, ...]:
+    """Splits the elements of all files into ranges that differ by at most one element."""
     each, more = divmod(total, num_shards)
     begin = index * each + min(index, more)
     end = begin + each + (index < more)
-    run, position = [], 0
+    own, position = [], 0
     for piece in pieces:
         first, last = max(begin, position), min(end, position + piece.take)
         if first < last:
-            run.append(Piece(piece.path, piece.skip + first - position, last - first))
+            own.append(Piece(piece.path, piece.skip + first - position, last - first))
         position += piece.take
-    return tuple(run)
+    return tuple(own)

@@ -1,4 +1,4 @@
-"""Data sets in files, each read by as few workers as possible."""
+"""`from_files`: shards data in files, so that each file is read by as few workers as possible."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdistkit.data.loading.file_shards import Piece
-from tfdistkit.data.loading.interleave import Reader, Request, read_in_turns
+from tfdistkit.data.loading.interleave import Reader, Request, interleave_files
 from tfdistkit.data.sharding import BUFFER_SIZE
 from tfdistkit.data.writing.dataset_index import INDEX, load_index, parser_of
 from tfdistkit.data.writing.unfinished import leftovers, require_finished
@@ -29,36 +29,37 @@ def from_files(
     num_shards: int | None = None,
     index: int | None = None,
 ) -> tf.data.Dataset:
-    """Makes a dataset of this worker's part of some files.
+    """Creates a dataset of this worker's shard of some files.
 
-    The files are read in turns, an element of each; so a worker that reads every second file gets every second
-    element, and the order does not depend on how many workers there are. That holds to the last element where the
-    lengths of the files differ by one at most, as those that `tfdistkit data write` leaves.
+    The files are interleaved, one element of each at a time; so a worker that reads every second file gets every
+    second element, and the order does not depend on the number of workers. That holds to the last element if the
+    lengths of the files differ by at most one, as `tfdistkit data write` writes them.
 
     Args:
         files: A pattern such as `"data/train-*.tfrecord"`, a list of paths, or a folder written by
             `tfdistkit data write`. The same on every worker.
         reader: `reader(path) -> tf.data.Dataset` of the elements of a file, such as `tf.data.TextLineDataset`; it is
-            traced, with a scalar string tensor. Default: for such a folder, what gives the elements that were written;
-            else `tf.data.TFRecordDataset`.
-        shuffle: Whether to shuffle: the files, and within each of them `buffer_size / files` elements. The order is the
-            same for any number of workers, and another one in each epoch.
-        seed: The order, from 0. Default: rank 0 chooses one, by TensorFlow's global generator.
-        buffer_size: Elements that are held in memory to choose from, of all files together.
-        policy: `"file"`: a worker reads its files only. If the workers do not divide them, some have more; where the
-            elements were counted (`tfdistkit data write`), each has a run of elements instead, also in the middle of a
-            file, and then shuffles in an order of its own. `"element"`: every worker reads all, and takes every
-            `num_shards`-th. `"auto"`: by file if the workers divide the files, else by element. `"seed"`: all of it for
-            every worker, in an order of its own. `"off"`: all of it for every worker.
-        even_steps: `"drop"`, `"pad"`, `"error"`, or None: see `shard`. By file only where the elements were counted.
-        num_shards: The number of parts. Default: `tfdistkit.world_size()`.
-        index: The part to take, from 0. Default: `tfdistkit.rank()`.
+            traced with a scalar string tensor. Default: for a folder of `tfdistkit data write`, the elements as they
+            were written; else `tf.data.TFRecordDataset`.
+        shuffle: Whether to shuffle: the files, and within each file `buffer_size / files` elements. The order is the
+            same for any number of workers, and new in each epoch.
+        seed: The seed of the shuffle order, from 0. Default: rank 0 draws one from TensorFlow's global generator.
+        buffer_size: Elements in the shuffle buffers of all files together.
+        policy: `"file"`: a worker reads only its files. If they do not divide evenly, some workers have more; if the
+            elements are counted (`tfdistkit data write`), each worker has a range of elements instead, which may begin
+            in the middle of a file, and shuffles it in its own order. `"element"`: every worker reads all files, and
+            takes every `num_shards`-th element. `"auto"`: by file if the files divide evenly among the workers, else by
+            element. `"seed"`: all elements for every worker, each in its own order. `"off"`: all elements for every
+            worker.
+        even_steps: `"drop"`, `"pad"`, `"error"`, or None: see `shard`. By file only if the elements are counted.
+        num_shards: The number of shards. Default: `tfdistkit.world_size()`.
+        index: The shard to take, from 0. Default: `tfdistkit.rank()`.
 
     Returns:
-        A `tf.data.Dataset` of elements, sharded (see `shard`), to be mapped and batched with the global batch size.
+        A sharded `tf.data.Dataset` of elements (see `shard`). Map it, and batch it with the global batch size.
 
     Raises:
-        OptionError: (a ValueError) if there are no such files, or an option is wrong.
+        OptionError: (a ValueError) if there are no such files, or an option is invalid.
 
     Example:
         ```python
@@ -72,9 +73,9 @@ def from_files(
     if folder is not None:
         require_finished([folder])
     if folder is not None and tf.io.gfile.exists(f"{folder.rstrip('/')}/{INDEX}"):
-        known = load_index(folder)
-        return read_in_turns(known.pieces(folder), reader or _reader(parser_of(known, folder)), request)
-    return read_in_turns([Piece(path) for path in _paths(files)], reader or tf.data.TFRecordDataset, request)
+        written = load_index(folder)
+        return interleave_files(written.pieces(folder), reader or _reader(parser_of(written, folder)), request)
+    return interleave_files([Piece(path) for path in _paths(files)], reader or tf.data.TFRecordDataset, request)
 
 
 def _reader(parse: Any) -> Reader:
@@ -91,17 +92,16 @@ def _paths(files: Any) -> list[str]:
     if not found:
         raise OptionError(
             explain(
-                "`files` names no file.",
+                f"`files` must be a pattern that matches files, a list of paths, or a folder with an {INDEX}.",
                 received=f"files={files!r}",
-                expected=f"a pattern, a list of paths, or a folder with an {INDEX}",
-                do=_why_none(files),
+                do=_advice(files),
             )
         )
     require_finished(os.path.dirname(path) for path in found)
     return found
 
 
-def _why_none(files: Any) -> str:
+def _advice(files: Any) -> str:
     if isinstance(files, (str, os.PathLike)) and (left := leftovers(Path(files))):
-        return f"`tfdistkit data write` did not finish it, or is still running: it left {left[0]}. Run it again."
-    return "Look whether this host sees the files: all workers need the same ones."
+        return f"Run `tfdistkit data write` again: it did not finish ({left[0]}), or is still running."
+    return "Check that this host sees the files: all workers need the same ones."

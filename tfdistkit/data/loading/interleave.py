@@ -1,4 +1,4 @@
-"""Files read in turns: one element of each, again and again, in an order that does not depend on who reads them."""
+"""Interleaves files, one element of each at a time, in an order that does not depend on the number of workers."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import Any
 import tensorflow as tf
 
 from tfdistkit.data.dataset_metadata import ONE_ORDER, PADDED, marked, seed_mark
-from tfdistkit.data.element_sharding import deal, padded, with_weights
+from tfdistkit.data.element_sharding import padded, shard_elements, with_weights
 from tfdistkit.data.loading.file_shards import (
     TO_THE_END,
     Piece,
-    can_deal_files,
     count_elements,
+    divides_files,
     longest_first,
     share_of_files,
 )
 from tfdistkit.data.rank_agreement import agreed
-from tfdistkit.data.shard_spec import find_place, require_choice, require_even_steps
-from tfdistkit.data.sharding import require_buffer
+from tfdistkit.data.shard_spec import find_shard, require_even_steps
 from tfdistkit.data.shuffle_order import agree_on_seed, epoch_seeds, permutation, shuffled
 from tfdistkit.errors import OptionError, explain
+from tfdistkit.validation import require_choice, require_integer
 
 POLICIES = ("auto", "file", "element", "seed", "off")
-# Each file has a reader and a buffer of its own, all of them open at once.
+# Each file has its own reader and buffer, all open at once.
 _MOST_FILES = 1024
 
 Reader = Callable[[Any], tf.data.Dataset]
@@ -34,16 +34,16 @@ Reader = Callable[[Any], tf.data.Dataset]
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asks of a data set in files; see `from_files`.
+    """The user's options for data in files; see `from_files`.
 
     Args:
         shuffle: Whether to shuffle.
-        seed: The seed of the order; None lets rank 0 choose one.
-        buffer_size: Elements that are held in memory to choose from, those of all files together.
-        policy: What a part is.
-        even_steps: What to do about a remainder.
-        num_shards: The number of parts; None for the world size.
-        index: The part; None for the rank.
+        seed: The seed of the shuffle order; None lets rank 0 choose one.
+        buffer_size: Elements in the shuffle buffers of all files together.
+        policy: The unit that is sharded.
+        even_steps: How to handle a remainder.
+        num_shards: The number of shards; None for the world size.
+        index: The shard; None for the rank.
     """
 
     shuffle: bool
@@ -55,90 +55,91 @@ class Request:
     index: int | None
 
 
-def read_in_turns(pieces: Sequence[Piece], reader: Reader, request: Request) -> tf.data.Dataset:
-    """Makes a dataset of this worker's part of some files.
+def interleave_files(pieces: Sequence[Piece], reader: Reader, request: Request) -> tf.data.Dataset:
+    """Creates a dataset of this worker's shard of some files.
 
     Args:
         pieces: All of the data.
-        reader: Makes a dataset of the elements of a file, from its path (a scalar string tensor).
-        request: What the user asks for.
+        reader: Creates a dataset of the elements of a file from its path (a scalar string tensor).
+        request: The user's options.
 
     Returns:
-        The dataset of elements, marked.
+        The dataset of elements, marked as sharded.
 
     Raises:
-        OptionError: if something that the user asks for cannot be.
-        UnsupportedError: on all ranks, if they bring other files or arguments.
+        OptionError: if an option is invalid, or the files cannot be sharded by it.
+        UnsupportedError: on all ranks, if their files or arguments differ.
     """
-    require_choice("policy", request.policy, POLICIES, do="For `batch`, batch elements of `tf.data` and call `shard`.")
+    require_choice("policy", request.policy, POLICIES, do='For "batch", batch a tf.data.Dataset and call `shard`.')
     require_even_steps(request.even_steps)
-    buffer_size = require_buffer(request.buffer_size)
-    parts, index = find_place(request.num_shards, request.index)
+    buffer_size = require_integer("buffer_size", request.buffer_size)
+    parts, index = find_shard(request.num_shards, request.index)
     _require_some(pieces)
     if request.num_shards is None and request.policy not in ("seed", "off"):
         _compare(pieces, parts, request)
     pieces = longest_first(pieces)
     shuffle = request.shuffle or request.policy == "seed"
     seed = agree_on_seed(request.seed, parts, request.num_shards is not None) if shuffle else None
-    turns = _Turns(reader, max(1, buffer_size // len(pieces)), seed, index if request.policy == "seed" else 0)
+    stream = index if request.policy == "seed" else 0
+    interleaver = _Interleaver(reader, max(1, buffer_size // len(pieces)), seed, stream)
     policy = request.policy
     if policy == "auto":
-        policy = "file" if can_deal_files(pieces, parts) else "element"
+        policy = "file" if divides_files(pieces, parts) else "element"
     order = seed_mark(request.seed, seed)
     if policy == "file" and parts > 1:
-        own = _own_files(turns, pieces, parts, index, request.even_steps)
-        order += [ONE_ORDER] * can_deal_files(pieces, parts)
+        own = _own_files(interleaver, pieces, parts, index, request.even_steps)
+        order += [ONE_ORDER] * divides_files(pieces, parts)
         return marked(own, *order, *_pad_mark(request.even_steps, parts))
-    dataset = _counted(turns.read(pieces), count_elements(pieces))
+    dataset = _counted(interleaver.read(pieces), count_elements(pieces))
     if policy in ("seed", "off"):
         return marked(dataset, *order)
-    own = deal(dataset, parts, index, request.even_steps)
+    own = shard_elements(dataset, parts, index, request.even_steps)
     return marked(own, ONE_ORDER, *order, *_pad_mark(request.even_steps, parts))
 
 
 def _compare(pieces: Sequence[Piece], parts: int, request: Request) -> None:
-    """Lets the ranks compare what they read; the same files may lie in other folders on other hosts."""
+    """Compares the files and options of all ranks; the folders of the files may differ between hosts."""
     arguments = {"shuffle": request.shuffle, "seed": request.seed, "buffer_size": request.buffer_size,
                  "policy": request.policy, "even_steps": request.even_steps}  # fmt: skip
-    files = [f"{os.path.basename(piece.path)} from element {piece.skip}, {_told(piece.take)}" for piece in pieces]
+    files = [f"{os.path.basename(piece.path)} from element {piece.skip}, {_length(piece.take)}" for piece in pieces]
     agreed(None, parts, "tfdistkit.data.from_files", arguments=list(arguments.items()), files=files)
 
 
-def _told(take: int) -> str:
-    return "all of them" if take == TO_THE_END else f"{take} of them"
+def _length(take: int) -> str:
+    return "all elements" if take == TO_THE_END else f"{take} elements"
 
 
 def _own_files(
-    turns: _Turns, pieces: Sequence[Piece], parts: int, index: int, even_steps: str | None
+    interleaver: _Interleaver, pieces: Sequence[Piece], parts: int, index: int, even_steps: str | None
 ) -> tf.data.Dataset:
     share = share_of_files(pieces, parts, index, even_steps)
-    if can_deal_files(pieces, parts):
-        dataset = turns.read(pieces, parts, index)
+    if divides_files(pieces, parts):
+        dataset = interleaver.read(pieces, parts, index)
     else:
-        dataset = turns.read(share.pieces)
+        dataset = interleaver.read(share.pieces)
     dataset = _counted(dataset, share.count)
     if even_steps == "pad":
         dataset = with_weights(dataset)
         missing = share.wanted - share.count  # type: ignore[operator]  # they were counted
-        # A worker without elements takes what it pads with from the others' files.
-        dataset = padded(dataset, missing) if share.count else _all_padding(turns, pieces, missing)
+        # A worker without elements copies its padding from the files of its peers.
+        dataset = padded(dataset, missing) if share.count else _all_padding(interleaver, pieces, missing)
     elif even_steps == "drop":
         dataset = dataset.take(share.wanted)
     return dataset
 
 
-def _all_padding(turns: _Turns, pieces: Sequence[Piece], missing: int) -> tf.data.Dataset:
-    dataset = with_weights(turns.read(pieces)).take(1)
+def _all_padding(interleaver: _Interleaver, pieces: Sequence[Piece], missing: int) -> tf.data.Dataset:
+    dataset = with_weights(interleaver.read(pieces)).take(1)
     return padded(dataset, missing).skip(1)
 
 
-class _Turns:
-    """Reads pieces in turns.
+class _Interleaver:
+    """Interleaves ranges of files, one element of each at a time.
 
     Args:
-        reader: Makes a dataset of a path.
-        buffer_size: Elements of each file that are held in memory to choose from.
-        seed: Of the order; None keeps that of the files.
+        reader: Creates a dataset from a path.
+        buffer_size: Elements in the shuffle buffer of each file.
+        seed: The seed of the shuffle order; None keeps the order of the files.
         stream: Different streams give different orders.
     """
 
@@ -146,26 +147,26 @@ class _Turns:
         self._reader, self._buffer_size, self._seed, self._stream = reader, buffer_size, seed, stream
 
     def read(self, pieces: Sequence[Piece], parts: int = 1, index: int = 0) -> tf.data.Dataset:
-        """Returns the elements of every `parts`-th piece, beginning with number `index` of each epoch's order."""
+        """Returns the elements of every `parts`-th range, beginning with number `index` of each epoch's order."""
         paths = tf.constant([piece.path for piece in pieces], tf.string)
         skips = tf.constant([piece.skip for piece in pieces], tf.int64)
         takes = tf.constant([piece.take for piece in pieces], tf.int64)
 
-        def in_turns(order: Any, epoch_seed: Any) -> tf.data.Dataset:
+        def interleaved(order: Any, epoch_seed: Any) -> tf.data.Dataset:
             def elements(number: Any) -> tf.data.Dataset:
                 one = self._reader(paths[number]).skip(skips[number]).take(takes[number])
                 if epoch_seed is None:
                     return one
-                # Of the file's number: whoever reads it, its elements come in the same order.
+                # The stream is the file's number, so its order is the same on every rank.
                 return shuffled(one, self._buffer_size, epoch_seed, stream=number, every_epoch_anew=False)
 
             own = tf.data.Dataset.from_tensor_slices(order[index::parts])
             return own.interleave(elements, cycle_length=max(1, -(-len(pieces) // parts)), block_length=1)
 
         if self._seed is None:
-            return in_turns(tf.range(len(pieces), dtype=tf.int64), None)
+            return interleaved(tf.range(len(pieces), dtype=tf.int64), None)
         epochs = epoch_seeds(self._seed, self._stream)
-        return epochs.flat_map(lambda seed: in_turns(_files_in_order(takes, len(pieces), seed), seed))
+        return epochs.flat_map(lambda seed: interleaved(_files_in_order(takes, len(pieces), seed), seed))
 
 
 def _files_in_order(takes: tf.Tensor, count: int, seed: Any) -> tf.Tensor:
@@ -175,7 +176,7 @@ def _files_in_order(takes: tf.Tensor, count: int, seed: Any) -> tf.Tensor:
 
 
 def _counted(dataset: tf.data.Dataset, count: int | None) -> tf.data.Dataset:
-    """Tells how many elements there are; a file that has fewer than it should is an error when it is read."""
+    """Sets the cardinality; reading fails if a file holds another number of elements."""
     return dataset if count is None else dataset.apply(tf.data.experimental.assert_cardinality(count))
 
 
@@ -187,9 +188,8 @@ def _require_some(pieces: Sequence[Piece]) -> None:
     if not 0 < len(pieces) <= _MOST_FILES:
         raise OptionError(
             explain(
-                "There are too many files to read all of them in turns." if pieces else "There are no files.",
+                f"The number of files must be from 1 to {_MOST_FILES}: all of them are open at once.",
                 received=f"{len(pieces)} files",
-                expected=f"1 to {_MOST_FILES}",
                 do="Write the data into fewer files with `tfdistkit data write --shards`." if pieces else None,
             )
         )

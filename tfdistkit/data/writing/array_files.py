@@ -1,4 +1,4 @@
-"""What `tfdistkit data write` reads of `.npz` and `.npy` files."""
+"""Reads `.npz` and `.npy` files for `tfdistkit data write`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Columns = tuple[tuple[str, str, tuple[int, ...]], ...]
 
 _NPY, _ZIP, _PICKLE = b"\x93NUMPY", b"PK", b"\x80"
 _SAVE_AGAIN = "Save the arrays again (np.savez), or copy the file again."
-# What NumPy and zipfile raise for files that are damaged, or compressed or encrypted in ways that they do not know.
+# NumPy and zipfile raise these for damaged files, and for unknown compression or encryption.
 _UNREADABLE = (OSError, ValueError, EOFError, KeyError, RuntimeError, SyntaxError, zipfile.BadZipFile, zlib.error)
 
 
@@ -27,9 +27,9 @@ class Table:
 
     Args:
         columns: See `WrittenIndex`.
-        count: How many rows there are.
-        rows: Reads them, in order: values by name.
-        notes: What the user should know, a line each.
+        count: The number of rows.
+        rows: Reads the rows in order, each as values by name.
+        notes: Notes for the user, one line each.
     """
 
     columns: Columns
@@ -45,28 +45,27 @@ def read_arrays(path: str) -> Table:
         path: A `.npz` or `.npy` file.
 
     Raises:
-        OptionError: if it is damaged, holds what TensorFlow does not know, or arrays of different lengths.
+        OptionError: if it is damaged, has a dtype that TensorFlow lacks, or arrays of different lengths.
     """
     arrays = _load(path)
     scalars = [name for name, array in arrays.items() if not array.ndim]
     counts = {name: len(array) for name, array in arrays.items() if array.ndim}
     if scalars or len(set(counts.values())) != 1:
-        told = ", ".join(f"{name or 'array'}: {counts.get(name, 'a scalar')}" for name in arrays) or "no arrays"
+        rows = ", ".join(f"{name or 'array'}: {counts.get(name, 'a scalar')}" for name in arrays) or "no arrays"
         raise OptionError(
             explain(
-                "The arrays do not have equally many rows.",
-                received=f"{told} in {path}",
-                expected="arrays whose first dimensions are equal",
-                do="Save what is not data of its own in another file.",
+                "The arrays of a file must all have the same number of rows.",
+                received=f"{rows} in {path}",
+                do="Save arrays of other lengths in another file.",
             )
         )
     columns = tuple((name, _dtype_name(name, array, path), tuple(array.shape[1:])) for name, array in arrays.items())
-    rows = next(iter(counts.values()))
+    count = next(iter(counts.values()))
 
     def read() -> Iterator[dict[str, np.ndarray]]:
-        return ({name: np.asarray(array[i]) for name, array in arrays.items()} for i in range(rows))
+        return ({name: np.asarray(array[i]) for name, array in arrays.items()} for i in range(count))
 
-    return Table(columns, rows, read)
+    return Table(columns, count, read)
 
 
 def _load(path: str) -> dict[str, np.ndarray]:
@@ -74,7 +73,7 @@ def _load(path: str) -> dict[str, np.ndarray]:
     if begins.startswith(_PICKLE):
         raise _unreadable(path, "it is a pickle", "Save arrays of numbers or strings: np.savez(file, x=x, y=y).")
     if not begins.startswith((_NPY, _ZIP)):
-        raise _unreadable(path, "it is empty" if not begins else "it is no .npy and no .npz file", _SAVE_AGAIN)
+        raise _unreadable(path, "it is empty" if not begins else "it is neither .npy nor .npz", _SAVE_AGAIN)
     name = ""
     try:
         loaded = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -85,12 +84,12 @@ def _load(path: str) -> dict[str, np.ndarray]:
             for name in loaded.files:
                 arrays[name] = loaded[name]
                 if not isinstance(arrays[name], np.ndarray):
-                    raise ValueError("it is no array")
+                    raise ValueError("it is not an array")
         return arrays
     except _UNREADABLE as error:
         of = f"array {name!r}: " if name else ""
         if "allow_pickle" in str(error):
-            advice = "Save numbers or strings: np.array(values, dtype)."
+            advice = "Save numbers or strings instead: np.array(values, dtype)."
             raise _unreadable(path, f"{of}it holds Python objects, which are pickled", advice) from None
         cut = " (an .npz that was cut off, or is damaged)" if isinstance(error, zipfile.BadZipFile) else ""
         raise _unreadable(path, f"{of}{str(error).rstrip('.')}{cut}", _SAVE_AGAIN) from error
@@ -106,7 +105,7 @@ def _first_bytes(path: str) -> bytes:
 
 def _unreadable(path: str, why: str, do: str | None) -> OptionError:
     what = f"The arrays cannot be read: {why}."
-    return OptionError(explain(what, received=path, expected="a file of np.save or np.savez", do=do))
+    return OptionError(explain(what, received=path, expected="a file written by np.save or np.savez", do=do))
 
 
 def _dtype_name(name: str, array: np.ndarray, path: str) -> str:
@@ -117,8 +116,8 @@ def _dtype_name(name: str, array: np.ndarray, path: str) -> str:
     except TypeError:
         raise OptionError(
             explain(
-                f"TensorFlow has no such dtype: the array {name!r}.",
-                received=f"{array.dtype} in {path}",
+                "Each array must have a dtype that TensorFlow has.",
+                received=f"{array.dtype} of array {name!r} in {path}",
                 do="Convert it with `array.astype` and save it again.",
             )
         ) from None

@@ -1,4 +1,4 @@
-"""`python -m tfdistkit.data.writing.command JSON`: what the process of `tfdistkit data write` turns into."""
+"""`python -m tfdistkit.data.writing.command JSON`: the process that `tfdistkit data write` executes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _USAGE_EXIT_CODE = 2
 
 
 def main() -> int:
-    """Writes what the JSON in `sys.argv[1]` says, and returns the exit code; see `tfdistkit data write --help`."""
+    """Writes a data set by the options in `sys.argv[1]` (JSON), and returns the exit code.
+
+    For the options see `tfdistkit data write --help`.
+    """
     signal.signal(signal.SIGTERM, _end)
     options = json.loads(sys.argv[1])
     out = Path(options["out"])
@@ -38,13 +41,13 @@ def main() -> int:
 
 
 def _report(line: str) -> None:
-    """On a terminal a line takes the place of the one before."""
+    """Prints progress; on a terminal each line overwrites the one before."""
     end = "\r" if sys.stderr.isatty() and not line.startswith("verified") else "\n"
     print(line, end=end, file=sys.stderr, flush=True)
 
 
 def _end(number: int, frame: Any) -> NoReturn:
-    sys.exit(128 + number)  # what is half written is removed on the way
+    sys.exit(128 + number)  # SystemExit removes the unfinished folder
 
 
 if __name__ == "__main__":

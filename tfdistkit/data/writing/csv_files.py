@@ -1,4 +1,4 @@
-"""What `tfdistkit data write` reads of CSV files: columns of int64, float64 and strings."""
+"""Reads CSV files for `tfdistkit data write`: columns of int64, float64 and strings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from tfdistkit.data.writing.array_files import Table
 from tfdistkit.errors import OptionError, explain
 
-# Without leading zeros: those are codes ("01234"), which a number would lose.
+# No leading zeros: codes such as "01234" stay strings.
 _INTEGER = re.compile(r"[+-]?(0|[1-9][0-9]*)")
 _FLOAT = re.compile(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _NOT_FINITE = re.compile(r"(nan|[+-]?inf)", re.IGNORECASE)
@@ -26,11 +26,11 @@ Cells = list[str]
 
 @dataclass(frozen=True)
 class CsvOptions:
-    """How a CSV file is to be read.
+    """Options for reading CSV files.
 
     Args:
-        header: Whether the first row has the names; None takes it as such if it must be.
-        delimiter: Between cells; None is a comma, and a tab in `.tsv`.
+        header: Whether the first row has the column names; None detects it.
+        delimiter: The separator of cells; None means a comma, and a tab in `.tsv`.
     """
 
     header: bool | None = None
@@ -38,14 +38,14 @@ class CsvOptions:
 
 
 def read_csv(path: str, options: CsvOptions) -> Table:
-    """Finds out what a file holds, which reads all of it once.
+    """Reads a file once to find its columns and their dtypes.
 
     Args:
         path: A file in UTF-8.
         options: How to read it.
 
     Raises:
-        OptionError: if it cannot be read, or it cannot be told what it holds.
+        OptionError: if it cannot be read, or its header or columns are ambiguous.
     """
     delimiter = options.delimiter or ("\t" if path.lower().endswith(".tsv") else ",")
     rows = _read(path, delimiter)
@@ -61,7 +61,7 @@ def read_csv(path: str, options: CsvOptions) -> Table:
     for line, cells in rows:
         count += 1
         for column, cell in zip(columns, cells):
-            column.see(cell, line)
+            column.add(cell, line)
     header = options.header
     if header is None:
         header = _require_header(path, first, columns)
@@ -69,12 +69,12 @@ def read_csv(path: str, options: CsvOptions) -> Table:
     if not header:
         count += 1
         for column, cell in zip(columns, first):
-            column.see(cell, 1)
+            column.add(cell, 1)
     _require_names(path, names)
     for name, column in zip(names, columns):
         if column.is_number and column.empty_line:
-            what = f"line {column.empty_line}: a cell of {name!r} is empty, the others are numbers"
-            raise _wrong(path, what, "Fill it in; write nan for a number that is missing.")
+            what = f"line {column.empty_line}: a cell of {name!r} is empty, its other cells are numbers"
+            raise _wrong(path, what, "Fill it in; write nan for a missing number.")
     notes = tuple(f"{path}: {column.note(name)}" for name, column in zip(names, columns) if column.is_mixed)
     dtypes = [column.dtype for column in columns]
 
@@ -89,15 +89,15 @@ def read_csv(path: str, options: CsvOptions) -> Table:
 
 
 class _Column:
-    """What the cells of a column have been so far."""
+    """Infers the dtype of a column from its cells."""
 
     def __init__(self) -> None:
         self._integers = self._floats = 0
         self.empty_line: int | None = None
         self._text: tuple[int, str] | None = None
 
-    def see(self, cell: str, line: int) -> None:
-        """Takes the next cell."""
+    def add(self, cell: str, line: int) -> None:
+        """Adds the next cell."""
         number = cell.strip()
         if not number:
             self.empty_line = self.empty_line or line
@@ -110,26 +110,26 @@ class _Column:
 
     @property
     def is_number(self) -> bool:
-        """Whether all cells that are not empty are numbers."""
+        """Whether all non-empty cells are numbers."""
         return self._text is None and self._integers + self._floats > 0
 
     @property
     def is_mixed(self) -> bool:
-        """Whether it is of strings, but some look like numbers."""
+        """Whether some cells are numbers, but not all."""
         return self._text is not None and self._integers + self._floats > 0
 
     @property
     def dtype(self) -> str:
-        """int64 or float64 if all cells are such numbers, else string."""
+        """`int64` or `float64` if all cells are numbers, else `string`."""
         if not self.is_number:
             return "string"
         return "float64" if self._floats else "int64"
 
     def note(self, name: str) -> str:
-        """Says why it is of strings."""
+        """Explains why a mixed column is read as strings."""
         line, cell = self._text or (0, "")
         numbers = self._integers + self._floats
-        return f"{name!r} is of strings: line {line} has {cell[:40]!r}, {numbers} other cells are numbers"
+        return f"{name!r} is read as strings: line {line} has {cell[:40]!r}, {numbers} other cells are numbers"
 
 
 def _is_float(text: str) -> bool:
@@ -139,7 +139,7 @@ def _is_float(text: str) -> bool:
 
 
 def _is_whole(text: str) -> bool:
-    """An integer too large for int64 is an id: a float64 would round it."""
+    """Returns whether a text is an integer: one too large for int64 stays a string, as float64 would round it."""
     return bool(_INTEGER.fullmatch(text))
 
 
@@ -150,11 +150,11 @@ def _value(cell: str, dtype: str) -> np.ndarray:
 
 
 def _read(path: str, delimiter: str) -> Iterator[tuple[int, Cells]]:
-    """Reads the rows that are not blank, with the line on which each ends."""
+    """Reads the non-blank rows, each with the number of its last line."""
     width = 0
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
-            # strict: a quote that is never closed would swallow the rest of the file.
+            # strict: an unclosed quote would swallow the rest of the file.
             reader = csv.reader(file, delimiter=delimiter, strict=True)
             for cells in reader:
                 if not cells:
@@ -173,7 +173,7 @@ def _read(path: str, delimiter: str) -> Iterator[tuple[int, Cells]]:
 
 
 def _require_header(path: str, first: Cells, columns: Sequence[_Column]) -> bool:
-    """A first row of words over a column of numbers is a header; anything else may be data."""
+    """Returns True if the first row has words above columns of numbers; raises an error if it is ambiguous."""
     numbers = [cell.strip() for cell, column in zip(first, columns) if column.is_number]
 
     def is_word(cell: str) -> bool:
@@ -185,13 +185,13 @@ def _require_header(path: str, first: Cells, columns: Sequence[_Column]) -> bool
         raise _wrong(
             path,
             f"column {first.index('')} (from 0) has no name",
-            "Name it in the first row, or leave it out (pandas: `to_csv(index=False)`); or pass --header no.",
+            "Name it in the first row, or remove it (pandas: `to_csv(index=False)`); or pass --header no.",
         )
-    told = ", ".join(first)
+    shown = ", ".join(first)
     raise _wrong(
         path,
-        f"it cannot be told whether its first row has the names of the columns ({told[:60]})",
-        "Pass --header yes, or --header no: then they are called column0, column1, ...",
+        f"its first row may be column names or data ({shown[:60]})",
+        "Pass --header yes; or --header no, which names the columns column0, column1, ...",
     )
 
 

@@ -1,4 +1,4 @@
-"""What `tfdistkit data write` leaves: TFRecords and an index that says what is in them."""
+"""The output of `tfdistkit data write`: TFRecord files and an index of their contents."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from tfdistkit.supported import INSTALL_TFDS
 
 INDEX = "index.json"
 _FORMAT = "tfdistkit-tfrecords-1"
-# What TensorFlow does not decode, and what has its bits.
+# `tf.io.decode_raw` lacks these dtypes: decode the signed one, then bitcast.
 _DECODED_AS = {"uint32": "int32", "uint64": "int64"}
 
 
 @dataclass(frozen=True)
 class WrittenFile:
-    """One file.
+    """The index entry of one file.
 
     Args:
         name: Its name in the folder.
-        elements: Its records.
+        elements: The number of its records.
         size_bytes: Its size.
         checksum: See `Checksum`.
     """
@@ -40,15 +40,15 @@ class WrittenFile:
 
 @dataclass(frozen=True)
 class WrittenIndex:
-    """A folder of files.
+    """The index of a folder of TFRecord files.
 
     Args:
-        source: What they were made of, for people.
-        kind: What a record is: `arrays` (see `columns`), `tfds` (an example of tensorflow-datasets, whose features are
-            beside the index) or `records` (whatever the source had).
-        columns: For `arrays`: name, dtype and shape of each; one without a name is the element itself.
+        source: The source of the data, as text for the user.
+        kind: The content of a record: `arrays` (see `columns`), `tfds` (an example of tensorflow-datasets, whose
+            features are stored beside the index) or `records` (the bytes of the source).
+        columns: For `arrays`: name, dtype and shape of each column; a single column without a name is the element.
         files: The files, in order.
-        label: For `arrays`: the column that is the label; then elements are (dict of the others, label).
+        label: For `arrays`: the label column; elements are then (dict of the other columns, label).
     """
 
     source: str
@@ -59,7 +59,7 @@ class WrittenIndex:
 
     @property
     def elements(self) -> int:
-        """How many there are in all files."""
+        """The number of elements in all files."""
         return sum(file.elements for file in self.files)
 
     def save(self, folder: Path) -> None:
@@ -72,7 +72,7 @@ class WrittenIndex:
         (folder / INDEX).write_text(text + "\n")
 
     def pieces(self, folder: str) -> list[Piece]:
-        """Returns the files as they are read.
+        """Returns the files as ranges to read.
 
         Args:
             folder: Where they are.
@@ -81,7 +81,7 @@ class WrittenIndex:
 
 
 class Checksum:
-    """Of the records of a file: their lengths, their bytes, their order."""
+    """Hashes the records of a file: their lengths, bytes and order."""
 
     def __init__(self) -> None:
         self._hash = hashlib.blake2b(digest_size=16)
@@ -96,7 +96,7 @@ class Checksum:
         self._hash.update(record)
 
     def text(self) -> str:
-        """Returns it as text."""
+        """Returns the checksum as hexadecimal text."""
         return self._hash.hexdigest()
 
 
@@ -107,17 +107,17 @@ def load_index(folder: str) -> WrittenIndex:
         folder: The folder; any file system that TensorFlow knows.
 
     Raises:
-        OptionError: if it holds no index of ours, or one that this version cannot read.
+        OptionError: if it holds no index of `tfdistkit data write`, or one of an unknown format.
     """
     path = f"{folder.rstrip('/')}/{INDEX}"
     try:
         with tf.io.gfile.GFile(path) as file:
-            told = json.loads(file.read())
-        if told.get("format") != _FORMAT:
-            raise ValueError(f"format {told.get('format')!r}")
-        files = tuple(WrittenFile(**file) for file in told["files"])
-        columns = tuple((name, dtype, tuple(shape)) for name, dtype, shape in told["columns"])
-        return WrittenIndex(told["source"], told["kind"], columns, files, told.get("label"))
+            stored = json.loads(file.read())
+        if stored.get("format") != _FORMAT:
+            raise ValueError(f"format {stored.get('format')!r}")
+        files = tuple(WrittenFile(**file) for file in stored["files"])
+        columns = tuple((name, dtype, tuple(shape)) for name, dtype, shape in stored["columns"])
+        return WrittenIndex(stored["source"], stored["kind"], columns, files, stored.get("label"))
     except (tf.errors.OpError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise OptionError(
             explain(
@@ -129,7 +129,7 @@ def load_index(folder: str) -> WrittenIndex:
 
 
 def serialize_row(row: dict[str, np.ndarray]) -> bytes:
-    """Makes a record of one row of some arrays: a tf.train.Example with the raw bytes of each.
+    """Serializes one row of some arrays as a tf.train.Example with the raw bytes of each value.
 
     Args:
         row: The values, by name.
@@ -140,17 +140,17 @@ def serialize_row(row: dict[str, np.ndarray]) -> bytes:
 
 
 def _raw(value: np.ndarray) -> list[bytes]:
-    """Strings one by one, numbers in one piece."""
+    """Returns one bytes value per string, or a single one for an array of numbers."""
     if value.dtype.kind in "SU":
         return [one if isinstance(one, bytes) else str(one).encode() for one in value.ravel()]
     return [value.astype(value.dtype.newbyteorder("<"), copy=False).tobytes()]
 
 
 def parser_of(index: WrittenIndex, folder: str) -> Any:
-    """Returns what makes an element of a record: `parse(serialized) -> element`; None leaves records as they are.
+    """Returns the parser of records, `parse(serialized) -> element`; None if the records are the elements.
 
     Args:
-        index: What is in the folder.
+        index: The index of the folder.
         folder: The folder.
 
     Raises:
@@ -187,7 +187,7 @@ def _value(raw: Any, dtype: str, shape: tuple[int, ...]) -> Any:
 
 
 def tfds_package() -> Any:
-    """Imports tensorflow-datasets, which takes a second.
+    """Imports tensorflow-datasets on first use, because the import takes a second.
 
     Raises:
         MissingDependencyError: if it is not installed.
@@ -198,7 +198,7 @@ def tfds_package() -> Any:
         raise MissingDependencyError(
             explain(
                 f"tensorflow-datasets cannot be imported: {error}.",
-                do=f"Install it with what it needs: {INSTALL_TFDS}",
+                do=f"Install it with its dependencies: {INSTALL_TFDS}",
             )
         ) from error
     return tensorflow_datasets

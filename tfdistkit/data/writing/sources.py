@@ -1,4 +1,4 @@
-"""What `tfdistkit data write` reads: arrays, CSV, TFRecords, data sets of tensorflow-datasets; all as records."""
+"""The sources of `tfdistkit data write`: arrays, CSV, TFRecords and tensorflow-datasets, all read as records."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tfdistkit.data.loading.file_shards import TO_THE_END, Piece, count_elements
 from tfdistkit.data.writing.array_files import Columns, Table, read_arrays
 from tfdistkit.data.writing.csv_files import CsvOptions, read_csv
 from tfdistkit.data.writing.dataset_index import INDEX, WrittenFile, load_index, serialize_row, tfds_package
-from tfdistkit.data.writing.record_files import read_in_order, read_records, read_turns
+from tfdistkit.data.writing.record_files import read_in_order, read_interleaved, read_records
 from tfdistkit.data.writing.unfinished import require_finished
 from tfdistkit.errors import OptionError, explain, nearest
 
@@ -36,15 +36,15 @@ class Source:
     """Records to write.
 
     Args:
-        name: For people.
-        kind: What a record is; see `WrittenIndex`.
+        name: The source, as text for the user.
+        kind: The content of a record; see `WrittenIndex`.
         columns: For arrays; see `WrittenIndex`.
-        elements: How many there are; None if nobody knows.
-        records: Reads them, in order.
-        file_name: Of the number of a file and how many there are.
-        describe: Writes what belongs beside the files, if anything does: of their folder and of them.
+        elements: The number of records; None if unknown.
+        records: Reads the records, in order.
+        file_name: Names a file, from its number and the number of files.
+        describe: Writes metadata beside the files, from their folder and the files; None for none.
         label: See `WrittenIndex`.
-        notes: What the user should know, a line each.
+        notes: Notes for the user, one line each.
     """
 
     name: str
@@ -61,20 +61,20 @@ class Source:
 def open_source(
     text: str, split: str, data_dir: str | None, csv: CsvOptions = _PLAIN_CSV, label: str | None = None
 ) -> Source:
-    """Finds out what the user means.
+    """Opens the source that the argument SOURCE names.
 
     Args:
         text: A `.npz`, `.npy`, `.csv` or `.tsv` file; a TFRecord file or a folder of them; a folder that
             `tfdistkit data write` wrote; a pattern of any of these, all of one kind; a prepared folder or a name of
-            tensorflow-datasets (`tfds:name` where a file is called like that).
-        split: Of tensorflow-datasets.
-        data_dir: Of tensorflow-datasets.
+            tensorflow-datasets (`tfds:name` if a file has the same name).
+        split: The split of a data set of tensorflow-datasets.
+        data_dir: The data folder of tensorflow-datasets.
         csv: How to read CSV files.
-        label: The column that is the label.
+        label: The label column.
 
     Raises:
-        OptionError: if there is no such thing, or it cannot be read.
-        MissingDependencyError: if it needs tensorflow-datasets, and that is not installed.
+        OptionError: if it does not exist, or cannot be read.
+        MissingDependencyError: if it needs tensorflow-datasets, which is not installed.
     """
     source = _open(text, split, data_dir, csv)
     return source if label is None else _labelled(source, label)
@@ -90,12 +90,12 @@ def _open(text: str, split: str, data_dir: str | None, csv: CsvOptions) -> Sourc
     if paths:
         return _joined(text, [_open_path(path, csv) for path in paths])
     if not _TFDS_NAME.fullmatch(text):
-        raise _nothing(text)
+        raise _not_found(text)
     return _tfds(find_builder(text, data_dir), split)
 
 
 def _matches(pattern: str) -> list[str]:
-    """As a shell does: files of a dot's name are not meant."""
+    """Expands a pattern as a shell does: hidden files do not match."""
     hidden = os.path.basename(pattern).startswith(".")
     found = sorted(tf.io.gfile.glob(pattern))
     return [path for path in found if hidden or not os.path.basename(path.rstrip("/")).startswith(".")]
@@ -116,9 +116,9 @@ def _open_folder(folder: str) -> Source:
     if tf.io.gfile.exists(os.path.join(folder, _TFDS_INFO)):
         raise OptionError(
             explain(
-                "A data set of tensorflow-datasets cannot be joined with others.",
+                "A pattern must not match a data set of tensorflow-datasets: it cannot be joined with others.",
                 received=folder,
-                do="Write one at a time: name its folder, without a pattern.",
+                do="Write one data set at a time: name its folder, without a pattern.",
             )
         )
     if tf.io.gfile.exists(os.path.join(folder, INDEX)):
@@ -127,9 +127,8 @@ def _open_folder(folder: str) -> Source:
     if not paths:
         raise OptionError(
             explain(
-                f"The folder holds no files {_TFRECORDS}.",
+                f"The folder must hold files {_TFRECORDS}, or be written by `tfdistkit data write`.",
                 received=folder,
-                expected="a folder of TFRecord files, or one written by `tfdistkit data write`",
                 do=f"Name other files by a pattern: '{folder.rstrip('/')}/*.npz' or '{folder.rstrip('/')}/*.csv'.",
             )
         )
@@ -144,8 +143,8 @@ def _written(folder: str) -> Source:
         if size != file.size_bytes:
             raise OptionError(
                 explain(
-                    "A file is not what the index of its folder says: it was lost, cut off or replaced.",
-                    received=f"{path}: " + ("not there" if size is None else f"{size} bytes"),
+                    "Each file must match the index of its folder: this one was lost, truncated or replaced.",
+                    received=f"{path}: " + ("missing" if size is None else f"{size} bytes"),
                     expected=f"{file.size_bytes} bytes",
                     do="Copy or write the folder again.",
                 )
@@ -153,7 +152,7 @@ def _written(folder: str) -> Source:
     counts = [file.elements for file in index.files]
 
     def records() -> Iterator[bytes]:
-        return read_turns(paths, counts)
+        return read_interleaved(paths, counts)
 
     return Source(folder, index.kind, index.columns, index.elements, records, label=index.label)
 
@@ -166,16 +165,15 @@ def _of_table(path: str, table: Table) -> Source:
 
 
 def _joined(text: str, parts: Sequence[Source]) -> Source:
-    """One after the other, as one source."""
+    """Concatenates sources."""
     first = parts[0]
     for part in parts[1:]:
-        if _likeness(part) != _likeness(first):
+        if _schema(part) != _schema(first):
             raise OptionError(
                 explain(
-                    "The files that SOURCE names do not hold elements of one kind.",
+                    "All files of SOURCE must hold the same names, dtypes and shapes.",
                     received=f"{_content(first)} in {first.name}, {_content(part)} in {part.name}",
-                    expected="the same names, dtypes and shapes in all of them",
-                    do="Write them one by one, or name fewer with another pattern.",
+                    do="Write them one by one, or use a pattern that matches fewer files.",
                 )
             )
     elements = [part.elements for part in parts if part.elements is not None]
@@ -188,16 +186,16 @@ def _joined(text: str, parts: Sequence[Source]) -> Source:
     )
 
 
-def _likeness(source: Source) -> tuple[object, ...]:
-    """Records have their values by name, so the order of the columns does not matter."""
+def _schema(source: Source) -> tuple[object, ...]:
+    """Returns the schema of a source, without the order of the columns: records store values by name."""
     return source.kind, frozenset(source.columns), source.label
 
 
 def _content(source: Source) -> str:
     if not source.columns:
         return "TFRecords"
-    told = ", ".join(f"{name or 'rows'} {dtype}{list(shape) or ''}" for name, dtype, shape in source.columns)
-    return f"({told})" + (f" with label {source.label!r}" if source.label else "")
+    columns = ", ".join(f"{name or 'rows'} {dtype}{list(shape) or ''}" for name, dtype, shape in source.columns)
+    return f"({columns})" + (f" with label {source.label!r}" if source.label else "")
 
 
 def _labelled(source: Source, label: str) -> Source:
@@ -205,7 +203,7 @@ def _labelled(source: Source, label: str) -> Source:
     if label not in names or len(names) < 2:
         raise OptionError(
             explain(
-                "`--label` must be one of several columns." + ("" if label in names else nearest(label, names)),
+                "`--label` must name one of at least two columns." + ("" if label in names else nearest(label, names)),
                 received=f"--label {label}",
                 expected=", ".join(names) if len(names) > 1 else "arrays by name (.npz) or CSV as SOURCE",
             )
@@ -251,11 +249,11 @@ def _records(pieces: Sequence[Piece]) -> Iterator[bytes]:
         yield from read_records(piece.path, piece.skip, None if piece.take == TO_THE_END else piece.take)
 
 
-def _nothing(text: str) -> OptionError:
+def _not_found(text: str) -> OptionError:
     return OptionError(
         explain(
-            "SOURCE is not there.",
+            "SOURCE must be an existing .npz, .npy or CSV file, TFRecord files, a pattern that matches files, or a "
+            "data set of tensorflow-datasets.",
             received=text,
-            expected="an .npz, .npy or CSV file, TFRecord files, a pattern, or a data set of tensorflow-datasets",
         )
     )

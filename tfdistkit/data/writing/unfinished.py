@@ -1,4 +1,4 @@
-"""Folders that `tfdistkit data write` did not finish: marked for readers, and removed by the next run."""
+"""Unfinished folders of `tfdistkit data write`: marked for readers, and removed by the next run."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ import tensorflow as tf
 
 from tfdistkit.errors import OptionError, explain
 
-# Not a dotfile: `mv folder/* elsewhere` has to take it along.
+# Not a dotfile, so that `mv folder/* elsewhere` moves it too.
 MARKER = "tfdistkit-data-write.incomplete"
 
 
 @contextlib.contextmanager
 def unfinished_folder(out: Path) -> Iterator[Path]:
-    """Makes a marked folder beside `out`, and removes it if the body fails.
+    """Creates a marked folder beside `out`, and removes it if the body fails.
 
     Args:
-        out: The folder to be.
+        out: The final folder.
     """
     folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=out.parent))
     try:
         with open(folder / MARKER, "w") as marker:
-            # Some file systems have no locks; then the next run leaves the folder alone.
+            # Some file systems have no locks; there the next run does not remove the folder.
             with contextlib.suppress(OSError):
-                _lock(marker)  # the kernel releases it when the process ends, SIGKILL included
+                _lock(marker)  # the kernel releases it when the process ends, also by SIGKILL
             yield folder
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
@@ -40,17 +40,17 @@ def unfinished_folder(out: Path) -> Iterator[Path]:
 
 
 def finish(folder: Path, out: Path) -> None:
-    """Gives a folder its name, in one step.
+    """Syncs a folder to disk and renames it atomically.
 
     Args:
         folder: From `unfinished_folder`.
-        out: Its name.
+        out: Its final name.
     """
     for path in [*sorted(folder.iterdir()), folder]:
         _sync(path)
     mask = os.umask(0)
     os.umask(mask)
-    folder.chmod(0o777 & ~mask)  # mkdtemp's are for their owner alone
+    folder.chmod(0o777 & ~mask)  # mkdtemp creates folders with mode 0700
     (folder / MARKER).unlink()
     _sync(folder)
     folder.rename(out)
@@ -58,11 +58,11 @@ def finish(folder: Path, out: Path) -> None:
 
 
 def remove_leftovers(out: Path, report: Callable[[str], None]) -> None:
-    """Removes what killed runs left beside `out`.
+    """Removes the folders that killed runs left beside `out`.
 
     Args:
-        out: The folder to be.
-        report: Gets a line for each.
+        out: The final folder.
+        report: Gets one line per folder.
 
     Raises:
         OptionError: if another process is writing `out` now.
@@ -75,24 +75,24 @@ def remove_leftovers(out: Path, report: Callable[[str], None]) -> None:
         except BlockingIOError:
             raise OptionError(
                 explain(
-                    "OUT is being written by another process.",
+                    "OUT must not be in use by another process.",
                     received=str(out),
-                    do=f"Wait for it, or end it: it writes into {folder}.",
+                    do=f"Wait for that process, or end it: it writes into {folder}.",
                 )
             ) from None
         except OSError as error:
-            report(f"cannot remove {folder}, which an earlier run left: {error.strerror}")
+            report(f"cannot remove {folder}, left by an earlier run: {error.strerror}")
         else:
-            report(f"removed {folder}, which an earlier run left when it was killed")
+            report(f"removed {folder}, left by an earlier run that was killed")
 
 
 def leftovers(out: Path) -> list[Path]:
-    """Returns the unfinished folders beside `out`, whether a process still writes them or not.
+    """Returns the unfinished folders beside `out`, including those that a process still writes.
 
     Args:
-        out: The folder to be.
+        out: The final folder.
     """
-    # mkdtemp's eight characters hold no dot, so `.a.b.abcdefgh.partial` is not taken for one of `a`.
+    # mkdtemp's eight characters have no dot, so `.a.b.abcdefgh.partial` does not match `a`.
     name = re.compile(rf"\.{re.escape(out.name)}\.[a-z0-9_]{{8}}\.partial")
     try:
         return sorted(path for path in out.parent.iterdir() if name.fullmatch(path.name))
@@ -101,21 +101,20 @@ def leftovers(out: Path) -> list[Path]:
 
 
 def require_finished(folders: Iterable[str]) -> None:
-    """Refuses folders that were not written to their end.
+    """Raises an error if a folder is unfinished.
 
     Args:
-        folders: Any file system that TensorFlow knows.
+        folders: The folders; any file system that TensorFlow knows.
 
     Raises:
-        OptionError: if one is marked.
+        OptionError: if one has the mark of an unfinished folder.
     """
     for folder in sorted(set(folders)):
         if tf.io.gfile.exists(os.path.join(folder, MARKER)):
             raise OptionError(
                 explain(
-                    "`tfdistkit data write` has not finished this folder: it is still running, or it was killed.",
-                    received=folder,
-                    expected="a folder without the file " + MARKER,
+                    "`tfdistkit data write` must have finished the folder: it is still running, or was killed.",
+                    received=f"{folder} with the file {MARKER}",
                     do="Write the data set again; the next run to the same OUT removes this folder.",
                 )
             )

@@ -1,4 +1,4 @@
-"""The work of `tfdistkit data write`: evenly sharded TFRecords, counted and checked, and there when they are whole."""
+"""Writes evenly sharded, counted and verified TFRecord files that appear atomically (`tfdistkit data write`)."""
 
 from __future__ import annotations
 
@@ -16,34 +16,35 @@ from tfdistkit.data.writing.record_files import read_records
 from tfdistkit.data.writing.sources import Source
 from tfdistkit.data.writing.unfinished import finish, remove_leftovers, unfinished_folder
 from tfdistkit.errors import OptionError, explain
+from tfdistkit.validation import require_integer
 
-# Seconds between two words on how far it is.
+# Interval between progress lines.
 _REPORT_EVERY_S = 1.0
-# Elements between two looks at the clock.
-_LOOK_EVERY = 64
+# Elements between two reads of the clock.
+_CLOCK_EVERY = 64
 
 Report = Callable[[str], None]
 
 
 def write_shards(source: Source, out: Path, shards: int, report: Report) -> WrittenIndex:
-    """Writes the elements of a source in turns into some files, so that the files differ by one element at most.
+    """Writes the elements of a source round-robin into files that differ by at most one element.
 
-    They are written beside `out`, read again and compared, and then get their name in one step: `out` is whole, or not
-    there. What a killed run left beside `out` is removed first. Read in turns (`from_files`), the elements come in the
-    order of the source.
+    The files are written beside `out`, read back and compared, and then renamed atomically: `out` is complete, or
+    does not exist. Folders that killed runs left beside `out` are removed first. `from_files` interleaves the files,
+    so it reads the elements in the order of the source.
 
     Args:
         source: The elements.
-        out: The folder to make.
-        shards: How many files.
-        report: Gets a line of text now and then.
+        out: The folder to create.
+        shards: The number of files.
+        report: Gets progress lines.
 
     Returns:
-        What was written.
+        The index of the files.
 
     Raises:
-        OptionError: if `out` is there already or being written, or there are fewer elements than files.
-        OSError: if what was written is not what was read.
+        OptionError: if `out` exists or is being written, or there are fewer elements than files.
+        OSError: if the files read back differ from the source.
     """
     _require_room(source, out, shards)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -76,12 +77,12 @@ def _write(source: Source, folder: Path, shards: int, report: Report) -> tuple[W
             progress.add(len(record))
     progress.end()
     sizes = [(folder / name).stat().st_size for name in names]
-    told = zip(names, counts, sizes, checksums)
-    return tuple(WrittenFile(name, count, size, checksum.text()) for name, count, size, checksum in told)
+    rows = zip(names, counts, sizes, checksums)
+    return tuple(WrittenFile(name, count, size, checksum.text()) for name, count, size, checksum in rows)
 
 
 def _verify(folder: Path, index: WrittenIndex, report: Report) -> None:
-    """Reads everything again: TensorFlow compares the sum of each record, we those of each file."""
+    """Reads all files back: TensorFlow verifies the checksum of each record, this the checksum of each file."""
     progress = _Progress("verified", index.elements, report)
     for file in index.files:
         checksum, count = Checksum(), 0
@@ -92,21 +93,20 @@ def _verify(folder: Path, index: WrittenIndex, report: Report) -> None:
         if (count, checksum.text()) != (file.elements, file.checksum):
             raise OSError(
                 explain(
-                    "What was written is not what was read.",
+                    "The records written must equal the records read back.",
                     received=f"{count} elements, checksum {checksum.text()} in {file.name}",
-                    expected=f"{file.elements}, {file.checksum}",
-                    do="Look at the disk, and at whether something else writes there.",
+                    expected=f"{file.elements} elements, checksum {file.checksum}",
+                    do="Check the disk, and that no other process writes there.",
                 )
             )
     progress.end()
 
 
 def _require_room(source: Source, out: Path, shards: int) -> None:
-    if shards < 1:
-        raise OptionError(explain("`--shards` is no number of files.", received=str(shards), expected="1 or more"))
+    require_integer("--shards", shards)
     if os.path.lexists(out):
         raise OptionError(
-            explain("OUT is there already.", received=str(out), expected="a folder that can be made", do="Remove it.")
+            explain("OUT must not exist yet.", received=str(out), do="Remove it, or name another folder.")
         )
     if source.elements is not None:
         _require_elements(source, source.elements, shards)
@@ -116,9 +116,9 @@ def _require_elements(source: Source, elements: int, shards: int) -> None:
     if elements < shards:
         raise OptionError(
             explain(
-                "There are fewer elements than files.",
+                "There must be at least one element per file.",
                 received=f"{elements} elements in {source.name}, --shards {shards}",
-                expected=f"--shards {elements} or less" if elements else "a source with elements",
+                do=f"Pass --shards {elements} or less." if elements else "Name a source with elements.",
             )
         )
 
@@ -128,15 +128,15 @@ def _require_count(source: Source, index: WrittenIndex, shards: int) -> None:
     if source.elements not in (None, index.elements):
         raise OSError(
             explain(
-                "The source does not hold what it says.",
-                received=f"{index.elements} elements read",
-                expected=f"{source.elements}",
+                f"The source must hold {source.elements} elements, as in its metadata.",
+                received=f"{index.elements} elements",
+                do="Check that no other process changes the source.",
             )
         )
 
 
 class _Progress:
-    """Says how far it is, about once a second."""
+    """Reports progress about once a second."""
 
     def __init__(self, done: str, elements: int | None, report: Report):
         self._done, self._elements, self._report = done, elements, report
@@ -147,12 +147,12 @@ class _Progress:
         """Counts an element."""
         self._count += 1
         self._bytes += size_bytes
-        if self._count % _LOOK_EVERY == 0 and time.monotonic() - self._reported > _REPORT_EVERY_S:
+        if self._count % _CLOCK_EVERY == 0 and time.monotonic() - self._reported > _REPORT_EVERY_S:
             self._reported = time.monotonic()
             self.end()
 
     def end(self) -> None:
-        """Says it now."""
+        """Reports now."""
         of: Any = "" if self._elements is None else f" of {self._elements}"
         seconds = time.monotonic() - self._started
         self._report(f"{self._done} {self._count}{of} elements, {self._bytes / 1e6:.1f} MB, {seconds:.0f} s")
