@@ -20,8 +20,10 @@ from pathlib import Path
 
 # Seconds that a rank waits for its peers to come. Those of a job in step are there within a millisecond.
 _PATIENCE_S = 0.1
-# Seconds that a rank waits for an answer of a peer that is in the exchange: only one that was stopped takes longer.
-_ANSWER_S = 30.0
+# Seconds that rank 0 waits for a vote: only a peer that was stopped takes longer.
+_VOTE_S = 5.0
+# Seconds that the others wait for the decision. Who gives up does not know it, so this is for a rank 0 that was stopped.
+_DECISION_S = 60.0
 # Seconds to connect in: everybody is there.
 _CONNECT_S = 5.0
 
@@ -167,7 +169,7 @@ class LocalExchange:
                 return None
             rows.append(message[1])
         self._send_all(_PREPARE, b"".join(rows))
-        deadline = time.monotonic() + _ANSWER_S
+        deadline = time.monotonic() + _VOTE_S
         votes = [peer.receive_of(self._round, deadline) for peer in self._peers]
         if None in votes:
             raise OSError("no vote")
@@ -185,7 +187,7 @@ class LocalExchange:
         if prepared[0] != _PREPARE:
             return None
         host.send(_COMMIT, self._round)
-        decision = host.receive_of(self._round, time.monotonic() + _ANSWER_S)
+        decision = host.receive_of(self._round, time.monotonic() + _DECISION_S)
         if decision is None:
             raise OSError("no decision")
         if decision[0] != _COMMIT:
@@ -208,7 +210,7 @@ class _Connection:
         return int(_CREDENTIALS.unpack(told)[1])
 
     def send(self, kind: int, number: int, data: bytes = b"") -> None:
-        self._socket.settimeout(_ANSWER_S)
+        self._socket.settimeout(_VOTE_S)
         self._socket.sendall(_HEADER.pack(kind, number, len(data)) + data)
 
     def receive_of(self, number: int, deadline: float) -> tuple[int, bytes] | None:
