@@ -119,12 +119,33 @@ def build(
         RendezvousError: if a worker is missing after `timeout_s`.
         UnsupportedError: if there are fewer GPUs than workers on this host.
     """
+    own = MultiWorkerStrategy
+    return build_as(own, cluster, communication=communication, timeout_s=timeout_s, check_data=check_data)
+
+
+def build_as(
+    strategy_class: type[MultiWorkerStrategy],
+    cluster: ClusterSpec,
+    *,
+    communication: str = "auto",
+    timeout_s: float = _TIMEOUT_S,
+    check_data: bool = True,
+) -> MultiWorkerStrategy:
+    """Makes a variant of the strategy `multiworker`, as `build` makes the strategy itself.
+
+    Args:
+        strategy_class: A subclass of `MultiWorkerStrategy`, which overrides hooks of `strategies.contract`.
+        cluster: As for `build`, and so are the other arguments and the errors.
+        communication: See `build`.
+        timeout_s: See `build`.
+        check_data: See `build`.
+    """
     options = _communication_options(communication, timeout_s)
     require_bool("check_data", check_data)
     if not cluster.is_training or cluster.world_size == 1:
         keras_patches.install()
         alone = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({}))
-        return MultiWorkerStrategy(alone, options)
+        return strategy_class(alone, options)
     cluster = exchange_addresses(cluster, timeout_s)
     _require_addresses(cluster)
     require_not_started(f"rank {cluster.rank} of {cluster.world_size}")
@@ -132,7 +153,7 @@ def build(
     check_own_address(cluster)
     rendezvous = exchange_facts(cluster, facts(), timeout_s)
     take_gpu_of_local_rank(cluster)
-    strategy = _start(cluster, options, timeout_s)
+    strategy = _start(strategy_class, cluster, options, timeout_s)
     strategy.check_data = check_data
     collective_timeout.start(options.timeout_seconds)
     if private_api.global_seed() is None:
@@ -153,7 +174,9 @@ def _require_addresses(cluster: ClusterSpec) -> None:
         )
 
 
-def _start(cluster: ClusterSpec, options: Any, timeout_s: float) -> MultiWorkerStrategy:
+def _start(
+    strategy_class: type[MultiWorkerStrategy], cluster: ClusterSpec, options: Any, timeout_s: float
+) -> MultiWorkerStrategy:
     """Starts TensorFlow's server of this process, and connects it to its peers."""
     spec = tf.train.ClusterSpec({r: list(cluster.addresses[r]) for r in TRAINING_ROLES if r in cluster.addresses})
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
@@ -165,7 +188,7 @@ def _start(cluster: ClusterSpec, options: Any, timeout_s: float) -> MultiWorkerS
     )
     private_api.configure_coordination(spec, timeout_s)
     try:
-        return MultiWorkerStrategy(resolver, options)
+        return strategy_class(resolver, options)
     except (tf.errors.DeadlineExceededError, tf.errors.UnavailableError, tf.errors.InternalError) as error:
         raise RendezvousError(
             explain(
