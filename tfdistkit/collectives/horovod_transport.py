@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdistkit.collectives import registry
+from tfdistkit.collectives.carriers import carriers_for
 from tfdistkit.errors import MissingDependencyError, explain
 
 try:
@@ -26,7 +27,7 @@ except ImportError as error:
     ) from error
 
 # Dtypes that Horovod cannot send, and the dtype that carries each.
-_CARRIED_AS = {tf.bfloat16: tf.float32, tf.uint32: tf.int64, tf.uint64: tf.int64}
+_CARRIED_AS = carriers_for(lambda dtype: dtype in (tf.bfloat16, tf.uint32, tf.uint64))
 
 _COUNTER = "_tfdistkit_horovod_operations"
 

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdistkit.collectives import differentiable, registry
+from tfdistkit.collectives.carriers import CARRIERS
 from tfdistkit.collectives.communicators import Communicator
 from tfdistkit.collectives.mismatches import compared
 from tfdistkit.collectives.process_sets import ProcessSet
@@ -17,17 +18,7 @@ from tfdistkit.validation import require_choice, require_integer
 
 _OPS = ("sum", "average", "min", "max")
 
-# Dtypes that neither TensorFlow nor Horovod sums, and the dtype that carries each.
-_CARRIED_AS = {
-    tf.bfloat16: tf.float32,
-    tf.bool: tf.int32,
-    tf.int8: tf.int32,
-    tf.int16: tf.int32,
-    tf.uint8: tf.int32,
-    tf.uint16: tf.int32,
-    tf.uint32: tf.int64,
-    tf.uint64: tf.int64,
-}
+# Dtypes that TensorFlow and Horovod both sum.
 _CARRIED = {tf.float16, tf.float32, tf.float64, tf.int32, tf.int64}
 
 
@@ -253,8 +244,8 @@ def _tensor(value: Any) -> tf.Tensor:
             explain("`tensor` must be a dense tensor of one replica, or convertible to one.", received=f"a {kind}")
         )
     tensor = tf.convert_to_tensor(value)
-    if tensor.dtype not in _CARRIED and tensor.dtype not in _CARRIED_AS:
-        names = ", ".join(sorted(d.name for d in {*_CARRIED, *_CARRIED_AS}))
+    if tensor.dtype not in _CARRIED and tensor.dtype not in CARRIERS:
+        names = ", ".join(sorted(d.name for d in {*_CARRIED, *CARRIERS}))
         raise OptionError(
             explain(
                 "`tensor` must have a dtype that collectives can send.",
@@ -268,7 +259,7 @@ def _tensor(value: Any) -> tf.Tensor:
 
 
 def _carried(tensor: tf.Tensor) -> tf.Tensor:
-    return tf.cast(tensor, _CARRIED_AS.get(tensor.dtype, tensor.dtype))
+    return tf.cast(tensor, CARRIERS.get(tensor.dtype, tensor.dtype))
 
 
 def _divided(total: tf.Tensor, size: int) -> tf.Tensor:

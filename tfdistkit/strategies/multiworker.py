@@ -9,8 +9,9 @@ import tensorflow as tf
 
 from tfdistkit.cluster.environments.mpi_addresses import exchange_addresses
 from tfdistkit.cluster.own_address import check_own_address
-from tfdistkit.cluster.rendezvous.exchange import exchange_facts
+from tfdistkit.cluster.rendezvous.exchange import DEFAULT_TIMEOUT_S, exchange_facts
 from tfdistkit.cluster.spec import TRAINING_ROLES, ClusterSpec
+from tfdistkit.collectives.carriers import carriers_for
 from tfdistkit.errors import ClusterConfigError, OptionError, RendezvousError, explain
 from tfdistkit.keras_adapter import private_api
 from tfdistkit.strategies import keras_patches
@@ -25,14 +26,7 @@ from tfdistkit.validation import require_bool, require_choice, require_positive
 _COMMUNICATION = ("auto", "ring", "nccl")
 
 # Dtypes that TensorFlow's broadcast cannot send, and the dtype that carries each.
-_SENT_AS = {
-    tf.bfloat16: tf.float32,
-    **dict.fromkeys((tf.int8, tf.int16, tf.uint8, tf.uint16), tf.int32),
-    **dict.fromkeys((tf.uint32, tf.uint64), tf.int64),
-}
-
-# Long enough for a scheduler that starts the hosts of a job one after the other, short enough to waste no paid hours.
-_TIMEOUT_S = 300.0
+_SENT_AS = carriers_for(lambda dtype: dtype != tf.bool)
 
 
 # Eager sums of a shape before a function is traced for it. Tracing takes longer than a few eager sums, each of which
@@ -94,7 +88,7 @@ class MultiWorkerStrategy(AgreedShuffling, KerasStrategyMixin, tf.distribute.Mul
 
 
 def build(
-    cluster: ClusterSpec, *, communication: str = "auto", timeout_s: float = _TIMEOUT_S, check_data: bool = True
+    cluster: ClusterSpec, *, communication: str = "auto", timeout_s: float = DEFAULT_TIMEOUT_S, check_data: bool = True
 ) -> MultiWorkerStrategy:
     """Makes the strategy `multiworker`. A single worker does not wait.
 
@@ -128,7 +122,7 @@ def build_as(
     cluster: ClusterSpec,
     *,
     communication: str = "auto",
-    timeout_s: float = _TIMEOUT_S,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
     check_data: bool = True,
 ) -> MultiWorkerStrategy:
     """Makes a variant of the strategy `multiworker`, as `build` makes the strategy itself.

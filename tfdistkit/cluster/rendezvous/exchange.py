@@ -21,6 +21,10 @@ from tfdistkit.cluster.spec import ClusterSpec
 from tfdistkit.errors import ClusterConfigError, OptionError, explain
 from tfdistkit.validation import require_positive
 
+# Default of all strategies. Long enough for a scheduler that starts the hosts of a job one after the other, short enough
+# to waste no paid hours.
+DEFAULT_TIMEOUT_S = 300.0
+
 
 @dataclass(frozen=True)
 class Rendezvous:

@@ -13,7 +13,7 @@ from tfdistkit import env
 from tfdistkit.cluster.addresses import host_key, is_on_loopback, split_address
 from tfdistkit.cluster.environments import horovod, mpi
 from tfdistkit.cluster.own_address import check_own_address
-from tfdistkit.cluster.rendezvous.exchange import exchange_facts
+from tfdistkit.cluster.rendezvous.exchange import DEFAULT_TIMEOUT_S, exchange_facts
 from tfdistkit.cluster.rendezvous.gloo_store import GlooStore
 from tfdistkit.cluster.routes import interface_of, own_ip_towards
 from tfdistkit.cluster.spec import ClusterSpec
@@ -23,8 +23,6 @@ from tfdistkit.strategies.consistency.versions import facts
 # Any of these tells Horovod's MPI its world: set by mpirun, `srun --mpi=pmix` or `srun --mpi=pmi2`.
 _MPI_WORLD = (mpi.OPEN_MPI.rank, "PMIX_RANK", "PMI_RANK")
 
-# As for `multiworker`: a scheduler may start the hosts of a job one after the other.
-_RENDEZVOUS_S = 300.0
 # Facts of rank 0 only: the port and the secret of its store.
 _STORE_PORT_FACT = "gloo_store_port"
 _STORE_SECRET_FACT = "gloo_store_secret"
@@ -53,7 +51,7 @@ def run_rendezvous(cluster: ClusterSpec) -> None:
         _stores.append(GlooStore(cluster.world_size, host=_store_host(cluster)))
         own_facts[_STORE_PORT_FACT] = _stores[-1].address[1]
         own_facts[_STORE_SECRET_FACT] = _stores[-1].secret
-    facts_of_first = exchange_facts(cluster, own_facts, _RENDEZVOUS_S).facts[0]
+    facts_of_first = exchange_facts(cluster, own_facts, DEFAULT_TIMEOUT_S).facts[0]
     store = int(facts_of_first[_STORE_PORT_FACT]), str(facts_of_first[_STORE_SECRET_FACT])
     for name, value in _variables(cluster, *store).items():
         env.put(name, value)

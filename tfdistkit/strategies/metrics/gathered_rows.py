@@ -11,20 +11,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdistkit.collectives.carriers import carriers_for
 from tfdistkit.errors import UnsupportedError, explain
 from tfdistkit.strategies.sync import collective_keys
 from tfdistkit.strategies.sync import step as steps
 
 # Dtypes without 32 or 64 bits, and the dtype that carries each without loss.
-_CARRIED_AS = {
-    tf.bfloat16: tf.float32,
-    tf.float16: tf.float32,
-    tf.bool: tf.int32,
-    tf.int8: tf.int32,
-    tf.int16: tf.int32,
-    tf.uint8: tf.int32,
-    tf.uint16: tf.int32,
-}
+_CARRIED_AS = {**carriers_for(lambda dtype: dtype.size < 4), tf.float16: tf.float32}
 
 # Vectors of other lengths are padded to the next of these.
 _SIZES = [1 << n for n in range(6, 31)]

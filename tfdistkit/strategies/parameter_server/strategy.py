@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfdistkit import env
 from tfdistkit.cluster.liveness import Sign, Watch, wait_for
 from tfdistkit.cluster.own_address import check_own_address
+from tfdistkit.cluster.rendezvous.exchange import DEFAULT_TIMEOUT_S
 from tfdistkit.cluster.spec import ClusterSpec
 from tfdistkit.errors import ClusterConfigError, OptionError, RendezvousError, UnsupportedError, explain
 from tfdistkit.keras_adapter import private_api
@@ -26,8 +27,6 @@ from tfdistkit.strategies.parameter_server.worker_datasets import WorkerDataset,
 from tfdistkit.strategies.sync.replica import ReplicaMixin
 from tfdistkit.validation import require_integer, require_positive
 
-# As for `multiworker`: long enough for a scheduler that starts hosts one after the other.
-_TIMEOUT_S = 300.0
 # Seconds without a sign of life after which a task counts as lost. TensorFlow has no such timeout.
 _HEARTBEAT_TIMEOUT_S = 20.0
 # Enough to keep a worker busy, few enough to limit the steps that are lost with a worker.
@@ -217,7 +216,7 @@ def build(
     *,
     variable_partitioner: Any = None,
     max_inflight_per_worker: int = _INFLIGHT_PER_WORKER,
-    timeout_s: float = _TIMEOUT_S,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
     heartbeat_timeout_s: float = _HEARTBEAT_TIMEOUT_S,
     synchronous: bool = False,
 ) -> ParameterServerStrategy:

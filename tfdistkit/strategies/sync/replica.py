@@ -14,22 +14,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdistkit.collectives.carriers import CARRIERS
 from tfdistkit.keras_adapter import private_api
 from tfdistkit.strategies.sync import batch_sharding, placeholder_rows, step
 from tfdistkit.strategies.sync.replica_deadlocks import sum_without_deadlock
 from tfdistkit.strategies.variables import as_own_variable
-
-# Dtypes that TensorFlow's all-gather cannot send, and the dtype that carries each. Strings have none.
-_GATHER_AS = {
-    tf.bfloat16: tf.float32,
-    tf.bool: tf.int32,
-    tf.int8: tf.int32,
-    tf.int16: tf.int32,
-    tf.uint8: tf.int32,
-    tf.uint16: tf.int32,
-    tf.uint32: tf.int64,
-    tf.uint64: tf.int64,
-}
 
 
 class ReplicaMixin:
@@ -175,7 +164,7 @@ class ReplicaMixin:
     def _gather_to_implementation(self, value: Any, destinations: Any, axis: int, options: Any) -> Any:
         local = self._container_strategy().experimental_local_results(value)
         dtype = local[0].dtype
-        carrier = _GATHER_AS.get(dtype)
+        carrier = CARRIERS.get(dtype)
         gather = super()._gather_to_implementation
         if carrier is None:
             return gather(value, destinations, axis, options)
