@@ -21,7 +21,7 @@ from tfdistkit.cluster.spec import ClusterSpec
 from tfdistkit.errors import ClusterConfigError, OptionError, explain
 from tfdistkit.validation import require_positive
 
-# Default of all strategies. Long enough for a scheduler that starts the hosts of a job one after the other, short enough
+# Default of all strategies: long enough for a scheduler that starts the hosts of a job one by one, short enough
 # to waste no paid hours.
 DEFAULT_TIMEOUT_S = 300.0
 
