@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -193,8 +194,18 @@ def containers(part: Any) -> Iterator[dict[str, Any]]:
         NASTY,
     ],
 )
-def test_yaml_round_trip(value: object) -> None:
+@pytest.mark.parametrize("has_yaml", [True, False])
+def test_yaml_round_trip(monkeypatch: pytest.MonkeyPatch, value: object, has_yaml: bool) -> None:
+    if not has_yaml:
+        monkeypatch.setitem(sys.modules, "yaml", None)
     assert yaml.safe_load(to_yaml(value)) == value
+
+
+def test_yaml_is_what_kubernetes_reads_and_people_write() -> None:
+    same = ["a"]
+    text = to_yaml({"args": ["y", "N", "yes", "on", "1e3", "x"], "one": same, "two": same})
+    lines = ["args:", "  - 'y'", "  - 'N'", "  - 'yes'", "  - 'on'", "  - '1e3'", "  - x"]
+    assert text.splitlines() == [*lines, "one:", "  - a", "two:", "  - a"]
 
 
 PODS = (

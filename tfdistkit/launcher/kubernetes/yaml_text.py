@@ -1,13 +1,16 @@
-"""Plain data as YAML, in the form that people write: enough for what Kubernetes reads."""
+"""Plain data as a YAML document: by PyYAML where it is installed, else as JSON, which YAML includes."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping, Sequence
+from typing import Any
 
-# A string that no version of YAML takes for anything else, besides the words below.
-_PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")
-_WORDS = frozenset(("true", "false", "null", "yes", "no", "on", "off", "y", "n"))
+# Strings that no version of YAML takes for anything else; PyYAML leaves numbers such as 1e3 and the boolean y of
+# Kubernetes's YAML without quotes.
+_PLAIN = re.compile(r"(?![yYnN]$)[A-Za-z_/][A-Za-z0-9_./-]*")
+# Characters that JSON leaves as they are, and YAML takes for the end of a line, or does not take.
+_ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ufeff]")
 
 
 def to_yaml(value: object) -> str:
@@ -19,44 +22,24 @@ def to_yaml(value: object) -> str:
     Returns:
         The document, which ends in a newline.
     """
-    return "\n".join(_lines(value)) + "\n"
+    try:
+        import yaml
+    except ImportError:
+        document = json.dumps(value, indent=2, ensure_ascii=False)
+        return _ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", document) + "\n"
 
+    class Dumper(yaml.SafeDumper):
+        """Writes lists as people do: indented under their name. No anchors, which few know."""
 
-def _lines(value: object) -> list[str]:
-    if isinstance(value, Mapping) and value:
-        return [line for name, part in value.items() for line in _member(f"{_scalar(name)}:", part)]
-    if isinstance(value, Sequence) and not isinstance(value, str) and value:
-        return [line for part in value for line in _item(part)]
-    return [_scalar(value)]
+        def increase_indent(self, flow: bool = False, indentless: bool = False) -> Any:
+            return super().increase_indent(flow, False)
 
+        def ignore_aliases(self, data: object) -> bool:
+            return True
 
-def _member(name: str, part: object) -> list[str]:
-    lines = _lines(part)
-    if not isinstance(part, (Mapping, Sequence)) or isinstance(part, str) or not part:
-        return [f"{name} {lines[0]}"]
-    return [name, *(f"  {line}" for line in lines)]
+    def text(dumper: Any, one: str) -> Any:
+        style = None if _PLAIN.fullmatch(one) else "'"
+        return dumper.represent_scalar("tag:yaml.org,2002:str", one, style=style)
 
-
-def _item(part: object) -> list[str]:
-    first, *rest = _lines(part)
-    return [f"- {first}", *(f"  {line}" for line in rest)]
-
-
-def _scalar(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int):
-        return str(value)
-    if isinstance(value, str):
-        return value if _PLAIN.fullmatch(value) and value.lower() not in _WORDS else _quoted(value)
-    if value in ({}, [], ()):
-        return "{}" if isinstance(value, Mapping) else "[]"
-    raise TypeError(f"{type(value).__name__} has no place in a manifest")
-
-
-def _quoted(text: str) -> str:
-    """Between single quotes everything is itself; between double ones a backslash escapes, and can give a number."""
-    if text.isprintable() and "'" not in text:
-        return f"'{text}'"
-    known = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t"}
-    return '"' + "".join(known.get(one) or (one if one.isprintable() else f"\\U{ord(one):08x}") for one in text) + '"'
+    Dumper.add_representer(str, text)
+    return str(yaml.dump(value, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=2**16))
