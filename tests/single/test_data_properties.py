@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tfdistkit.data import from_arrays, from_files, per_replica_batch_size, shard
+from tfdistkit.data.shuffle_order import index_keys, shuffled_index
 from tfdistkit.data.writing.dataset_index import serialize_row
 from tfdistkit.data.writing.sources import Source
 from tfdistkit.data.writing.writer import write_shards
@@ -142,6 +143,14 @@ def test_arrays_have_one_order_for_any_number_of_workers(size: int, workers: int
     assert [interleaved([numbers(part) for part in parts]) for _ in range(2)] == epochs
     assert all(sorted(epoch) == list(range(size)) for epoch in epochs)
     assert size < 9 or epochs[0] != epochs[1]
+
+
+def test_seeds_make_distinct_orders_of_few_elements() -> None:
+    """TensorFlow's index shuffle alone has 256 orders of up to 65,536 elements, so that epochs repeat them."""
+    keys = [index_keys(seed, 0) for seed in range(400)]
+    positions = tf.range(12, dtype=tf.int64)
+    orders = [tuple(int(shuffled_index(position, key, 12)) for position in positions) for key in keys]
+    assert len(set(orders)) == len(orders) and all(sorted(order) == list(range(12)) for order in orders)
 
 
 @some(10)

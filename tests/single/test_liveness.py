@@ -142,13 +142,13 @@ def serving(monkeypatch: pytest.MonkeyPatch) -> object:
 
     for name, seconds in {"_GRACE_S": 2.0, "_GRACE_UNDER_LAUNCHER_S": 0.1, "_SILENT_GRACE_S": 3.0}.items():
         monkeypatch.setattr(serving, name, seconds)
-    monkeypatch.setattr(serving, "_EVERY_S", 0.05)
-    monkeypatch.setattr(serving, "_LOOK_S", 0.5)
+    monkeypatch.setattr(serving, "_POLL_EVERY_S", 0.05)
+    monkeypatch.setattr(serving, "_PROBE_TIMEOUT_S", 0.5)
     return serving
 
 
 def watch_in_thread(serving: Any, address: str) -> threading.Thread:
-    arguments = (address, SOON_S, "ps 0", serving._ToldToEnd())
+    arguments = (address, SOON_S, "ps 0", serving._EndSignals())
     thread = threading.Thread(target=serving._watch, args=arguments, daemon=True)
     thread.start()
     time.sleep(0.5)
@@ -199,7 +199,7 @@ def test_a_server_whose_coordinator_never_comes_says_so(serving: object) -> None
     with listening(None) as stopped:
         for address, seen in ((nowhere(), "nothing listens there"), (stopped, "does not answer")):
             with pytest.raises(RendezvousError, match=rf"within 1 seconds(.|\n)*{seen}(.|\n)*ps 0 waited for it"):
-                serving._watch(address, 1, "ps 0", serving._ToldToEnd())  # type: ignore
+                serving._watch(address, 1, "ps 0", serving._EndSignals())  # type: ignore
 
 
 @pytest.mark.tensorflow
@@ -210,7 +210,7 @@ def test_a_server_that_is_told_to_end_outlives_the_coordinator(serving: Any, mon
     monkeypatch.setattr(serving, "_GRACE_S", 1000.0)
 
     def told_while_it_lives(lives_s: float) -> float:
-        told = serving._ToldToEnd()
+        told = serving._EndSignals()
         with listening(answer) as address:
             arguments = (address, SOON_S, "ps 0", told)
             thread = threading.Thread(target=serving._watch, args=arguments, daemon=True)
@@ -226,7 +226,7 @@ def test_a_server_that_is_told_to_end_outlives_the_coordinator(serving: Any, mon
     assert told_while_it_lives(1.0) >= 1.0 and not killed, "it ends well, after the coordinator"
     monkeypatch.setattr(serving, "_BACKUP_GRACE_S", 0.5)
     assert told_while_it_lives(SOON_S) < SOON_S and killed == [signal.SIGUSR1]
-    told = serving._ToldToEnd()
+    told = serving._EndSignals()
     told.take(signal.SIGTERM, None)
     serving._watch(nowhere(), 60, "ps 0", told)  # Nobody needs it.
     assert killed == [signal.SIGUSR1, signal.SIGTERM]

@@ -16,6 +16,11 @@ from tfdistkit.validation import require_integer
 
 # Not 0: TensorFlow takes the pair (0, 0) for "no seed".
 _SECOND_SEED = 1
+
+# The index shuffle of TensorFlow uses 8 bits of each of 3 keys for up to 65,536 elements. Two passes have 2**48 orders,
+# where one pass with one random key has 256. Four rounds are TensorFlow's own default.
+_PASSES = 2
+_ROUNDS = 4
 _LARGEST_SEED = 2**31 - 1
 
 
@@ -62,6 +67,31 @@ def epoch_seeds(seed: int, stream: int = 0) -> tf.data.Dataset:
         output_shapes=[[]],
     )
     return tf.data.experimental.from_variant(variant, tf.TensorSpec([], tf.int64)).take(1)
+
+
+def index_keys(epoch_seed: Any, stream: Any) -> tf.Tensor:
+    """Returns the keys of `shuffled_index`, for one epoch.
+
+    Args:
+        epoch_seed: A scalar int64 tensor.
+        stream: A number or a scalar int64 tensor; different streams give different orders.
+    """
+    seed = tf.stack([tf.cast(epoch_seed, tf.int64), tf.cast(stream, tf.int64)])
+    return tf.random.stateless_uniform([_PASSES, 3], seed, minval=None, maxval=None, dtype=tf.int32)
+
+
+def shuffled_index(index: Any, keys: tf.Tensor, count: int) -> Any:
+    """Returns the element at a position of a shuffle order, without making the order.
+
+    Args:
+        index: The position, an int64 tensor from 0 to `count - 1`.
+        keys: What `index_keys` returned.
+        count: The number of elements.
+    """
+    last = tf.constant(count - 1, tf.int64)
+    for key in tf.unstack(keys):
+        index = tf.raw_ops.RandomIndexShuffle(index=index, seed=key, max_index=last, rounds=_ROUNDS)
+    return index
 
 
 def shuffled(

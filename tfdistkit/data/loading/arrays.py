@@ -10,7 +10,7 @@ from tfdistkit.data.dataset_metadata import ONE_ORDER, PADDED, marked, seed_mark
 from tfdistkit.data.padding import require_weights_fit, with_weight
 from tfdistkit.data.rank_agreement import agreed
 from tfdistkit.data.shard_spec import find_shard, require_even_steps, uneven
-from tfdistkit.data.shuffle_order import agree_on_seed, epoch_seeds
+from tfdistkit.data.shuffle_order import agree_on_seed, epoch_seeds, index_keys, shuffled_index
 from tfdistkit.errors import OptionError, explain
 from tfdistkit.validation import require_choice
 
@@ -84,17 +84,22 @@ def _in_order(
     if is_padded:
         require_weights_fit(tf.nest.map_structure(tf.type_spec_from_value, tensors))
 
-    def row(position: Any, epoch_seed: Any) -> Any:
+    def row(position: Any, keys: Any) -> Any:
         index = position % rows if is_padded else position
-        if epoch_seed is not None:
-            index = tf.random.experimental.index_shuffle(index, tf.stack([epoch_seed, stream]), rows - 1)
+        if keys is not None:
+            index = shuffled_index(index, keys, rows)
         taken = tf.nest.map_structure(lambda tensor: _row(tensor, index), tensors)
         return with_weight(taken, position >= rows) if is_padded else taken
 
     indices = tf.data.Dataset.range(positions.start, positions.stop, positions.step)
     if seed is None:
         return indices.map(lambda position: row(position, None))
-    shuffled = epoch_seeds(seed, stream).flat_map(lambda epoch: indices.map(lambda position: row(position, epoch)))
+
+    def epoch(epoch_seed: tf.Tensor) -> tf.data.Dataset:
+        keys = index_keys(epoch_seed, stream)
+        return indices.map(lambda position: row(position, keys))
+
+    shuffled = epoch_seeds(seed, stream).flat_map(epoch)
     return shuffled.apply(tf.data.experimental.assert_cardinality(len(positions)))
 
 
