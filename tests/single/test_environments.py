@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from fake_entry_points import EntryPoint
 
 from tfdistkit import env
 from tfdistkit.cli.run.options import parse
@@ -12,18 +13,6 @@ from tfdistkit.cluster import ClusterSpec, TaskSpec, detect_cluster
 from tfdistkit.cluster.environments import registry
 from tfdistkit.cluster.environments.registry import Environment
 from tfdistkit.errors import ClusterConfigError
-
-
-class EntryPoint:
-    name, value = "cobalt", "package.module:ENVIRONMENT"
-
-    def __init__(self, loaded: object):
-        self._loaded = loaded
-
-    def load(self) -> object:
-        if isinstance(self._loaded, Exception):
-            raise self._loaded
-        return self._loaded
 
 
 def read_cobalt() -> ClusterSpec | None:
@@ -36,7 +25,7 @@ def read_cobalt() -> ClusterSpec | None:
 @pytest.fixture
 def cobalt(monkeypatch: pytest.MonkeyPatch) -> None:
     own = Environment("cobalt", ("COBALT_RANK", "COBALT_NODES"), read_cobalt)
-    monkeypatch.setattr(registry, "_entry_points", lambda: (EntryPoint(own),))
+    monkeypatch.setattr(registry, "entry_points", lambda _: (EntryPoint("cobalt", own),))
     monkeypatch.setenv("COBALT_RANK", "1")
     monkeypatch.setenv("COBALT_NODES", "a:1,b:2")
 
@@ -67,7 +56,7 @@ def test_it_has_to_agree_with_the_built_in_ones(monkeypatch: pytest.MonkeyPatch)
     ],
 )
 def test_entry_points_that_are_wrong(monkeypatch: pytest.MonkeyPatch, loaded: object, message: str) -> None:
-    monkeypatch.setattr(registry, "_entry_points", lambda: (EntryPoint(loaded),))
+    monkeypatch.setattr(registry, "entry_points", lambda _: (EntryPoint("cobalt", loaded),))
     with pytest.raises(ClusterConfigError, match=message):
         detect_cluster()
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fake_entry_points import EntryPoint
 
 from tfdistkit import env
 from tfdistkit.cluster import ClusterSpec
@@ -93,34 +94,22 @@ def test_an_unknown_backend() -> None:
         JobSpec(1, ("train.py",), Path("/logs"), backend="mpirun")
 
 
-class _EntryPoint:
-    name, value = "of others", "package.module:ROW"
-
-    def __init__(self, loaded: object):
-        self._loaded = loaded
-
-    def load(self) -> object:
-        if isinstance(self._loaded, Exception):
-            raise self._loaded
-        return self._loaded
-
-
 @pytest.mark.parametrize(
     ("loaded", "message"),
     [
-        (ImportError("no package"), "cannot be loaded: ImportError: no package.\nMend or remove .*package.module:ROW"),
-        (dict(launcher="x"), "must be a tfdistkit.launcher.registry.BackendRow. Received: package.module:ROW, a dict"),
+        (ImportError("no package"), "cannot be loaded: ImportError: no package.\nMend or remove .*package.module:NAME"),
+        (dict(launcher="x"), "must be a tfdistkit.launcher.registry.BackendRow. Received: package.module:NAME, a dict"),
     ],
 )
 def test_entry_points_that_are_wrong(monkeypatch: pytest.MonkeyPatch, loaded: object, message: str) -> None:
-    monkeypatch.setattr(registry, "_entry_points", lambda: (_EntryPoint(loaded),))
+    monkeypatch.setattr(registry, "entry_points", lambda _: (EntryPoint("of others", loaded),))
     with pytest.raises(OptionError, match=message):
         JobSpec(1, ("train.py",), Path("/logs"), backend="of others")
 
 
 def test_a_backend_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
     row = BackendRow("collections:OrderedDict", lambda cluster: {"MY_RANK": str(cluster.rank)})
-    monkeypatch.setattr(registry, "_entry_points", lambda: (_EntryPoint(row),))
+    monkeypatch.setattr(registry, "entry_points", lambda _: (EntryPoint("of others", row),))
     assert registry.names() == ["local", "horovod", "mpi", "of others"]
     assert [one.env["MY_RANK"] for one in plan("of others")] == ["0", "1", "2"]
     with pytest.raises(OptionError, match="'of others', which has no parameter servers"):

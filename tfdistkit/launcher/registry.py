@@ -6,13 +6,12 @@ docs/extending.md.
 
 from __future__ import annotations
 
-import functools
 import importlib
-import importlib.metadata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tfdistkit.entry_points import entry_points, load
 from tfdistkit.errors import OptionError, explain, nearest
 from tfdistkit.launcher import rank_variables
 
@@ -88,7 +87,7 @@ _BUILT_IN: Mapping[str, BackendRow] = {
 
 def names() -> list[str]:
     """Returns the names of all backends, tfdistkit's own first. Loads none of them."""
-    return list(dict.fromkeys([*_BUILT_IN, *(entry.name for entry in _entry_points())]))
+    return list(dict.fromkeys([*_BUILT_IN, *(entry.name for entry in entry_points(ENTRY_POINT_GROUP))]))
 
 
 def row_of(name: str) -> BackendRow:
@@ -102,9 +101,9 @@ def row_of(name: str) -> BackendRow:
     """
     if name in _BUILT_IN:
         return _BUILT_IN[name]
-    for entry in _entry_points():
+    for entry in entry_points(ENTRY_POINT_GROUP):
         if entry.name == name:
-            return _loaded(entry)
+            return load(entry, BackendRow, OptionError)
     what = f"`backend` must be one of: {', '.join(names())}.{nearest(str(name), names())}"
     raise OptionError(explain(what, received=f"backend={name!r}"))
 
@@ -129,21 +128,3 @@ def load_backend(name: str, job_id: str, size: int, mpi_args: tuple[str, ...] = 
     more = (mpi_args,) if mpi_args else ()
     backend: Backend = row_of(name).load()(job_id, size, *more)
     return backend
-
-
-@functools.cache
-def _entry_points() -> tuple[importlib.metadata.EntryPoint, ...]:
-    return tuple(importlib.metadata.entry_points(group=ENTRY_POINT_GROUP))
-
-
-def _loaded(entry: importlib.metadata.EntryPoint) -> BackendRow:
-    try:
-        row = entry.load()
-    except Exception as error:
-        what = f"The backend {entry.name!r} cannot be loaded: {type(error).__name__}: {error}."
-        do = f"Mend or remove the package that registers it ({entry.value})."
-        raise OptionError(explain(what, do=do)) from error
-    if not isinstance(row, BackendRow):
-        what = f"The entry point {entry.name!r} of {ENTRY_POINT_GROUP} must be a {__name__}.BackendRow."
-        raise OptionError(explain(what, received=f"{entry.value}, a {type(row).__name__}"))
-    return row

@@ -5,15 +5,14 @@ A package adds one by an entry point, `tfdistkit.environments = <name> = <module
 
 from __future__ import annotations
 
-import functools
-import importlib.metadata
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from tfdistkit.cluster.environments import horovod, launcher, mpi, sge, slurm
 from tfdistkit.cluster.environments.host_list import HostSlots
 from tfdistkit.cluster.spec import ClusterSpec
-from tfdistkit.errors import ClusterConfigError, explain
+from tfdistkit.entry_points import entry_points, load
+from tfdistkit.errors import ClusterConfigError
 
 ENTRY_POINT_GROUP = "tfdistkit.environments"
 
@@ -56,7 +55,8 @@ def environments() -> tuple[Environment, ...]:
     Raises:
         ClusterConfigError: if the entry point of a package cannot be loaded, or is no Environment.
     """
-    return (*_BUILT_IN, *map(_loaded, _entry_points()))
+    added = (load(entry, Environment, ClusterConfigError) for entry in entry_points(ENTRY_POINT_GROUP))
+    return (*_BUILT_IN, *added)
 
 
 def allocated_hosts() -> tuple[HostSlots, ...] | None:
@@ -67,21 +67,3 @@ def allocated_hosts() -> tuple[HostSlots, ...] | None:
     """
     lists = (one.hosts() for one in environments() if one.hosts is not None)
     return next((hosts for hosts in lists if hosts is not None), None)
-
-
-@functools.cache
-def _entry_points() -> tuple[importlib.metadata.EntryPoint, ...]:
-    return tuple(importlib.metadata.entry_points(group=ENTRY_POINT_GROUP))
-
-
-def _loaded(entry: importlib.metadata.EntryPoint) -> Environment:
-    try:
-        loaded = entry.load()
-    except Exception as error:
-        what = f"The environment {entry.name!r} cannot be loaded: {type(error).__name__}: {error}."
-        do = f"Mend or remove the package that registers it ({entry.value})."
-        raise ClusterConfigError(explain(what, do=do)) from error
-    if not isinstance(loaded, Environment):
-        what = f"The entry point {entry.name!r} of {ENTRY_POINT_GROUP} must be a {__name__}.Environment."
-        raise ClusterConfigError(explain(what, received=f"{entry.value}, a {type(loaded).__name__}"))
-    return loaded

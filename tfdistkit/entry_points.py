@@ -1,0 +1,44 @@
+"""What other packages register with tfdistkit by entry points."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+from typing import TypeVar
+
+from tfdistkit.errors import TfdistkitError, explain
+
+Kind = TypeVar("Kind")
+
+
+@functools.cache
+def entry_points(group: str) -> tuple[importlib.metadata.EntryPoint, ...]:
+    """Returns the entry points of a group, without loading them.
+
+    Args:
+        group: Such as `tfdistkit.backends`.
+    """
+    return tuple(importlib.metadata.entry_points(group=group))
+
+
+def load(entry: importlib.metadata.EntryPoint, kind: type[Kind], error_class: type[TfdistkitError]) -> Kind:
+    """Loads an entry point.
+
+    Args:
+        entry: One of `entry_points`.
+        kind: The class of which it must be an instance.
+        error_class: The class of the error.
+
+    Raises:
+        TfdistkitError: of `error_class`, if it cannot be loaded, or is something else; names its package.
+    """
+    try:
+        loaded = entry.load()
+    except Exception as error:
+        what = f"The entry point {entry.name!r} cannot be loaded: {type(error).__name__}: {error}."
+        do = f"Mend or remove the package that registers it ({entry.value})."
+        raise error_class(explain(what, do=do)) from error
+    if not isinstance(loaded, kind):
+        what = f"The entry point {entry.name!r} must be a {kind.__module__}.{kind.__qualname__}."
+        raise error_class(explain(what, received=f"{entry.value}, a {type(loaded).__name__}"))
+    return loaded
