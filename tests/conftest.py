@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 from pathlib import Path
 from typing import NoReturn
 
@@ -22,6 +23,11 @@ _KEPT = (_REQUIRED, env.CACHE_DIR)
 
 # Why something of it was skipped, for one line at the end.
 _reasons: list[str] = []
+
+# This process, and those that tests start, load TensorFlow faster.
+_STARTUP = Path(__file__).with_name("startup")
+runpy.run_path(str(_STARTUP / "sitecustomize.py"))
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_STARTUP), os.environ.get("PYTHONPATH")]))
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -17,15 +17,19 @@ from rank_jobs import ENGINES, engine_options
 pytestmark = pytest.mark.tensorflow
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
+STARTUP = pathlib.Path(__file__).parents[1] / "startup"
 PLAIN = [sys.executable]
 TWO_WORKERS = [sys.executable, "-m", "tfdistkit", "run", "-np", "2", "--timeout", "150"]
 FLAGS = {"digits.py": ["--epochs=3", "--seed=1"], "char_lm.py": ["--epochs=2", "--sequences=600", "--batch_size=50"]}
 
 
 def start(*command: object, timeout_s: float = 180, **variables: str) -> str:
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", **variables}
+    # The examples need scikit-learn.
+    path = [entry for entry in environment["PYTHONPATH"].split(os.pathsep) if entry != str(STARTUP)]
     run = subprocess.run(
         [str(word) for word in command],
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1", **variables},
+        env={**environment, "PYTHONPATH": os.pathsep.join(path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -7,11 +7,10 @@ names that are used and not listed. `keras_patches` hooks `SEAMS` by key; everyt
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import inspect
-import re
+import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -490,7 +489,7 @@ def check() -> None:
 
 
 def require_attributes(attributes: Attributes) -> None:
-    """Finds the attributes of a class, in the class or in what its methods set on `self`.
+    """Finds the attributes of a class, in the class or in the code of its methods.
 
     Raises:
         UnsupportedError: if one is not there.
@@ -500,19 +499,34 @@ def require_attributes(attributes: Attributes) -> None:
         owner = functools.reduce(getattr, path.split("."), importlib.import_module(module))
     except (ImportError, AttributeError):
         raise UnsupportedError(_moved(attributes, "it is gone")) from None
-    missing = [name for name in attributes.names if not hasattr(owner, name) and name not in _set_on_self(owner)]
+    missing = [name for name in attributes.names if not hasattr(owner, name) and name not in _named_by_methods(owner)]
     if missing:
         raise UnsupportedError(_moved(attributes, f"it has no {', '.join(missing)}"))
 
 
 @functools.cache
-def _set_on_self(owner: type) -> frozenset[str]:
-    sources = []
-    for one in owner.__mro__:
-        with contextlib.suppress(OSError, TypeError):  # Not written in Python.
-            sources.append(inspect.getsource(one))
-    left_sides = re.findall(r"^ *\(?(self\._[^=\n]*?) *=[^=]", "\n".join(sources), re.MULTILINE)
-    return frozenset(name for one in left_sides for name in re.findall(r"self\.(_\w+)", one))
+def _named_by_methods(owner: type) -> frozenset[str]:
+    """Returns the attribute names in the code of a class: compiled code, for sources take seconds to read."""
+    members = [member for one in owner.__mro__ for member in vars(one).values()]
+    codes = [code for member in members for code in _codes(member)]
+    names: set[str] = set()
+    while codes:
+        code = codes.pop()
+        names.update(code.co_names)
+        codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    return frozenset(names)
+
+
+def _codes(member: Any) -> list[types.CodeType]:
+    """Returns the code of a method or property, and of what its decorators wrap."""
+    parts = (member.fget, member.fset) if isinstance(member, property) else (getattr(member, "__func__", member),)
+    codes = []
+    for part in parts:
+        while part is not None:
+            if isinstance(part, types.FunctionType):
+                codes.append(part.__code__)
+            part = getattr(part, "__wrapped__", None)
+    return codes
 
 
 def hook(key: str, around: Callable[..., Any]) -> None:
