@@ -275,6 +275,10 @@ _BATCHES = (
     yes_or_no("on_batch_1", run="on_batch", rows=65),
     Case("execution_4", compile={"steps_per_execution": 4}, rows=128),
     yes_or_no("execution_3", compile={"steps_per_execution": 3}, rows=103),
+    # IndexedSlices, whose numbers of rows differ between the steps of an execution.
+    yes_or_no(
+        "execution_3_embedding", model=by("embedding"), data="tokens", compile={"steps_per_execution": 3}, rows=103
+    ),
     trained(
         "execution_3_accumulation", compile={"steps_per_execution": 3}, optimizer=adam(gradient_accumulation_steps=2)
     ),

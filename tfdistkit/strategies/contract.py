@@ -17,7 +17,7 @@ from tfdistkit.errors import UnsupportedError, explain
 from tfdistkit.keras_adapter import private_api
 from tfdistkit.keras_adapter.dataset_tuning import without_idle_tuning
 from tfdistkit.strategies.step_clock import StepClock
-from tfdistkit.strategies.sync import batch_sharding, peer_errors, step
+from tfdistkit.strategies.sync import batch_sharding, peer_errors, sparse_gradients, step
 
 
 class KerasStrategyMixin:
@@ -82,9 +82,9 @@ class KerasStrategyMixin:
         Returns:
             The sums, the same on all replicas.
         """
-        own, context = step.current(), tf.distribute.get_replica_context()
+        own = step.current()
         with contextlib.nullcontext() if own is None else own.summing():
-            return context.all_reduce(tf.distribute.ReduceOp.SUM, [_with_a_row(g) for g in gradients])
+            return sparse_gradients.sum_over_replicas(gradients)
 
     def apply_summed(self, gradients: list[Any], apply: Callable[[list[Any]], None]) -> None:
         """Sums the gradients of the replicas and applies them; called in each replica.
@@ -221,18 +221,6 @@ class KerasStrategyMixin:
         if axis == 0 and getattr(value, "shape", None) is not None and tf.TensorShape(value.shape).rank == 0:
             axis = None
         return super().reduce(reduce_op, value, axis)
-
-
-def _with_a_row(value: Any) -> Any:
-    """Gives IndexedSlices without rows one of zeros: TensorFlow crashes when all replicas gather nothing.
-
-    That happens to a table, or a part of one, in which nobody looked anything up in a batch.
-    """
-    if not isinstance(value, tf.IndexedSlices):
-        return value
-    missing = tf.cast(tf.equal(tf.size(value.indices), 0), tf.int32)
-    amounts = [[0, missing], *[[0, 0]] * (value.values.shape.rank - 1)]
-    return tf.IndexedSlices(tf.pad(value.values, amounts), tf.pad(value.indices, amounts[:1]), value.dense_shape)
 
 
 def _split_every_batch(dataset: Any) -> Any:

@@ -19,9 +19,6 @@ from tfdistkit.strategies.sync import step as steps
 # Dtypes without 32 or 64 bits, and the dtype that carries each without loss.
 _CARRIED_AS = {**carriers_for(lambda dtype: dtype.size < 4), tf.float16: tf.float32}
 
-# Vectors of other lengths are padded to the next of these.
-_SIZES = [1 << n for n in range(6, 31)]
-
 
 def has_rows(step: steps.ReplicaStep, tensor: tf.Tensor) -> bool:
     """Returns whether the first dimension of a tensor holds rows of the batch, or tokens, pixels, ... of its rows.
@@ -97,9 +94,9 @@ def _sum_slices(
 
 def _sum_of_any_size(step: steps.ReplicaStep, flat: tf.Tensor) -> tf.Tensor:
     """Sums vectors whose length is the same on all replicas, but may change between iterations of a loop."""
-    sizes, size = tf.constant(_SIZES), tf.size(flat)
-    number = tf.reduce_sum(tf.cast(sizes < size, tf.int32))
-    padded = tf.pad(flat, [[0, sizes[number] - size]])
+    size = tf.size(flat)
+    number, of_all = collective_keys.size_above(size)
+    padded = tf.pad(flat, [[0, of_all - size]])
     with collective_keys.of_size(number):
         return step.sum(padded)[:size]
 

@@ -40,8 +40,17 @@ _KEYS_OF_ONE = 64
 # Keys of collectives whose size is known only at run time: above all others, with one key per size.
 _SIZED = 1 << 30
 _SIZES = 1 << 5
+# Tensors of other sizes are padded to the next of these.
+_PADDED = [1 << n for n in range(6, 31)]
 
 _launching = threading.local()
+
+
+def size_above(size: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the number for `of_size`, and the size to which tensors are padded; scalar int32 tensors."""
+    sizes = tf.constant(_PADDED)
+    number = tf.reduce_sum(tf.cast(sizes < size, tf.int32))
+    return number, sizes[number]
 
 
 @contextlib.contextmanager
