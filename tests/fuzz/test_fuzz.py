@@ -54,7 +54,7 @@ def hunted() -> Iterator[Report]:
 @pytest.mark.parametrize("engine", EXAMPLES)
 def test_programs_come_out_as_in_one_process(hunted: Report, engine: str) -> None:
     failures = [f for f in hunted.failures if f.engine == engine]
-    assert not failures, "\n".join(f"{f.verdict.what}\n  {f.simplest or f.program}" for f in failures)
+    assert not failures, "\n".join(f"{f.verdict.what}\n  {f.simplest or f.program}\n{f.details()}" for f in failures)
     counts = hunted.of(engine)
     judged = sum(counts.values())
     # A fuzzer whose programs are all refused, or differ only by rounding, finds nothing.
