@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,9 +18,9 @@ _SCRIPT = str(Path(__file__).with_name("run_untouched.py"))
 
 
 def _seams() -> Any:
-    from tfdistkit.keras_adapter import private_names
+    from tfdistkit.keras_adapter import private_lookup
 
-    return private_names
+    return private_lookup
 
 
 def test_every_seam_is_where_it_was() -> None:
@@ -74,6 +75,55 @@ def test_an_attribute_that_went_away_is_named() -> None:
     gone = names.Attributes(names.ATTRIBUTES[0].where, ("_num_batches", "_num_lots"), "a test")
     with pytest.raises(names.UnsupportedError, match="TFEpochIterator`: it has no _num_lots. .* for: a test"):
         names.require_attributes(gone)
+
+
+def _canaries() -> Any:
+    from tfdistkit.keras_adapter import canaries
+
+    return canaries
+
+
+@pytest.mark.parametrize(
+    "name",
+    (
+        "an_epoch_ends_with_its_data",
+        "keras_counts_the_batches_of_an_epoch",
+        "fit_makes_one_function_and_calls_it_for_each_step",
+        "gradients_meet_once_and_after_they_were_clipped",
+        "assignments_go_through_one_method",
+        "the_loss_is_a_mean_weighted_by_rows",
+    ),
+)
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+def test_canaries(name: str) -> None:
+    canary = getattr(_canaries(), name)
+    assert canary in _canaries().CANARIES and canary()
+
+
+def test_canaries_leave_no_trace() -> None:
+    import keras
+
+    def names_and_numbers() -> tuple[str, float]:
+        return keras.layers.Dense(1).name, float(keras.random.uniform((), seed=keras.random.SeedGenerator()))
+
+    found = []
+    for canaries in ((), _canaries().CANARIES):
+        keras.utils.clear_session()
+        keras.utils.set_random_seed(5)
+        for canary in canaries:
+            canary()
+        found.append(names_and_numbers())
+    assert found[0] == found[1]
+
+
+def test_another_behaviour_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from keras.src.trainers.epoch_iterator import EpochIterator
+
+    canaries = _canaries()
+    # As in a version that no longer asks the iterator where an epoch ends.
+    monkeypatch.setattr(EpochIterator, "catch_stop_iteration", lambda iterator: contextlib.suppress(StopIteration))
+    with pytest.raises(canaries.UnsupportedError, match="Keras notes how long data of unknown length is"):
+        canaries.check_behaviour()
 
 
 @pytest.fixture(scope="module")

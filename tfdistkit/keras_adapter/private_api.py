@@ -5,15 +5,16 @@ Everything else calls these functions, so that no other file has to know where K
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend import get_keras_mask, set_keras_mask
+from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 from keras.src.backend.common.stateless_scope import get_stateless_scope
 from keras.src.trainers.compile_utils import CompileMetrics, MetricsList
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
@@ -42,7 +43,7 @@ from tensorflow.python.eager import executor as tf_executor
 from tensorflow.python.ops import control_flow_v2_func_graphs as control_flow_graphs
 from tensorflow.python.trackable import base as trackable_base
 
-from tfdistkit.keras_adapter import private_names
+from tfdistkit.keras_adapter import private_lookup
 
 __all__ = [
     "CollectiveAllReduceExtended",
@@ -88,9 +89,25 @@ def let_data_end_epoch(epoch_iterator: Any, dataset: Any) -> None:
     epoch_iterator._distributed_dataset = dataset
     epoch_iterator._num_batches = None
     if epoch_iterator.steps_per_epoch is None:
-        # Running out of data is how such an epoch ends.
-        end = (lambda: iter(epoch_iterator._get_iterator())) if makes_another else (lambda: None)
-        epoch_iterator._interrupted_warning = end
+        _expect_end(epoch_iterator, (lambda: iter(epoch_iterator._get_iterator())) if makes_another else lambda: None)
+
+
+def _expect_end(epoch_iterator: Any, end: Callable[[], Any]) -> None:
+    """Calls a function where an epoch has no more data, in place of Keras's warning: so such an epoch ends."""
+    original = epoch_iterator.catch_stop_iteration
+
+    @contextlib.contextmanager
+    def catch_stop_iteration() -> Iterator[None]:
+        with original():
+            try:
+                yield
+                epoch_iterator.tf_sync()
+            except (StopIteration, tf.errors.OutOfRangeError):
+                end()
+                raise
+
+    epoch_iterator.catch_stop_iteration = catch_stop_iteration
+    epoch_iterator._interrupted_warning = lambda: None
 
 
 def raw_variable(variable: Any) -> Any:
@@ -124,7 +141,7 @@ def let_data_end_every_epoch(epoch_iterator: Any) -> None:
     uncounted = property(lambda _: None, lambda _, __: None)
     epoch_iterator.__class__ = type(f"Uncounted{own.__name__}", (own,), {"_num_batches": uncounted})
     if epoch_iterator.steps_per_epoch is None:
-        epoch_iterator._interrupted_warning = lambda: None  # Running out of data is how such an epoch ends.
+        _expect_end(epoch_iterator, lambda: None)
 
 
 def num_batches_of(epoch_iterator: Any) -> int | None:
@@ -670,7 +687,7 @@ def leave_functions() -> None:
 
     TensorFlow does as much when Python has unloaded its modules; before that, it reports each that it cannot reach.
     """
-    owner, name, _ = private_names.resolve("function_counts")
+    owner, name, _ = private_lookup.resolve("function_counts")
     setattr(owner, name, None)
 
 

@@ -7,17 +7,9 @@ names that are used and not listed. `keras_patches` hooks `SEAMS` by key; everyt
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import importlib
-import inspect
-import types
-from collections.abc import Callable
-from typing import Any, NamedTuple
-
-import keras
-import tensorflow as tf
-
-from tfdistkit.errors import UnsupportedError, explain
+from typing import NamedTuple
 
 
 class Seam(NamedTuple):
@@ -34,8 +26,23 @@ class Seam(NamedTuple):
     why: str
 
 
+def _where(*places: str) -> str:
+    """Returns the first of the places, of newer and older versions, that is there; if none is, the first."""
+    for place in places:
+        module, _, name = place.partition(":")
+        with contextlib.suppress(ImportError):
+            found = importlib.import_module(module)
+            if not name or hasattr(found, name):
+                return place
+    return places[0]
+
+
+# Keras 3.16 renamed `TensorFlowTrainer` to `Trainer`, its base to `BaseTrainer`, and moved operations to `ops`.
 _TRAINER = "keras.src.backend.tensorflow.trainer"
-_MODEL = f"{_TRAINER}:TensorFlowTrainer"
+_MODEL = _where(f"{_TRAINER}:TensorFlowTrainer", f"{_TRAINER}:Trainer")
+_BASE_MODEL = _where("keras.src.trainers.trainer:BaseTrainer", "keras.src.trainers.trainer:Trainer")
+_NUMPY = _where("keras.src.backend.tensorflow.ops.numpy", "keras.src.backend.tensorflow.numpy")
+_CORE = _where("keras.src.backend.tensorflow.ops.core", "keras.src.backend.tensorflow.core")
 _LOSS = "keras.src.losses.loss"
 _VARIABLE = "keras.src.backend.common.variables:Variable"
 _OPTIMIZER = "keras.src.optimizers.base_optimizer:BaseOptimizer"
@@ -61,7 +68,7 @@ SEAMS: dict[str, Seam] = {
     "predict_on_batch": Seam(f"{_MODEL}.predict_on_batch", ("self", "x"), "one prediction for each row"),
     "model_made": Seam(f"{_MODEL}.__init__", ("self",), "the line that made a model in no strategy"),
     "compile": Seam(
-        "keras.src.trainers.trainer:Trainer.compile",
+        f"{_BASE_MODEL}.compile",
         ("self", "optimizer", "metrics", "weighted_metrics"),
         "variables of optimizers and metrics in the scope of the model",
     ),
@@ -131,9 +138,7 @@ SEAMS: dict[str, Seam] = {
         "tensorflow:nn.scale_regularization_loss", ("regularization_loss",), "right in a Keras step, too"
     ),
     "next_seed": Seam("keras.src.random.seed_generator:SeedGenerator.next", ("self", "ordered"), "keras#20611"),
-    "take": Seam(
-        "keras.src.backend.tensorflow.numpy:take", ("x", "indices", "axis"), "a lookup reads rows, not the whole table"
-    ),
+    "take": Seam(f"{_NUMPY}:take", ("x", "indices", "axis"), "a lookup reads rows, not the whole table"),
     "adagrad_step": Seam(
         "keras.src.optimizers.adagrad:Adagrad.update_step",
         ("self", "gradient", "variable", "learning_rate"),
@@ -166,9 +171,7 @@ SEAMS: dict[str, Seam] = {
     "compile_arguments": Seam("keras.src.saving.serialization_lib:SerializableDict", (), "is it of the same losses?"),
     "model_build": Seam(f"{_MODEL}._symbolic_build", ("self", "data_batch"), "a model is built from shapes"),
     "variable_value": Seam(f"{_VARIABLE}.value", (), "no lost updates: Keras's assign_add is assign(self + v)"),
-    "variable_assign": Seam(
-        "keras.src.backend.tensorflow.core:Variable._direct_assign", ("self", "value"), "no lost updates"
-    ),
+    "variable_assign": Seam(f"{_CORE}:Variable._direct_assign", ("self", "value"), "no lost updates"),
     "metric": Seam("keras.src.metrics.metric:Metric.__init__", ("self",), "metrics see the rows of all replicas"),
     "metric_variable": Seam(
         "keras.src.metrics.metric:Metric.add_variable", ("self", "aggregation"), "state that is the same on all"
@@ -178,7 +181,7 @@ SEAMS: dict[str, Seam] = {
     ),
     "metrics_list": Seam("keras.src.trainers.compile_utils:MetricsList", ("metrics",), "metrics that hold metrics"),
     "compile_metrics": Seam("keras.src.trainers.compile_utils:CompileMetrics", ("metrics",), "the same"),
-    "keras_mask": Seam("keras.src.backend:set_keras_mask", ("x", "mask"), "masks of gathered rows"),
+    "keras_mask": Seam("keras.src.backend.common.masking:set_keras_mask", ("x", "mask"), "masks of gathered rows"),
     "variable_autocast": Seam(f"{_VARIABLE}._maybe_autocast", ("self", "value"), "no lost updates"),
     "epoch_end": Seam(f"{_TRAINER}:TFEpochIterator.tf_sync", ("self",), "an epoch ends with its steps"),
     "data_adapter": Seam("keras.src.trainers.data_adapters.data_adapter:DataAdapter", (), "data that workers read"),
@@ -376,9 +379,9 @@ ATTRIBUTES: tuple[Attributes, ...] = (
     Attributes(
         "keras.src.trainers.data_adapters.tf_dataset_adapter:TFDatasetAdapter", ("_dataset",), "the user's dataset"
     ),
-    Attributes("keras.src.trainers.trainer:Trainer", ("_compile_config", "_symbolic_build"), "built as Keras does"),
+    Attributes(_BASE_MODEL, ("_compile_config", "_symbolic_build"), "built as Keras does"),
     Attributes("keras.src.layers.layer:Layer", ("_flatten_layers",), "the layers of a model"),
-    Attributes(f"{_TRAINER}:TensorFlowTrainer", ("_distribute_strategy",), "the strategy of a model"),
+    Attributes(_MODEL, ("_distribute_strategy",), "the strategy of a model"),
     Attributes(_VARIABLE, ("_value", "_maybe_autocast"), "TensorFlow's variable behind Keras's"),
     Attributes("keras.src.metrics.reduction_metrics:MeanMetricWrapper", ("_fn",), "is it Keras's own?"),
     Attributes("keras.src.optimizers.adagrad:Adagrad", ("_accumulators", "_get_variable_index"), "rows of a table"),
@@ -433,113 +436,3 @@ OVERRIDES: tuple[Attributes, ...] = (
     Attributes(_MIRRORED, ("_get_variable_creator_initial_value",), "variables of several devices"),
     Attributes(_VALUES, ("_update_replica", "_update_cross_replica"), "state that replicas agree on without a merge"),
 )  # fmt: skip
-
-
-def resolve(key: str) -> tuple[Any, str, Any]:
-    """Finds what a seam names.
-
-    Args:
-        key: A key of `SEAMS`.
-
-    Returns:
-        The module or class that holds it, its name there, and the thing itself.
-
-    Raises:
-        UnsupportedError: if it is not there, or no longer takes the parameters that we rely on.
-    """
-    seam = SEAMS[key]
-    module, _, path = seam.where.partition(":")
-    *owners, name = path.split(".")
-    try:
-        owner = functools.reduce(getattr, owners, importlib.import_module(module))
-        found = getattr(owner, name)
-    except (ImportError, AttributeError):
-        raise UnsupportedError(_moved(seam, "it is gone")) from None
-    if seam.parameters:
-        has = inspect.signature(found).parameters
-        takes_any = any(p.kind is p.VAR_KEYWORD for p in has.values())
-        missing = [p for p in seam.parameters if p not in has and not takes_any]
-        if missing:
-            raise UnsupportedError(_moved(seam, f"it no longer takes {', '.join(missing)}"))
-        # Hooks pass on by position what they get by position.
-        order = [p for p in has if p in seam.parameters]
-        if order != [p for p in seam.parameters if p in has]:
-            raise UnsupportedError(_moved(seam, f"it takes its parameters in another order: {', '.join(order)}"))
-    return owner, name, found
-
-
-def _moved(seam: Seam | Attributes, how: str) -> str:
-    return explain(
-        f"TensorFlow {tf.__version__} with Keras {keras.__version__} moved `{seam.where}`: {how}. "
-        f"tfdistkit stands on it for: {seam.why}.",
-        do="Install versions that tfdistkit is tested with: see the README.",
-    )
-
-
-def check() -> None:
-    """Finds every private name.
-
-    Raises:
-        UnsupportedError: naming the first that this TensorFlow or Keras moved.
-    """
-    for key in SEAMS:
-        resolve(key)
-    for attributes in (*ATTRIBUTES, *OVERRIDES):
-        require_attributes(attributes)
-
-
-def require_attributes(attributes: Attributes) -> None:
-    """Finds the attributes of a class, in the class or in the code of its methods.
-
-    Raises:
-        UnsupportedError: if one is not there.
-    """
-    module, _, path = attributes.where.partition(":")
-    try:
-        owner = functools.reduce(getattr, path.split("."), importlib.import_module(module))
-    except (ImportError, AttributeError):
-        raise UnsupportedError(_moved(attributes, "it is gone")) from None
-    missing = [name for name in attributes.names if not hasattr(owner, name) and name not in _named_by_methods(owner)]
-    if missing:
-        raise UnsupportedError(_moved(attributes, f"it has no {', '.join(missing)}"))
-
-
-@functools.cache
-def _named_by_methods(owner: type) -> frozenset[str]:
-    """Returns the attribute names in the code of a class: compiled code, for sources take seconds to read."""
-    members = [member for one in owner.__mro__ for member in vars(one).values()]
-    codes = [code for member in members for code in _codes(member)]
-    names: set[str] = set()
-    while codes:
-        code = codes.pop()
-        names.update(code.co_names)
-        codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
-    return frozenset(names)
-
-
-def _codes(member: Any) -> list[types.CodeType]:
-    """Returns the code of a method or property, and of what its decorators wrap."""
-    parts = (member.fget, member.fset) if isinstance(member, property) else (getattr(member, "__func__", member),)
-    codes = []
-    for part in parts:
-        while part is not None:
-            if isinstance(part, types.FunctionType):
-                codes.append(part.__code__)
-            part = getattr(part, "__wrapped__", None)
-    return codes
-
-
-def hook(key: str, around: Callable[..., Any]) -> None:
-    """Replaces what a seam names by `around(original, *args, **kwargs)`."""
-    owner, name, original = resolve(key)
-    if isinstance(original, property):
-        read: Any = original.fget
-        setattr(owner, name, property(lambda of: around(read, of), original.fset, original.fdel, original.__doc__))
-        return
-
-    @functools.wraps(original)
-    @tf.autograph.experimental.do_not_convert
-    def hooked(*args: Any, **kwargs: Any) -> Any:
-        return around(original, *args, **kwargs)
-
-    setattr(owner, name, hooked)

@@ -60,7 +60,7 @@ def make(name: str, options: dict[str, Any]) -> tf.distribute.Strategy:
     cluster = detect_cluster()
     known = _known_name(name)
     _check_servers(known, cluster)
-    require_keras_on_tensorflow()
+    is_tested = require_keras_on_tensorflow()
     if known == "auto":
         known = _choose(cluster)
         options = _options_of_auto(known, options)
@@ -68,6 +68,8 @@ def make(name: str, options: dict[str, Any]) -> tf.distribute.Strategy:
     _check_options(known, build, options)
     _require_no_other_strategy(known, cluster)
     made = build(cluster, **options)
+    if not is_tested:  # After the strategy, which has to be the first to use TensorFlow's devices.
+        importlib.import_module("tfdistkit.keras_adapter.canaries").check_behaviour()
     _offer_collectives(made)
     _remember(known)
     return made

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tfdistkit.collectives.differentiable import weigh_gradients_by
 from tfdistkit.data.rows import rows_error
-from tfdistkit.keras_adapter import data_position, fit, private_api, private_names, table_parts, table_rows
+from tfdistkit.keras_adapter import data_position, fit, private_api, private_lookup, table_parts, table_rows
 from tfdistkit.strategies import model_scope
 from tfdistkit.strategies.consistency.data_comparison import is_compared
 from tfdistkit.strategies.consistency.epoch_comparison import EpochComparison
@@ -44,10 +44,10 @@ def install() -> None:
     Raises:
         UnsupportedError: if this TensorFlow or Keras moved a name that we stand on.
     """
-    private_names.check()
+    private_lookup.check()
     weigh_gradients_by(gradient_scaling.gradient_share)
     for key, around in _HOOKS.items():
-        private_names.hook(key, around)
+        private_lookup.hook(key, around)
     model_scope.install()
 
 

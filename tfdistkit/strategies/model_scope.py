@@ -23,7 +23,7 @@ from tfdistkit import env
 from tfdistkit.cluster.detection import detect_cluster
 from tfdistkit.collectives import registry
 from tfdistkit.errors import UnsupportedError, explain
-from tfdistkit.keras_adapter import private_api, private_names
+from tfdistkit.keras_adapter import private_api, private_lookup
 
 # Frames of these packages are not the user's.
 _PACKAGES = tuple(os.path.dirname(str(module.__file__)) + os.sep for module in (keras, tf, tfdistkit))
@@ -45,16 +45,16 @@ _OF_TENSORFLOW = (
 
 def install() -> None:
     """Hooks the methods that make, compile, train and evaluate a model, around existing hooks."""
-    private_names.hook("model_made", _record_line)
-    private_names.hook("compile", _compile)
-    private_names.hook("strategy_scope", _scope)
-    private_names.hook("apply", _apply)
+    private_lookup.hook("model_made", _record_line)
+    private_lookup.hook("compile", _compile)
+    private_lookup.hook("strategy_scope", _scope)
+    private_lookup.hook("apply", _apply)
     for key in ("fit", "train_on_batch"):
-        private_names.hook(key, functools.partial(_train_or_test, key, True))
+        private_lookup.hook(key, functools.partial(_train_or_test, key, True))
     for key in ("evaluate", "test_on_batch"):
-        private_names.hook(key, functools.partial(_train_or_test, key, False))
+        private_lookup.hook(key, functools.partial(_train_or_test, key, False))
     for key in ("predict", "predict_on_batch"):
-        private_names.hook(key, _with_explained_errors)
+        private_lookup.hook(key, _with_explained_errors)
 
 
 def _record_line(original: Any, model: Any) -> None:

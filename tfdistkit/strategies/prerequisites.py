@@ -12,8 +12,11 @@ _KERAS_BACKEND = "KERAS_BACKEND"
 _BACKENDS = ("jax", "torch", "openvino")
 
 
-def require_keras_on_tensorflow() -> None:
-    """Requires Keras 3 on TensorFlow, both in tested versions.
+def require_keras_on_tensorflow() -> bool:
+    """Requires Keras 3 on TensorFlow, both in tested versions or newer ones.
+
+    Returns:
+        Whether both are tested versions; a newer one was warned of.
 
     Raises:
         MissingDependencyError: if one of them is not installed, or older than every tested version.
@@ -32,7 +35,9 @@ def require_keras_on_tensorflow() -> None:
                 do=f"Install it: {supported.INSTALL_TENSORFLOW}\nFor GPUs: {supported.INSTALL_TENSORFLOW_CUDA}",
             )
         ) from error
-    _require_tested("TensorFlow", tensorflow.__version__, supported.TENSORFLOW, supported.INSTALL_TENSORFLOW)
+    is_tested = _require_tested(
+        "TensorFlow", tensorflow.__version__, supported.TENSORFLOW, supported.INSTALL_TENSORFLOW
+    )
     try:
         import keras
     except ImportError as error:
@@ -45,13 +50,14 @@ def require_keras_on_tensorflow() -> None:
                 do=f"Install it: {supported.INSTALL_KERAS}",
             )
         ) from error
-    _require_tested("Keras", keras.__version__, supported.KERAS, supported.INSTALL_KERAS)
+    is_tested &= _require_tested("Keras", keras.__version__, supported.KERAS, supported.INSTALL_KERAS)
     if keras.backend.backend() != "tensorflow":
         raise _other_backend(f"the Keras backend {keras.backend.backend()!r}")
+    return is_tested
 
 
-def _require_tested(name: str, version: str, tested: tuple[tuple[int, int], tuple[int, int]], install: str) -> None:
-    """Refuses older versions, which lack private names we hook; warns of newer ones, checked name by name later."""
+def _require_tested(name: str, version: str, tested: tuple[tuple[int, int], tuple[int, int]], install: str) -> bool:
+    """Refuses older versions, which lack private names we hook; warns of newer ones, and returns False for them."""
     numbers = supported.numbers_of(version)
     if numbers < tested[0]:
         raise MissingDependencyError(
@@ -68,11 +74,13 @@ def _require_tested(name: str, version: str, tested: tuple[tuple[int, int], tupl
                 f"This {name} is newer than any that tfdistkit was tested with.",
                 received=f"{name} {version}",
                 expected=f"{name} {supported.range_text(tested)}",
-                do=f"Compare a short run with a run of one process, or install a tested version: {install}",
+                do="What tfdistkit relies on in it is checked now; whether results are right is not. Compare a short "
+                f"run with a run of one process, or install a tested version: {install}",
             ),
             RuntimeWarning,
             stacklevel=5,  # the user's call of `tfdistkit.strategy`
         )
+    return numbers < tested[1]
 
 
 def _other_backend(received: str) -> OptionError:
