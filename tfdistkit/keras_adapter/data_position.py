@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdistkit.data.batch_info import info_of
 from tfdistkit.data.dataset_metadata import ONE_ORDER, has_mark
 from tfdistkit.errors import UnsupportedError, explain
 from tfdistkit.keras_adapter import data_order, private_api
@@ -139,7 +140,7 @@ class FitData:
         self.begin_epoch_anew()
 
     def _is_own_part(self) -> bool:
-        return bool(getattr(private_api.dataset_of(self._iterator), "tfdistkit_is_own_part", False))
+        return info_of(private_api.dataset_of(self._iterator)).is_own_part
 
     def _parts(self) -> int:
         is_own = self._is_own_part() and not self._is_dealt

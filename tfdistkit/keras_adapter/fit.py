@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 
+from tfdistkit.data.batch_info import info_of
 from tfdistkit.keras_adapter import data_position
 from tfdistkit.keras_adapter.shared_files import warn_of_shared_files
 
@@ -39,16 +40,16 @@ def arguments_of_fit(original: Any, model: Any, args: tuple, kwargs: dict) -> It
 
 def epoch_steps(original: Any, iterator: Any) -> Any:
     """Yields the steps of an epoch, from the position of a callback that resumes training."""
-    tracked = getattr(iterator, "tfdistkit_data", None)
-    steps = original(iterator) if tracked is None else tracked.steps(original, iterator)
-    comparison = getattr(iterator, "tfdistkit_comparison", None)
-    return steps if comparison is None else comparison.steps(iterator, steps)
+    info = info_of(iterator)
+    steps = original(iterator) if info.position is None else info.position.steps(original, iterator)
+    return steps if info.comparison is None else info.comparison.steps(iterator, steps)
 
 
 def epoch_data(original: Any, iterator: Any) -> Any:
     """Counts an iterator over training data, or checks one over other data."""
-    if getattr(iterator, "tfdistkit_data", None) is not None:
-        iterator.tfdistkit_data.count_iterator()
+    position = info_of(iterator).position
+    if position is not None:
+        position.count_iterator()
     else:
         data_position.check_other_iterator(iterator)
     return original(iterator)

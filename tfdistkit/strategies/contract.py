@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfdistkit import env
 from tfdistkit.cluster.spec import ClusterSpec
+from tfdistkit.data.batch_info import add_info
 from tfdistkit.data.batch_rows import steps_of_own_data
 from tfdistkit.data.dataset_metadata import marks_of
 from tfdistkit.data.rows import Split
@@ -69,8 +70,7 @@ class KerasStrategyMixin:
             distributed = super().distribute_datasets_from_function(lambda _: steps, options)
         if isinstance(dataset, tf.data.Dataset):
             # What the hooks of `fit` have to know, and TensorFlow does not tell.
-            distributed.tfdistkit_element_spec = dataset.element_spec
-            distributed.tfdistkit_is_own_part = self._is_own_part(dataset)
+            add_info(distributed, element_spec=dataset.element_spec, is_own_part=self._is_own_part(dataset))
         return distributed
 
     def sum_gradients(self, gradients: list[Any]) -> list[Any]:
@@ -195,7 +195,7 @@ class KerasStrategyMixin:
         if len(own) == 1:
             return parts
         distributed = super().distribute_datasets_from_function(lambda _: parts)
-        distributed.tfdistkit_element_spec = dataset.element_spec
+        add_info(distributed, element_spec=dataset.element_spec)
         return distributed
 
     def _local_replica_ids(self) -> range:

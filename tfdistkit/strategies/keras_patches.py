@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdistkit.collectives.differentiable import weigh_gradients_by
+from tfdistkit.data.batch_info import add_info, info_of
 from tfdistkit.data.rows import rows_error
 from tfdistkit.keras_adapter import data_position, fit, private_api, private_lookup, table_parts, table_rows
 from tfdistkit.strategies import model_scope
@@ -90,7 +91,7 @@ def _make_agreeing_function(original: Any, model: Any, step_function: Any) -> An
     function, uncounted_function = original(model, keras_step), original(model, step_with_data)
 
     def on_parts(iterator: Any) -> Any:
-        if getattr(iterator, "tfdistkit_uncounted", False):
+        if info_of(iterator).is_uncounted:
             return uncounted_function(iterator)
         # train_on_batch and test_on_batch hand over the global batch, not an iterator over a replica's part.
         if not isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
@@ -116,17 +117,18 @@ def _make_epoch_iterator(
     shuffles = is_ours and kwargs.get("shuffle")
     agreed = distribute_strategy.agreed_shuffling() if shuffles else contextlib.nullcontext()
     compares = is_ours and is_compared(distribute_strategy)
-    comparison = iterator.tfdistkit_comparison = EpochComparison(distribute_strategy, kwargs) if compares else None
+    comparison = EpochComparison(distribute_strategy, kwargs) if compares else None
     given = _ForKeras(distribute_strategy, comparison) if is_ours else distribute_strategy
-    followed = iterator.tfdistkit_data = data_position.pop_pending()
+    followed = data_position.pop_pending()
+    add_info(iterator, comparison=comparison, position=followed)
     with agreed, contextlib.nullcontext() if followed is None else followed.made(iterator):
         original(iterator, given, *args, **kwargs)
         if comparison is not None:
             comparison.finish(iterator)
     distributed = private_api.dataset_of(iterator)
-    if getattr(distributed, "tfdistkit_ends_every_epoch", False):
+    if info_of(distributed).ends_every_epoch:
         private_api.let_data_end_every_epoch(iterator)
-    if getattr(distributed, "tfdistkit_is_own_part", False):
+    if info_of(distributed).is_own_part:
         iterator.data_adapter = _Uncounted(iterator.data_adapter)
         private_api.let_data_end_epoch(iterator, _Uncounted(distributed))
 
@@ -175,7 +177,7 @@ class _Uncounted:
 
     def __iter__(self) -> Any:
         iterator = iter(self._counted)
-        iterator.tfdistkit_uncounted = True
+        add_info(iterator, is_uncounted=True)
         return iterator
 
 
@@ -195,7 +197,7 @@ def _maybe_symbolic_build(original: Any, model: Any, iterator: Any = None, data_
     to a generator.
     """
     strategy = private_api.strategy_of(model)
-    if getattr(iterator, "tfdistkit_data", None) is not None:
+    if info_of(iterator).position is not None:
         strategy = model.distribute_strategy  # What was saved can only be put back into variables that there are.
     elif not private_api.is_ours(strategy):
         return original(model, iterator=iterator, data_batch=data_batch)
@@ -218,7 +220,7 @@ def _with_dtype_of_tensor(value: Any) -> Any:
 def _batch_like(strategy: Any, iterator: Any) -> Any:
     """Returns something with the shapes and dtypes of one replica's batch, of the same structure."""
     dataset = private_api.dataset_of(iterator)
-    spec = getattr(dataset, "tfdistkit_element_spec", None)
+    spec = info_of(dataset).element_spec
     if isinstance(dataset, tf.data.Dataset):
         spec = dataset.element_spec
         spec = spec.data if isinstance(spec, BatchPart) else spec

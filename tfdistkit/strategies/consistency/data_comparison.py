@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdistkit.data.batch_info import info_of
 from tfdistkit.errors import UnsupportedError, explain
 from tfdistkit.keras_adapter.dataset_graph import DatasetGraph, read_graph
 from tfdistkit.keras_adapter.dataset_seeds import WrittenDataset
@@ -89,7 +90,7 @@ def compared(strategy: Any, facts: Any, always: bool = False) -> list[Any] | Non
 
 def _spec(dataset: Any) -> Any:
     """Returns the structure of the elements without the number of rows, in which parts of a batch may differ."""
-    spec = getattr(dataset, "tfdistkit_element_spec", None) or getattr(dataset, "element_spec", None)
+    spec = info_of(dataset).element_spec or getattr(dataset, "element_spec", None)
 
     def described(one: Any) -> Any:
         shape = getattr(one, "shape", None)

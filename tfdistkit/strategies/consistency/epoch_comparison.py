@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdistkit.data.batch_info import info_of
 from tfdistkit.errors import UnsupportedError
 from tfdistkit.keras_adapter import private_api
 from tfdistkit.keras_adapter.dataset_graph import DatasetGraph
@@ -114,7 +115,7 @@ class EpochComparison:
         if found is None:
             return data, first
         error = other_batches(self._call, *found)
-        if begin or getattr(epoch_iterator, "tfdistkit_data", None) is not None or not self._is_shuffled():
+        if begin or info_of(epoch_iterator).position is not None or not self._is_shuffled():
             raise error
         data = self._start_again(epoch_iterator, error)
         first, mark = self._peek(data)

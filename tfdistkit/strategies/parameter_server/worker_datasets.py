@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdistkit.data.batch_info import add_info, info_of
 from tfdistkit.errors import UnsupportedError, explain
 from tfdistkit.keras_adapter import private_api
 
@@ -32,13 +33,11 @@ class WorkerDataset(private_api.DataAdapter, tf.distribute.DistributedDataset):
         UnsupportedError: if `dataset_fn` uses a dataset that was made outside of it.
     """
 
-    # Workers may run different numbers of steps in an epoch.
-    tfdistkit_ends_every_epoch = True
-
     def __init__(self, strategy: Any, dataset_fn: DatasetFn):
         self.strategy = strategy
         self._dataset_fn = made_by_worker(dataset_fn)
-        self.tfdistkit_element_spec = self.element_spec
+        # Workers may run different numbers of steps in an epoch.
+        add_info(self, element_spec=self.element_spec, ends_every_epoch=True)
 
     def part(self, index: int, parts: int) -> tf.data.Dataset:
         """Returns the dataset of one of several pipelines."""
@@ -87,7 +86,7 @@ class WorkerIterator:
 
     @property
     def element_spec(self) -> Any:
-        return self._dataset.tfdistkit_element_spec
+        return info_of(self._dataset).element_spec
 
     def remote(self) -> Any:
         """Returns the workers' iterators, as an argument of a step."""
