@@ -1,4 +1,4 @@
-# make demo | make test | make lint | make clean
+# make demo | make test | make test-all | make lint | make clean
 # Another Python: make PYTHON=python3.12 VENV=.venv312 test      Only some tests: make test TESTS=tests/single
 
 PYTHON ?= python3
@@ -9,19 +9,23 @@ BIN := $(VENV)/bin
 # Errors are shown; warnings about the settings of pip on this machine are nothing that a person here can use.
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check
 
-.PHONY: help demo test lint clean
+.PHONY: help demo test test-all lint clean
 
 help:
-	@echo "make demo   train on 2 worker processes and on 1: the same results, and what is gained"
-	@echo "make test   run the tests"
-	@echo "make lint   style, types and import contracts"
-	@echo "make clean  remove what these made"
+	@echo "make demo       train on 2 worker processes and on 1: the same results, and what is gained"
+	@echo "make test       run the tests that find the usual mistakes, in about ten minutes"
+	@echo "make test-all   run all tests: Horovod is built, root has real SLURM and ssh hosts; about an hour"
+	@echo "make lint       style, types and import contracts"
+	@echo "make clean      remove what these made"
 
 demo: $(VENV)/.demo
 	@$(BIN)/python examples/demo.py
 
 test: $(VENV)/.test
-	$(BIN)/python $(if $(TESTS),-m pytest $(TESTS),.ci/run-tests $(BIN)/python)
+	$(BIN)/python $(if $(TESTS),-m pytest $(TESTS),.ci/run-tests quick $(BIN)/python)
+
+test-all: test
+	$(BIN)/python .ci/run-tests slow $(BIN)/python
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check tfdistkit tests examples benchmarks

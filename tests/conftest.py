@@ -9,6 +9,7 @@ from typing import NoReturn
 
 import pytest
 from horovod_environment import Unavailable, provide_horovod
+from tiers import is_slow
 
 from tfdistkit import env
 
@@ -16,10 +17,12 @@ from tfdistkit import env
 _CLUSTER = ("TFDISTKIT_", "HOROVOD_", "OMPI_", "PMIX_", "PMI_", "MPI_", "SLURM_", "SLURMD_", "PE_HOSTFILE")
 # Set where Horovod must be tested: then what would be skipped fails.
 _REQUIRED = "TFDISTKIT_REQUIRE_HOROVOD"
+# Set where Horovod is built if it is not in the cache.
+_BUILD = "TFDISTKIT_BUILD_HOROVOD"
 # The first of these tests builds Horovod, which takes minutes.
 _HOROVOD_TIMEOUT_S = 1800
 # What speaks to the tests, and not of a cluster.
-_KEPT = (_REQUIRED, env.CACHE_DIR)
+_KEPT = (_REQUIRED, _BUILD, env.CACHE_DIR)
 
 # Why something of it was skipped, for one line at the end.
 _reasons: list[str] = []
@@ -34,8 +37,12 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "horovod: runs Horovod, which is built first if it is not cached")
 
 
+@pytest.hookimpl(tryfirst=True)  # Before marks select tests.
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
+        path = item.path.relative_to(Path(__file__).parent).as_posix()
+        if is_slow(path, item.name, getattr(getattr(item, "callspec", None), "params", {})):
+            item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("horovod") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(_HOROVOD_TIMEOUT_S))
 
@@ -51,8 +58,9 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def horovod_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with Horovod for this Python and its TensorFlow, for PYTHONPATH; nothing is installed."""
+    may_build = "1" in (os.environ.get(_REQUIRED), os.environ.get(_BUILD))
     try:
-        return provide_horovod(tmp_path_factory.mktemp("horovod"))
+        return provide_horovod(tmp_path_factory.mktemp("horovod"), may_build)
     except Unavailable as reason:
         _not_tested(f"Horovod is not tested. {reason}")
 

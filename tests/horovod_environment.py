@@ -16,23 +16,27 @@ class Unavailable(Exception):
     """This machine cannot build Horovod; the text tells why, in one line."""
 
 
-def provide_horovod(folder: Path) -> Path:
+def provide_horovod(folder: Path, may_build: bool) -> Path:
     """Unpacks Horovod for the Python that runs the tests, with MPI where `mpirun` is.
 
     A build that fails is an error; that the machine has no compiler is not.
 
     Args:
         folder: An empty folder.
+        may_build: Whether to build it if it is not in the cache, which takes minutes.
 
     Returns:
         The folder: an entry for PYTHONPATH. It holds a file `with-mpi` where MPI is in.
 
     Raises:
-        Unavailable: if something that the build needs is missing.
+        Unavailable: if it must be built and may not be, or if something that the build needs is missing.
     """
     try:
         plan = plan_build(sys.executable, with_mpi=None if shutil.which("mpirun") else False, with_nccl=False)
-        wheel = make_wheel(plan, WheelCache(), lambda line: print(line, flush=True))
+        cache = WheelCache()
+        if not may_build and cache.find(plan.name) is None:
+            raise Unavailable("It is not built. `make test-all` builds it.")
+        wheel = make_wheel(plan, cache, lambda line: print(line, flush=True))
     except MissingDependencyError as error:
         first, *rest = (line.strip() for line in str(error).splitlines())
         raise Unavailable(f"{first} {'; '.join(rest)}") from error

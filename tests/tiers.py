@@ -1,0 +1,58 @@
+"""Which tests are `slow`: `make test` leaves them out, `make test-all` runs them.
+
+What finds the usual mistakes in about ten minutes on two cores is not slow: the rules of the code, the tests of one
+process, a few of each kind of training, and a few jobs of each way to start. What needs root or a compiler is.
+"""
+
+from __future__ import annotations
+
+# Files of which nothing is slow, and which are no folder of one process: a few jobs for each part of the package.
+_QUICK_JOBS = (
+    *("test_broadcast", "test_checkpoint", "test_data_comparison", "test_horovod_options", "test_launch_function"),
+    *("test_parameter_server", "test_run_command", "test_run_first_cause", "test_run_shown", "test_shard"),
+    *("test_stop_together",),
+)
+
+# Files of many similar tests: those whose name has one of the words are not slow.
+_SOME = {
+    "parity/test_exactness.py": ("test_every_looser", "test_reasons_are"),
+    "parity/test_seams.py": ("",),
+    "single/test_callbacks_changed_training.py": ("equal_setups", "other_data_is_refused[arrays]"),
+    "single/test_callbacks_damaged_backup.py": ("[bit]", "unreadable"),
+    "single/test_callbacks_data_order.py": ("[twice]", "refused", "[cached]"),
+    "single/test_callbacks_learning_rate.py": ("[sgd-", "[3-sgd-warm-up]", "invalid", "failed_fit"),
+    "single/test_callbacks_resume.py": ("[with_everything]", "[shuffled]", "[arrays]", "invalid", "early_stopping"),
+    "single/test_data_properties.py": ("shard_by", "parts_of", "policy"),
+    "single/test_factory.py": ("unknown_names", "old_version", "devices_by_name", "too_late"),
+    "single/test_model_scope.py": ("[one_device]",),
+    "single/test_table_rows.py": ("adagrad", "ids", "stateless", "output"),
+    "single/test_worker_as_plain_python.py": ("exits",),
+}
+
+# Of the parity table, the cases that `mirrored` and `multiworker` run each time: one of each kind.
+QUICK_CASES = (
+    *("dense_sgd", "dense_adamw", "loss_scale_clip", "global_clipnorm", "ema", "accumulation", "batch_norm_97"),
+    *("embedding", "masks_103", "dropout", "sample_weight", "class_weight", "no_reduction", "two_outputs", "strings"),
+    *("own_metrics_65", "trackers_65_eager", "scalar_loss_1", "on_batch_1", "execution_3_embedding", "eager"),
+    *("arrays_shuffled", "generator", "validation_split", "own_train_step", "gan", "loop_average_loss"),
+)
+
+
+def is_slow(path: str, name: str, parameters: dict[str, object]) -> bool:
+    """Returns whether a test is slow.
+
+    Args:
+        path: Its file, from the folder `tests`.
+        name: Its name, with its parameters.
+        parameters: Its parameters.
+    """
+    folder, _, file = path.partition("/")
+    if path == "parity/test_exactness.py" and "case" in parameters:
+        return parameters["engine"] not in ("mirrored", "multiworker") or parameters["case"] not in QUICK_CASES
+    if path in _SOME:
+        return not any(word in name for word in _SOME[path])
+    if path == "fuzz/test_fuzz.py":
+        return "as_in_one_process" in name
+    if folder == "parallel":
+        return file.removesuffix(".py") not in _QUICK_JOBS
+    return folder not in ("house", "single")
