@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from tfdistkit.keras_adapter import data_position, private_api
 from tfdistkit.strategies.parameter_server import atomic_updates, replayed_updates
+from tfdistkit.strategies.parameter_server.epoch_logs import with_results
 from tfdistkit.strategies.parameter_server.inflight import InflightStep, step_ended
 from tfdistkit.strategies.parameter_server.packed_sums import added, packed, same, unpacked
 from tfdistkit.strategies.parameter_server.profiling import CoordinatedClock, stopwatch, with_input
@@ -381,7 +382,7 @@ class _Job:
     def complete_logs(self) -> None:
         """Updates the last logs, which Keras uses for the epoch, with the metrics after the last step."""
         if not self.logs_are_metrics and isinstance(self.logs, dict) and isinstance(self.returned, dict):
-            self.returned.update(_with_results(self.logs, self._model.get_metrics_result()))
+            self.returned.update(with_results(self.logs, self._model.get_metrics_result()))
 
     def _results_of(self, sums: list[tf.Tensor]) -> Any:
         state = [] if self._replayed is None else self._replayed.state()
@@ -396,11 +397,3 @@ class _Job:
             mapping += zip(self._replayed.variables, state)  # The last value of a variable is used.
         with keras.StatelessScope(state_mapping=mapping):
             return self._model.get_metrics_result()
-
-
-def _with_results(logs: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
-    """Returns logs with the results of the metrics that they name, also those of a group (`compile_metrics`)."""
-    return {
-        name: _with_results(value, results) if isinstance(value, dict) else results.get(name, value)
-        for name, value in logs.items()
-    }
