@@ -24,7 +24,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for type checkers and editors; at run time `__getattr__` imports the same names lazily
-    from tfdistkit import callbacks, cluster, collectives, data, errors, layers, strategies
+    from tfdistkit import callbacks, cluster, collectives, communication, data, errors, layers, strategies
     from tfdistkit.cluster.detection import is_chief, local_rank, rank, world_size
     from tfdistkit.strategies.factory import register_strategy
     from tfdistkit.strategies.metrics.metric_updates import additive_metric
@@ -48,6 +48,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "callbacks": ("tfdistkit.callbacks", None),
     "cluster": ("tfdistkit.cluster", None),
     "collectives": ("tfdistkit.collectives", None),
+    "communication": ("tfdistkit.communication", None),
     "data": ("tfdistkit.data", None),
     "errors": ("tfdistkit.errors", None),
     "layers": ("tfdistkit.layers", None),
@@ -60,6 +61,7 @@ __all__ = [
     "callbacks",
     "cluster",
     "collectives",
+    "communication",
     "data",
     "errors",
     "global_gradients",

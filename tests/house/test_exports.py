@@ -40,6 +40,7 @@ USED_BY_SCRIPTS = (
     "tfdistkit.callbacks",
     "tfdistkit.cluster",
     "tfdistkit.collectives",
+    "tfdistkit.communication",
     "tfdistkit.data",
     "tfdistkit.layers",
     "tfdistkit.strategies",

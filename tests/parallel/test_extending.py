@@ -26,6 +26,23 @@ TRAIN = """
     model.fit(x, x[:, :1], batch_size=8, epochs=2, verbose=0, callbacks=[MeanOfRanks(lambda: 1 + tfdistkit.rank())])
 """
 
+REDUCE = """
+    import keras, numpy as np, tensorflow as tf, tfdistkit
+    from my_reducer import BF16WithFeedback
+    strategy = tfdistkit.strategy("multiworker", reducer=BF16WithFeedback())
+    with strategy.scope():
+        start = keras.initializers.Constant(1.0)
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer=start)])
+        model.compile(keras.optimizers.SGD(1.0), "mse")
+    # The gradients of the two ranks, 1.001 each time, which bfloat16 cuts to 1 until the rest has grown.
+    x = np.ones((4, 1), "float32")
+    for _ in range(8):
+        kernel = float(model.trainable_weights[0].numpy()[0, 0])
+        model.train_on_batch(x, np.full((4, 1), kernel - 1.001 / 2, "float32"))
+    states = [v for v in model.optimizer.variables if "cut_off" in v.path]
+    print("went", round(1.0 - float(model.trainable_weights[0].numpy()[0, 0]), 4), "states", len(states), flush=True)
+"""
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -33,7 +50,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     text = PAGE.read_text()
     folder = tmp_path_factory.mktemp("extensions")
     files = re.findall(r"```python\n# (my_\w+\.py)\n(.*?)```", text, re.DOTALL)
-    assert [name for name, _ in files] == ["my_strategy.py", "my_environment.py", "my_backend.py", "my_callback.py"]
+    names = [name for name, _ in files]
+    assert names == [f"my_{what}.py" for what in ("strategy", "environment", "backend", "reducer", "callback")]
     for name, code in files:
         (folder / name).write_text(code)
     config = configparser.ConfigParser()
@@ -73,6 +91,17 @@ def test_a_backend_a_strategy_and_a_callback(folder: Path) -> None:
     for rank in (0, 1):
         assert ended.stdout.count(f"[{rank}] an epoch of 2 replicas has ended") == 2, ended.stdout
     assert "[0] epoch 1: mean 1.5" in ended.stdout and "[1] epoch" not in ended.stdout
+
+
+@pytest.mark.tensorflow
+def test_a_reducer(folder: Path) -> None:
+    (folder / "reduce.py").write_text(textwrap.dedent(REDUCE))
+    ended = run(folder, "run", "-np", "2", "reduce.py")
+    assert ended.returncode == 0, ended.stderr
+    for rank in (0, 1):
+        found = re.search(rf"\[{rank}\] went ([\d.]+) states 1", ended.stdout)
+        # Without feedback, 8 steps of bfloat16 would go 8.0.
+        assert found and 8.0 < float(found[1]) < 8.02, ended.stdout
 
 
 def test_a_worker_of_the_backend_that_fails(folder: Path) -> None:

@@ -57,7 +57,6 @@ __all__ = [
 
 _REDUCED = (tf.VariableAggregation.SUM, tf.VariableAggregation.MEAN)
 
-
 # --------------------------------------------------------------------- Keras
 
 
@@ -259,6 +258,11 @@ def set_mask(tensor: Any, mask: Any) -> None:
 def apply_if_finite(optimizer: Any, grads: list[Any], trainable_variables: list[Any] | None) -> None:
     """What `LossScaleOptimizer.apply` does where nobody has to be met."""
     optimizer._common_apply(grads, trainable_variables)
+
+
+def variables_of(optimizer: Any) -> list[Any]:
+    """Returns the variables that a built optimizer updates."""
+    return list(optimizer._trainable_variables)
 
 
 def adagrad_accumulator(optimizer: Any, variable: Any) -> Any:

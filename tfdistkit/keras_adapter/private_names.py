@@ -137,6 +137,9 @@ SEAMS: dict[str, Seam] = {
     "scale_regularization_loss": Seam(
         "tensorflow:nn.scale_regularization_loss", ("regularization_loss",), "right in a Keras step, too"
     ),
+    "optimizer_build": Seam(
+        "keras.src.optimizers.base_optimizer:BaseOptimizer.build", ("self", "variables"), "state of a reducer"
+    ),
     "next_seed": Seam("keras.src.random.seed_generator:SeedGenerator.next", ("self", "ordered"), "keras#20611"),
     "take": Seam(f"{_NUMPY}:take", ("x", "indices", "axis"), "a lookup reads rows, not the whole table"),
     "adagrad_step": Seam(
@@ -384,6 +387,7 @@ ATTRIBUTES: tuple[Attributes, ...] = (
     Attributes(_MODEL, ("_distribute_strategy",), "the strategy of a model"),
     Attributes(_VARIABLE, ("_value", "_maybe_autocast"), "TensorFlow's variable behind Keras's"),
     Attributes("keras.src.metrics.reduction_metrics:MeanMetricWrapper", ("_fn",), "is it Keras's own?"),
+    Attributes(_OPTIMIZER, ("_trainable_variables",), "the variables of a reducer's gradients"),
     Attributes("keras.src.optimizers.adagrad:Adagrad", ("_accumulators", "_get_variable_index"), "rows of a table"),
     Attributes(_LOSS_SCALER, ("_common_apply",), "what each replica does alone"),
     Attributes(

@@ -126,7 +126,9 @@ class CentralStorageStrategy(KerasStrategyMixin, tf.distribute.Strategy):
         finally:
             _LOCAL.creates_for_optimizer = before
 
-    def apply_summed(self, gradients: list[Any], apply: Callable[[list[Any]], None]) -> None:
+    def apply_summed(
+        self, gradients: list[Any], variables: list[Any], optimizer: Any, apply: Callable[[list[Any]], None]
+    ) -> None:
         """Sums the gradients on the device of the variables, where replica 0 applies them for all."""
         step = steps.current()
         assert step is not None  # Gradients are summed in a step only.

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfdistkit import env
 from tfdistkit.cluster.spec import ClusterSpec
+from tfdistkit.communication import Average, Reducer, Wire
 from tfdistkit.data.batch_info import add_info
 from tfdistkit.data.batch_rows import steps_of_own_data
 from tfdistkit.data.dataset_metadata import marks_of
@@ -18,7 +19,7 @@ from tfdistkit.errors import UnsupportedError, explain
 from tfdistkit.keras_adapter import private_api
 from tfdistkit.keras_adapter.dataset_tuning import without_idle_tuning
 from tfdistkit.strategies.step_clock import StepClock
-from tfdistkit.strategies.sync import batch_sharding, peer_errors, sparse_gradients, step
+from tfdistkit.strategies.sync import batch_sharding, peer_errors, reducer_state, sparse_gradients, step
 
 
 class KerasStrategyMixin:
@@ -29,11 +30,13 @@ class KerasStrategyMixin:
 
     Attributes:
         check_data: Whether the ranks compare their data (see `strategies.consistency`).
+        reducer: What turns the gradients of the replicas into those of the global batch.
     """
 
     # How `private_api.is_ours` knows a strategy of ours.
     is_tfdistkit_strategy = True
     check_data = False
+    reducer: Reducer = Average()
 
     # A strategy stands for the devices and peers of this process, and what was made in its scope belongs to it alone.
     # So copies of what holds it (callbacks, configurations) hold the same one.
@@ -73,27 +76,43 @@ class KerasStrategyMixin:
             add_info(distributed, element_spec=dataset.element_spec, is_own_part=self._is_own_part(dataset))
         return distributed
 
-    def sum_gradients(self, gradients: list[Any]) -> list[Any]:
-        """Sums the gradients of the replicas; called in each of them, before the optimizer looks at them.
+    def wire(self) -> Wire:
+        """Returns what a reducer sends tensors by; called in each replica."""
+        own = tf.distribute.get_replica_context().replica_id_in_sync_group
+        return Wire(self.num_replicas_in_sync, own, sparse_gradients.sum_over_replicas)
+
+    def sum_gradients(self, gradients: list[Any], variables: list[Any], optimizer: Any) -> list[Any]:
+        """Sums the gradients of the replicas by the reducer; called in each of them, before the optimizer sees them.
 
         Args:
             gradients: This replica's part of each gradient: tensors or IndexedSlices.
+            variables: The variable of each; empty if unknown.
+            optimizer: What will apply them; None if unknown.
 
         Returns:
             The sums, the same on all replicas.
         """
-        own = step.current()
+        own, state = step.current(), reducer_state.state_of(self.reducer, optimizer, variables)
         with contextlib.nullcontext() if own is None else own.summing():
-            return sparse_gradients.sum_over_replicas(gradients)
+            return self.reducer.reduce(gradients, variables, state, self.wire())
 
-    def apply_summed(self, gradients: list[Any], apply: Callable[[list[Any]], None]) -> None:
+    def apply_summed(
+        self, gradients: list[Any], variables: list[Any], optimizer: Any, apply: Callable[[list[Any]], None]
+    ) -> None:
         """Sums the gradients of the replicas and applies them; called in each replica.
 
         Args:
             gradients: This replica's part of each gradient; none where nothing has a gradient.
+            variables: The variable of each.
+            optimizer: What applies them.
             apply: Updates the variables; called with the sums.
         """
-        apply(self.sum_gradients(gradients) if gradients else [])
+        if not gradients:
+            return apply([])
+        apply(self.sum_gradients(gradients, variables, optimizer))
+        own, state = step.current(), reducer_state.state_of(self.reducer, optimizer, variables)
+        with contextlib.nullcontext() if own is None else own.summing():
+            self.reducer.after_apply(variables, state, self.wire())
 
     def optimizer_variables(self) -> contextlib.AbstractContextManager[None]:
         """Within it, an optimizer creates variables of its own."""

@@ -33,6 +33,7 @@ from tfdistkit.strategies.sync import (
     collective_timeout,
     gradient_scaling,
     loss_scaling,
+    reducer_state,
 )
 from tfdistkit.strategies.sync import step as steps
 from tfdistkit.strategies.sync.batch_sharding import BatchPart
@@ -362,6 +363,7 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "apply_scaled": gradient_scaling.apply,
     "apply_finite": gradient_scaling.apply_finite,
     "sum_gradients": gradient_scaling.all_reduce_sum_gradients,
+    "optimizer_build": reducer_state.build_optimizer,
     "optimizer": _optimizer_variable,
     "optimizer_variable": _optimizer_variable,
     "reduce_values": loss_scaling.reduce_values,

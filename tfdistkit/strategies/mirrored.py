@@ -5,6 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfdistkit.cluster.spec import ClusterSpec
+from tfdistkit.communication.reducer import Reducer, require_reducer
 from tfdistkit.keras_adapter import private_api
 from tfdistkit.strategies import keras_patches
 from tfdistkit.strategies.contract import KerasStrategyMixin, require_single_process
@@ -20,28 +21,31 @@ class MirroredExtended(ReplicaMixin, private_api.MirroredExtended):
 class MirroredStrategy(KerasStrategyMixin, tf.distribute.MirroredStrategy):
     """A `tf.distribute.MirroredStrategy` that is exact under Keras 3."""
 
-    def __init__(self, devices: list[str]):
+    def __init__(self, devices: list[str], reducer: Reducer | None = None):
+        self.reducer = reducer or self.reducer
         self._collective_key_base = collective_keys.next_base()  # TensorFlow reads it from the strategy.
         tf.distribute.Strategy.__init__(self, MirroredExtended(self, devices=devices))
 
 
-def build(cluster: ClusterSpec, *, devices: Devices = None) -> MirroredStrategy:
+def build(cluster: ClusterSpec, *, devices: Devices = None, reducer: Reducer | None = None) -> MirroredStrategy:
     """Makes the strategy `mirrored`.
 
     Args:
         cluster: Which process this is; it must be the only one.
         devices: Names (`["GPU:0", "GPU:1"]`), or a number: that many GPUs, or on a machine with fewer
             that many logical CPU devices. None takes all GPUs, or the CPU where there are none.
+        reducer: What turns the gradients of the replicas into those of the global batch; default: their sum.
 
     Returns:
         A `tf.distribute.Strategy` with one replica for each device.
 
     Raises:
-        OptionError: if `devices` are not devices of this machine.
+        OptionError: if `devices` are not devices of this machine, or `reducer` is none.
         TooLateError: if logical devices are needed and TensorFlow has already initialized its devices.
         UnsupportedError: if this process is one of several workers.
     """
     require_single_process("mirrored", cluster)
     names = resolve_devices(devices)
+    require_reducer(reducer)
     keras_patches.install()
-    return MirroredStrategy(names)
+    return MirroredStrategy(names, reducer)

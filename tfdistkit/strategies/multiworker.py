@@ -12,6 +12,7 @@ from tfdistkit.cluster.own_address import check_own_address
 from tfdistkit.cluster.rendezvous.exchange import DEFAULT_TIMEOUT_S, exchange_facts
 from tfdistkit.cluster.spec import TRAINING_ROLES, ClusterSpec
 from tfdistkit.collectives.carriers import carriers_for
+from tfdistkit.communication.reducer import Reducer, require_reducer
 from tfdistkit.errors import ClusterConfigError, OptionError, RendezvousError, explain
 from tfdistkit.keras_adapter import private_api
 from tfdistkit.strategies import keras_patches
@@ -88,7 +89,12 @@ class MultiWorkerStrategy(AgreedShuffling, KerasStrategyMixin, tf.distribute.Mul
 
 
 def build(
-    cluster: ClusterSpec, *, communication: str = "auto", timeout_s: float = DEFAULT_TIMEOUT_S, check_data: bool = True
+    cluster: ClusterSpec,
+    *,
+    communication: str = "auto",
+    reducer: Reducer | None = None,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    check_data: bool = True,
 ) -> MultiWorkerStrategy:
     """Makes the strategy `multiworker`. A single worker does not wait.
 
@@ -98,6 +104,8 @@ def build(
     Args:
         cluster: Which process this is, and the addresses of all.
         communication: `"auto"`, `"ring"` (CPUs and GPUs, over gRPC) or `"nccl"` (GPUs).
+        reducer: What turns the gradients of the workers into those of the global batch; default: their sum. Every
+            worker gives the same (`tfdistkit.communication.Reducer`).
         timeout_s: Seconds that a worker waits for its peers: at the rendezvous, and in every collective. A worker
             that does longer work alone (an evaluation on the chief, say) needs a larger one.
         check_data: Whether `fit`, `evaluate`, `predict` and `tfdistkit.data.shard` compare the data of the workers.
@@ -113,8 +121,8 @@ def build(
         RendezvousError: if a worker is missing after `timeout_s`.
         UnsupportedError: if there are fewer GPUs than workers on this host.
     """
-    own = MultiWorkerStrategy
-    return build_as(own, cluster, communication=communication, timeout_s=timeout_s, check_data=check_data)
+    options: Any = {"communication": communication, "timeout_s": timeout_s, "check_data": check_data}
+    return build_as(MultiWorkerStrategy, cluster, reducer=reducer, **options)
 
 
 def build_as(
@@ -122,6 +130,7 @@ def build_as(
     cluster: ClusterSpec,
     *,
     communication: str = "auto",
+    reducer: Reducer | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     check_data: bool = True,
 ) -> MultiWorkerStrategy:
@@ -131,15 +140,19 @@ def build_as(
         strategy_class: A subclass of `MultiWorkerStrategy`, which overrides hooks of `strategies.contract`.
         cluster: As for `build`, and so are the other arguments and the errors.
         communication: See `build`.
+        reducer: See `build`.
         timeout_s: See `build`.
         check_data: See `build`.
     """
     options = _communication_options(communication, timeout_s)
     require_bool("check_data", check_data)
+    require_reducer(reducer)
     if not cluster.is_training or cluster.world_size == 1:
         keras_patches.install()
         alone = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({}))
-        return strategy_class(alone, options)
+        strategy = strategy_class(alone, options)
+        strategy.reducer = reducer or strategy.reducer
+        return strategy
     cluster = exchange_addresses(cluster, timeout_s)
     _require_addresses(cluster)
     require_not_started(f"rank {cluster.rank} of {cluster.world_size}")
@@ -149,6 +162,7 @@ def build_as(
     take_gpu_of_local_rank(cluster)
     strategy = _start(strategy_class, cluster, options, timeout_s)
     strategy.check_data = check_data
+    strategy.reducer = reducer or strategy.reducer
     collective_timeout.start(options.timeout_seconds)
     if private_api.global_seed() is None:
         # Without a seed of the user, all ranks still need one shuffle order.

@@ -15,6 +15,8 @@ from tfdistkit.strategies.factory import StrategyName, make
 if TYPE_CHECKING:
     import tensorflow as tf
 
+    from tfdistkit.communication import Reducer
+
 # As in `tfdistkit.strategies.devices`, which loads TensorFlow.
 Devices = int | str | Sequence[str] | None
 Communication = Literal["auto", "ring", "nccl"]
@@ -30,6 +32,7 @@ def strategy(
     # `auto` chooses at run time, so it takes the options of all strategies.
     devices: Devices = ...,
     communication: Communication = ...,
+    reducer: Reducer | None = ...,
     variable_partitioner: None = ...,
     max_inflight_per_worker: int = ...,
     heartbeat_timeout_s: float = ...,
@@ -53,7 +56,9 @@ def strategy(name: Literal["one_device", "off"], *, devices: Devices = ...) -> t
 
 
 @overload
-def strategy(name: Literal["mirrored", "dp"], *, devices: Devices = ...) -> tf.distribute.Strategy: ...
+def strategy(
+    name: Literal["mirrored", "dp"], *, devices: Devices = ..., reducer: Reducer | None = ...
+) -> tf.distribute.Strategy: ...
 
 
 @overload
@@ -67,6 +72,7 @@ def strategy(
     name: Literal["multiworker", "multi_worker", "multi_worker_mirrored", "ddp"],
     *,
     communication: Communication = ...,
+    reducer: Reducer | None = ...,
     timeout_s: float = ...,
     check_data: bool = ...,
 ) -> tf.distribute.Strategy: ...
@@ -91,6 +97,7 @@ def strategy(
     op: Op = ...,
     compression: Compression = ...,
     sparse_as_dense: bool = ...,
+    reducer: Reducer | None = ...,
     process_set: ProcessSets = ...,
     fusion_threshold_bytes: int | None = ...,
     cycle_time_ms: float | None = ...,

@@ -10,9 +10,12 @@ import tensorflow as tf
 
 from tfdistkit.cluster.rendezvous.validation import version_difference
 from tfdistkit.cluster.spec import ClusterSpec
-from tfdistkit.collectives import gradients as gradient_sums
 from tfdistkit.collectives import horovod_transport as transport
 from tfdistkit.collectives.horovod_transport import hvd
+from tfdistkit.communication import BF16, FP16, Adasum, Average, Reducer, Sum
+from tfdistkit.communication.horovod_wire import HorovodWire
+from tfdistkit.communication.reducer import require_reducer
+from tfdistkit.communication.sums import densify
 from tfdistkit.errors import ClusterConfigError, OptionError, TooLateError, UnsupportedError, explain
 from tfdistkit.keras_adapter import private_api
 from tfdistkit.strategies import keras_patches
@@ -86,34 +89,23 @@ class HorovodStrategy(AgreedShuffling, KerasStrategyMixin, tf.distribute.MultiWo
     several workers, and gathers their predictions.
 
     Args:
-        op: The gradient all-reduce: one of `average`, `sum`, `adasum`.
-        compression: The dtype in which gradients are sent: one of `none`, `fp16`, `bf16`.
+        reducer: What turns the gradients of the ranks into those of the global batch.
         sparse_as_dense: Whether IndexedSlices are sent as dense tensors.
         process_set: The Horovod process set of the ranks that train together.
     """
 
-    def __init__(self, op: str, compression: str, sparse_as_dense: bool, process_set: Any):
-        self.op, self.compression, self.sparse_as_dense = op, compression, sparse_as_dense
-        self.process_set = process_set
+    def __init__(self, reducer: Reducer, sparse_as_dense: bool, process_set: Any):
+        self.reducer, self.sparse_as_dense, self.process_set = reducer, sparse_as_dense, process_set
         alone = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({}))
         options = tf.distribute.experimental.CommunicationOptions()
         extended = HorovodExtended(self, cluster_resolver=alone, communication_options=options)
         tf.distribute.Strategy.__init__(self, extended)
 
-    def sum_gradients(self, gradients: list[Any]) -> list[Any]:
-        """Sums the gradients of the ranks in one fused operation, as the options say."""
-        replicas = self.num_replicas_in_sync
-        if self.sparse_as_dense or self.op == "adasum":
-            gradients = gradient_sums.densify(gradients)
-        if self.op != "average":  # The inputs are each rank's part of the average; undo the division.
-            gradients = gradient_sums.scale(gradients, replicas)
-        if self.op == "adasum":
-            return gradient_sums.adasum(gradients, tf.float16 if self.compression == "fp16" else None)
-        if self.compression == "fp16":
-            return gradient_sums.sum_as_float16(gradients, self.process_set)
-        if self.compression == "bf16":
-            return gradient_sums.sum_as_bfloat16(gradients, self.process_set)
-        return transport.all_reduce(gradients, tf.distribute.ReduceOp.SUM, self.process_set)
+    def wire(self) -> HorovodWire:
+        return HorovodWire(self.process_set)
+
+    def sum_gradients(self, gradients: list[Any], variables: list[Any], optimizer: Any) -> list[Any]:
+        return super().sum_gradients(densify(gradients) if self.sparse_as_dense else gradients, variables, optimizer)
 
 
 def build(
@@ -122,6 +114,7 @@ def build(
     op: str = "average",
     compression: str = "none",
     sparse_as_dense: bool = False,
+    reducer: Reducer | None = None,
     process_set: list[int] | list[list[int]] | None = None,
     fusion_threshold_bytes: int | None = None,
     cycle_time_ms: float | None = None,
@@ -139,6 +132,7 @@ def build(
             `"adasum"` (needs MPI and a power of two of ranks).
         compression: The dtype in which gradients are sent: `"none"`, `"fp16"` or `"bf16"`.
         sparse_as_dense: Whether the gradients of embeddings are sent as dense tensors.
+        reducer: What reduces the gradients in place of `op` and `compression` (`tfdistkit.communication.Reducer`).
         process_set: The ranks that train together, or several lists of ranks, of which the one with this rank
             is used. Every rank of the job gives the same lists. Default: all ranks.
         fusion_threshold_bytes: Size of Horovod's fusion buffer, in bytes (HOROVOD_FUSION_THRESHOLD).
@@ -164,7 +158,7 @@ def build(
     require_choice("compression", compression, COMPRESSIONS)
     require_bool("sparse_as_dense", sparse_as_dense)
     require_bool("check_data", check_data)
-    _require_a_combination(op, compression)
+    _require_a_combination(op, compression, reducer)
     lists = None if process_set is None else require_ranks(process_set, cluster.world_size)
     set_variables(
         is_initialized=hvd.is_initialized(),
@@ -183,7 +177,7 @@ def build(
     if op == "adasum":
         _require_adasum(chosen)
     take_gpu_of_local_rank(cluster)
-    strategy = HorovodStrategy(op, compression, sparse_as_dense, chosen)
+    strategy = HorovodStrategy(_reducer(op, compression, reducer), sparse_as_dense, chosen)
     strategy.check_data = check_data
     if private_api.global_seed() is None:
         # Without a seed of the user, all ranks still need one shuffle order.
@@ -191,7 +185,7 @@ def build(
     return strategy
 
 
-def _require_a_combination(op: str, compression: str) -> None:
+def _require_a_combination(op: str, compression: str, reducer: Reducer | None) -> None:
     if op == "adasum" and compression == "bf16":
         raise OptionError(
             explain(
@@ -199,6 +193,23 @@ def _require_a_combination(op: str, compression: str) -> None:
                 received=f"op={op!r}, compression={compression!r}",
             )
         )
+    if reducer is not None and (op, compression) != ("average", "none"):
+        raise OptionError(
+            explain(
+                "`reducer` must be given in place of `op` and `compression`, which choose one.",
+                received=f"op={op!r}, compression={compression!r}, reducer={reducer!r}",
+            )
+        )
+    require_reducer(reducer)
+
+
+def _reducer(op: str, compression: str, given: Reducer | None) -> Reducer:
+    if given is not None:
+        return given
+    if op == "adasum":
+        return Adasum(tf.float16 if compression == "fp16" else None)
+    reducer = {"none": Average, "fp16": FP16, "bf16": BF16}[compression]()
+    return Sum(reducer) if op == "sum" else reducer
 
 
 def _join(lists: list[list[int]] | None, world_size: int) -> Any:

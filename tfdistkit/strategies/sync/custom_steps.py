@@ -23,7 +23,8 @@ def global_gradients(gradients: Any) -> list[Any]:
         Their mean over the replicas, weighted by rows, the same on all replicas; `gradients` in one process.
 
     Raises:
-        UnsupportedError: in `strategy.run` outside of a Keras step, where the user divides losses.
+        UnsupportedError: in `strategy.run` outside of a Keras step, where the user divides losses; if the reducer of
+            the strategy has state.
 
     Example:
         ```python
@@ -46,6 +47,6 @@ def global_gradients(gradients: Any) -> list[Any]:
     present = [i for i, g in enumerate(gradients) if g is not None]
     parts = step.without_empty(step.weighted([gradients[i] for i in present]))
     strategy: Any = tf.distribute.get_strategy()
-    for i, gradient in zip(present, strategy.sum_gradients(parts) if parts else []):
+    for i, gradient in zip(present, strategy.sum_gradients(parts, [], None) if parts else []):
         gradients[i] = gradient
     return gradients

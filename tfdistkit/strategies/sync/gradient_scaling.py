@@ -31,6 +31,8 @@ def apply(original: Any, optimizer: Any, grads: Any, trainable_variables: Any = 
     if trainable_variables is not None:
         trainable_variables = list(trainable_variables)
     present = [i for i, g in enumerate(grads) if g is not None]
+    known = trainable_variables if trainable_variables is not None else private_api.variables_of(optimizer)
+    variables = [known[i] for i in present]
 
     parts = step.without_empty(_parts_of_global_gradients(step, [grads[i] for i in present]))
     end = step.begin_sum(parts)
@@ -42,7 +44,7 @@ def apply(original: Any, optimizer: Any, grads: Any, trainable_variables: Any = 
         with step.reduced_gradients():
             original(optimizer, grads, trainable_variables)
 
-    tf.distribute.get_strategy().apply_summed(parts, apply_sums)
+    tf.distribute.get_strategy().apply_summed(parts, variables, optimizer, apply_sums)
 
 
 def apply_finite(original: Any, optimizer: Any, grads: Any, trainable_variables: Any = None) -> None:
