@@ -20,6 +20,7 @@ from tfdistkit.keras_adapter import private_api
 from tfdistkit.keras_adapter.dataset_tuning import without_idle_tuning
 from tfdistkit.strategies.step_clock import StepClock
 from tfdistkit.strategies.sync import batch_sharding, peer_errors, reducer_state, sparse_gradients, step
+from tfdistkit.strategies.variables import of_an_optimizer
 
 
 class KerasStrategyMixin:
@@ -116,7 +117,7 @@ class KerasStrategyMixin:
 
     def optimizer_variables(self) -> contextlib.AbstractContextManager[None]:
         """Within it, an optimizer creates variables of its own."""
-        return contextlib.nullcontext()
+        return of_an_optimizer()
 
     def coordinated_function(self, model: Any, step_function: Any, clock: Any = None) -> Any:
         """Returns what Keras calls for the steps of `fit` and `evaluate`; None for steps that this process runs.

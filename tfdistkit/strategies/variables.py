@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from tfdistkit.keras_adapter import private_api
 from tfdistkit.strategies.sync import step as steps
+
+_LOCAL = threading.local()
+
+
+@contextlib.contextmanager
+def of_an_optimizer() -> Iterator[None]:
+    """Marks variables that this thread creates in its body as those of an optimizer."""
+    before, _LOCAL.makes_optimizer = _makes_optimizer(), True
+    try:
+        yield
+    finally:
+        _LOCAL.makes_optimizer = before
+
+
+def _makes_optimizer() -> bool:
+    return getattr(_LOCAL, "makes_optimizer", False)
 
 
 class LayerState(private_api.MirroredVariable):
@@ -68,13 +86,13 @@ class ReplicaSum(private_api.SyncOnReadVariable):
 def as_own_variable(variable: Any, created_with: dict[str, Any]) -> Any:
     """Converts a mirrored variable to `LayerState` if it was created as such: not trainable, aggregated by MEAN.
 
-    Or to a `StepCounter`, by the name that Keras gives to `optimizer.iterations`.
+    Or to a `StepCounter`, if an optimizer made it, under the name that Keras gives to `optimizer.iterations`.
     """
     if type(variable) is private_api.SyncOnReadVariable:
         variable.__class__ = ReplicaSum
     if type(variable) is not private_api.MirroredVariable:
         return variable
-    if created_with.get("name") == "iteration" and variable.dtype.is_integer:
+    if _makes_optimizer() and created_with.get("name") == "iteration" and variable.dtype.is_integer:
         variable.__class__ = StepCounter
     if (
         created_with.get("trainable") is False

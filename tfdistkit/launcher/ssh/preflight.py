@@ -25,7 +25,7 @@ from tfdistkit.launcher.spec import JobSpec
 from tfdistkit.launcher.ssh import problems
 from tfdistkit.launcher.ssh.connection import Question
 from tfdistkit.launcher.ssh.connection_pool import ConnectionPool
-from tfdistkit.launcher.ssh.preflight_report import PACKAGES, HostReport, compare, describe
+from tfdistkit.launcher.ssh.preflight_report import PACKAGES, HostReport, compare, describe, mark_same_machines
 
 # The variables of a host that take precedence over the plan's.
 _RESPECTED = (
@@ -153,7 +153,7 @@ class Preflight:
                 report.problems.append(problems.no_address(interfaces))
             if report.interface is None:
                 report.interface = next((name for name, ip in interfaces.items() if ip == report.address), None)
-        problems.mark_same_machines(self._good)
+        mark_same_machines(self._good)
 
     def inspect_environment(
         self, wanted: Mapping[str, Any], variables: Mapping[str, str], ports: Sequence[int]

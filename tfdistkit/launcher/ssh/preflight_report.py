@@ -70,6 +70,16 @@ def compare(reports: Sequence[HostReport], checksum: str | None, *, needs_horovo
                 report.problems.append(problems.other_version(package, report.found[package], usual))
 
 
+def mark_same_machines(reports: Sequence[HostReport]) -> None:
+    """Adds a problem to hosts that are one machine under two names."""
+    seen: dict[str, str] = {}
+    for report in reports:
+        if report.address is not None:
+            first = seen.setdefault(report.address, report.host)
+            if first != report.host:
+                report.problems.append(problems.same_machine(first))
+
+
 def describe(reports: Sequence[HostReport]) -> str:
     """Returns the report as a table, one line per host.
 

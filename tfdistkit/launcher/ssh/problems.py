@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tfdistkit.errors import UnsupportedError
 from tfdistkit.launcher.hosts import HostsSpec
 from tfdistkit.launcher.ssh.connection import Connection, Question
-
-if TYPE_CHECKING:
-    from tfdistkit.launcher.ssh.preflight_report import HostReport
 
 # A part of ssh's message -> the fix.
 _OF_SSH = (
@@ -152,16 +149,6 @@ def other_version(package: str, version: str | None, usual: str | None) -> Probl
 def same_machine(first: str) -> Problem:
     """Problem: two names of one machine; their port reservations would conflict."""
     return Problem(f"It is the same machine as {first}.", "Name it once, with the slots of both.")
-
-
-def mark_same_machines(reports: Sequence[HostReport]) -> None:
-    """Adds a problem to hosts that are one machine under two names."""
-    seen: dict[str, str] = {}
-    for report in reports:
-        if report.address is not None:
-            first = seen.setdefault(report.address, report.host)
-            if first != report.host:
-                report.problems.append(same_machine(first))
 
 
 def most_common(values: Sequence[str | None]) -> str | None:
