@@ -57,6 +57,9 @@ def check(program: Program, reference: Reference, pool: Pool) -> Verdict:
     waiting.join()
     expected = reference.run(program, "float32", pool.trains)
     verdict = judging.judge(expected, ranks)
+    if verdict.what.startswith("Hang"):
+        again = judging.judge(expected, pool.run(program))
+        return again if again.kind == judging.WRONG else Verdict(judging.HUNG_ONCE, verdict.what, verdict.details)
     if verdict.kind == judging.WRONG and was_suspect:
         pool.close_processes()
         verdict = judging.judge(expected, pool.run(program))
@@ -128,6 +131,7 @@ class Report:
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     reasons: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     failures: list[Failure] = field(default_factory=list)
+    hung_once: list[Failure] = field(default_factory=list)
     seconds: float = 0.0
 
     def add(self, engine: str, program: Program, verdict: Verdict) -> None:
@@ -135,6 +139,8 @@ class Report:
         self.counts[engine, verdict.kind] += 1
         if verdict.kind in (judging.REFUSED, judging.INVALID, judging.WRONG):
             self.reasons[engine, verdict.kind, verdict.what] += 1
+        if verdict.kind == judging.HUNG_ONCE:
+            self.hung_once.append(Failure(engine, program, verdict))
         if verdict.kind == judging.WRONG:
             self.failures.append(Failure(engine, program, verdict))
 

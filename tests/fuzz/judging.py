@@ -15,6 +15,8 @@ TOLERANCE = 1e-6
 LOOSER_FOR_OPTIMIZER_STATE = 10
 
 EQUAL, ROUNDING, REFUSED, INVALID, WRONG = "equal", "rounding", "refused", "invalid", "wrong"
+# A program that did not answer, and was equal in fresh processes: reported with its stacks, for it can't be repeated.
+HUNG_ONCE = "hung once"
 
 
 @dataclass(frozen=True)
