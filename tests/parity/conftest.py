@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiers import QUICK_CASES
 
 from parity import engines
 from parity.cases import CASES
@@ -123,9 +124,9 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     running.kill()
 
 
-# Engines that share most code with `multiworker`, which runs all cases: they run every n-th case, as (n, offset).
-# The other cases are `thorough`; the programs of tests/fuzz run under these engines too.
-_SOME = {"mirrored": (2, 0), "central_storage": (3, 0), "horovod": (6, 1), "horovod_mpi": (12, 4)}
+# Engines that share most code with `multiworker`, which runs all cases: they run every n-th case, as (n, offset), and
+# `mirrored` the quick ones. The other cases are `thorough`; the programs of tests/fuzz run under these engines too.
+_SOME = {"mirrored": (4, 0), "central_storage": (6, 0), "horovod": (12, 1), "horovod_mpi": (24, 4)}
 
 
 @pytest.hookimpl(tryfirst=True)  # Before marks select tests.
@@ -135,6 +136,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         params = item.callspec.params if hasattr(item, "callspec") else {}
         every, first = _SOME.get(params.get("engine", ""), (1, 0))
+        if params.get("engine") == "mirrored" and params.get("case") in QUICK_CASES:
+            continue
         if "case" in params and place.get(params["case"], first) % every != first:
             item.add_marker(pytest.mark.thorough)
 
