@@ -1,4 +1,4 @@
-"""Reducers under two replicas of one process: what travels, what is kept, and what is refused."""
+"""Reducers under two replicas of one process: what travels, is kept and is refused (see `test_two_devices`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Variables that replicas update without waiting for each other: which ones, and no others."""
+"""Variables that replicas update alone: which ones, and no others (see `test_two_devices`)."""
 
 from __future__ import annotations
 
