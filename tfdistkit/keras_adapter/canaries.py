@@ -64,7 +64,7 @@ def _read(iterator: Any) -> int:
     """Reads an epoch as `fit` does; returns the number of its batches."""
     batches = 0
     with iterator.catch_stop_iteration():
-        for _, _, data in iterator:
+        for *_, data in iterator:  # Older versions count in steps, newer in their first and last step.
             next(data)
             batches += 1
     return batches
