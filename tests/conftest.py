@@ -22,7 +22,7 @@ _BUILD = "TFDISTKIT_BUILD_HOROVOD"
 # The first of these tests builds Horovod, which takes minutes.
 _HOROVOD_TIMEOUT_S = 1800
 # What speaks to the tests, and not of a cluster.
-_KEPT = (_REQUIRED, _BUILD, env.CACHE_DIR)
+_KEPT = (_REQUIRED, "TFDISTKIT_REQUIRE_HOSTS", _BUILD, env.CACHE_DIR)
 
 # Why something of it was skipped, for one line at the end.
 _reasons: list[str] = []
