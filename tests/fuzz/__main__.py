@@ -37,6 +37,7 @@ def _arguments() -> argparse.Namespace:
         "--shrink", type=int, default=3, metavar="N", help="how many kinds of failures are shrunk and kept as cases"
     )
     parser.add_argument("--keep", type=Path, default=hunting.CASES, metavar="DIR", help="where cases are kept")
+    parser.add_argument("--eager", action="store_true", help="run them all without `tf.function`")
     parser.add_argument("--fault", default="", help="a fault that is planted (fuzz/planted.py)")
     parser.add_argument("--horovod", default="", metavar="DIR", help="an entry for PYTHONPATH with Horovod in it")
     parser.add_argument("--quiet", action="store_true", help="no line for each program")
@@ -54,6 +55,7 @@ def main() -> int:
     engines = arguments.strategy or ["mirrored"]
     programs = [_program_of(text) for text in arguments.case or []]
     programs = programs or draw_programs(arguments.examples, arguments.first)
+    programs = [one.changed(eager=True, execution=1) for one in programs] if arguments.eager else programs
     say = (lambda line: None) if arguments.quiet else (lambda line: print(line, flush=True))
     hunt = hunting.Hunt(engines, arguments.fault, arguments.horovod, stop_at_failure=bool(arguments.fault), say=say)
     try:

@@ -27,7 +27,7 @@ import tensorflow as tf
 EXAMPLES = 500
 
 # The modules of most faults.
-_GRADIENTS = "strategies.sync.gradient_scaling"
+_GRADIENTS = "strategies.sync.gradients.gradient_scaling"
 _LOSSES = "strategies.sync.loss_scaling"
 _METRICS = "strategies.metrics.metric_updates"
 _LOGS = "strategies.metrics.metric_sync"

@@ -1,4 +1,4 @@
-"""Private names of Keras and TensorFlow are used in one module, which lists every one of them."""
+"""Private names of Keras and TensorFlow are used in two modules, and every one of them is in a list."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import tfdistkit
 
 PACKAGE = Path(tfdistkit.__file__).parent
 TREES = {file: ast.parse(file.read_text()) for file in sorted(PACKAGE.rglob("*.py"))}
-ADAPTER = PACKAGE / "keras_adapter" / "private_api.py"
+ADAPTERS = [PACKAGE / "keras_adapter" / f"{name}.py" for name in ("private_api", "private_datasets")]
 NAMES = PACKAGE / "keras_adapter" / "private_names.py"
 PRIVATE = re.compile(r"_[a-z]\w*$")
 # Of the standard library: the frames of a program, and the groups of a parser that has no other way to name them.
@@ -70,13 +70,14 @@ def listed(*tables: str) -> set[str]:
     return found
 
 
-def test_the_adapter_lists_what_it_uses() -> None:
-    own = {node.name for node in ast.walk(TREES[ADAPTER]) if isinstance(node, ast.FunctionDef)}
+@pytest.mark.parametrize("adapter", ADAPTERS, ids=lambda f: f.stem)
+def test_the_adapters_list_what_they_use(adapter: Path) -> None:
+    own = {node.name for node in ast.walk(TREES[adapter]) if isinstance(node, ast.FunctionDef)}
     known = listed("SEAMS", "ATTRIBUTES", "OWN_ATTRIBUTES") | own
-    assert sorted({name for name, _ in used(ADAPTER)} - known) == []
+    assert sorted({name for name, _ in used(adapter)} - known) == []
 
 
-@pytest.mark.parametrize("file", [file for file in TREES if file not in (ADAPTER, NAMES)], ids=lambda f: f.stem)
+@pytest.mark.parametrize("file", [file for file in TREES if file not in (*ADAPTERS, NAMES)], ids=lambda f: f.stem)
 def test_no_other_module_uses_private_names(file: Path) -> None:
     """But methods that it overrides, which are listed, too."""
     overridden, of_ours = listed("OVERRIDES", "ATTRIBUTES", "SEAMS"), defined() | OTHERS

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdistkit.data.dataset_metadata import CHOSEN_SEED, GIVEN_SEED, SHARDED, has_mark, marks_of
 from tfdistkit.errors import UnsupportedError, explain
-from tfdistkit.keras_adapter import private_api
+from tfdistkit.keras_adapter import private_api, private_datasets
 from tfdistkit.keras_adapter.dataset_graph import read_graph
 
 # Transformations that read their input more than once, or keep its first order.
@@ -32,7 +32,7 @@ def order_of(x: Any, same_order: bool) -> list[Any]:
     deciding = [one for one in graph.random if one.decides_order]
     seeds = [list(one.seeds) for one in deciding]
     if has_mark(x, SHARDED):  # The seeds of tfdistkit.data are in its marks, for any number of workers.
-        seeds = [list(private_api.seeds_of_dataset(one) or ()) for one, _ in _parts(x) if _shuffles(one)]
+        seeds = [list(private_datasets.seeds_of_dataset(one) or ()) for one, _ in _parts(x) if _shuffles(one)]
     why = next((f"{one} without a seed" for one in deciding if not one.is_seeded), None)
     if why is None and private_api.global_seed() is None and any(m.startswith(CHOSEN_SEED) for m in marks_of(x)):
         why = "`shuffle=True` without a seed"
@@ -100,13 +100,13 @@ def must_be_read_again(x: Any) -> bool:
 def _parts(dataset: Any, is_repeated: bool = False) -> Iterator[tuple[Any, bool]]:
     """Yields a dataset and all of its inputs, each with whether an iterator reads it more than once."""
     yield dataset, is_repeated
-    kind = private_api.kind_of_dataset(dataset)
-    once = kind == "Repeat" and private_api.number_of_dataset(dataset, "_count") == 1
-    for one, times in private_api.inputs_and_times(dataset):
+    kind = private_datasets.kind_of_dataset(dataset)
+    once = kind == "Repeat" and private_datasets.number_of_dataset(dataset, "_count") == 1
+    for one, times in private_datasets.inputs_and_times(dataset):
         yield from _parts(one, is_repeated or times > 1 or (kind.startswith(_REPEATING) and not once))
-    for wrapper in private_api.functions_of_dataset(dataset):
-        variants = [outer for outer, _ in private_api.graph_of(wrapper).captures if outer.dtype == tf.variant]
-        for one in private_api.datasets_of_variants(variants, wrapper):
+    for wrapper in private_datasets.functions_of_dataset(dataset):
+        variants = [outer for outer, _ in private_datasets.graph_of(wrapper).captures if outer.dtype == tf.variant]
+        for one in private_datasets.datasets_of_variants(variants, wrapper):
             yield from _parts(one, True)
 
 
@@ -116,14 +116,14 @@ def shuffles(x: Any) -> bool:
 
 
 def _shuffles(dataset: Any) -> bool:
-    return private_api.kind_of_dataset(dataset).startswith("Shuffle")
+    return private_datasets.kind_of_dataset(dataset).startswith("Shuffle")
 
 
 def _reshuffles(dataset: Any) -> bool:
     """Returns whether each iterator has a new order."""
-    if private_api.kind_of_dataset(dataset) == "Random":
-        return bool(private_api.number_of_dataset(dataset, "_rerandomize"))
-    return _shuffles(dataset) and private_api.number_of_dataset(dataset, "_reshuffle_each_iteration") != 0
+    if private_datasets.kind_of_dataset(dataset) == "Random":
+        return bool(private_datasets.number_of_dataset(dataset, "_rerandomize"))
+    return _shuffles(dataset) and private_datasets.number_of_dataset(dataset, "_reshuffle_each_iteration") != 0
 
 
 def other_order(seeds: list[Any], expected: list[Any]) -> UnsupportedError:

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdistkit.keras_adapter import private_api
+from tfdistkit.keras_adapter import private_datasets
 
 # Operations that determine the elements and their order.
 _ORDERS = ("ShuffleDataset", "ShuffleAndRepeatDataset", "RandomDataset")
@@ -145,31 +145,31 @@ class _Reader:
         """
         if not self._is_new(dataset):
             return
-        for one in private_api.inputs_of_dataset(dataset):
+        for one in private_datasets.inputs_of_dataset(dataset):
             self.read(one, where, chooses)
-        behind = private_api.graph_behind(dataset)
+        behind = private_datasets.graph_behind(dataset)
         for operation in [] if behind is None else behind.get_operations():
             self._read_operation(operation, {}, where, chooses, False)
-        name = private_api.kind_of_dataset(dataset)
+        name = private_datasets.kind_of_dataset(dataset)
         self._read_object(dataset, name, where)
-        for wrapper in private_api.functions_of_dataset(dataset):
-            inside = f" in the function of {_called(name)}{private_api.line_of(wrapper)}{where}"
+        for wrapper in private_datasets.functions_of_dataset(dataset):
+            inside = f" in the function of {_called(name)}{private_datasets.line_of(wrapper)}{where}"
             chosen = chooses or name.removeprefix("Parallel").startswith(_CHOOSING)
-            self._read_function(private_api.graph_of(wrapper), wrapper, inside, chosen)
+            self._read_function(private_datasets.graph_of(wrapper), wrapper, inside, chosen)
 
     def _read_object(self, dataset: Any, name: str, where: str) -> None:
-        seeds = private_api.seeds_of_dataset(dataset)
+        seeds = private_datasets.seeds_of_dataset(dataset)
         if seeds is not None:
             self._add(RandomSource(f"`{_method(name)}`", seeds, seeds != (0, 0), True, where))
-        if private_api.is_sloppy(dataset):
-            line = "".join(private_api.line_of(one) for one in private_api.functions_of_dataset(dataset))
+        if private_datasets.is_sloppy(dataset):
+            line = "".join(private_datasets.line_of(one) for one in private_datasets.functions_of_dataset(dataset))
             of = f" of `{_method(name)}`{line}{where}"
             self.graph.nondeterminism.append(Nondeterminism("`deterministic=False`", of))
         for attribute in _SETTINGS.get(name, ()):
-            value = private_api.number_of_dataset(dataset, attribute)
+            value = private_datasets.number_of_dataset(dataset, attribute)
             if value is not None:
                 self.graph.settings.append((_method(name), attribute.lstrip("_"), value))
-        self.graph.arrays += private_api.arrays_of_dataset(dataset)
+        self.graph.arrays += private_datasets.arrays_of_dataset(dataset)
 
     def _add(self, source: RandomSource) -> None:
         self.graph.random.append(source)
@@ -180,7 +180,7 @@ class _Reader:
             return
         captures = {inner.name: outer for outer, inner in function.captures}
         variants = [outer for outer in captures.values() if outer.dtype == tf.variant]
-        for dataset in private_api.datasets_of_variants(variants, wrapper):
+        for dataset in private_datasets.datasets_of_variants(variants, wrapper):
             self.read(dataset, where, chooses)
         has_state = any(outer.dtype == tf.resource for outer in captures.values())
         for operation in function.get_operations():
@@ -195,22 +195,22 @@ class _Reader:
         of_dataset = kind.startswith(_ORDERS)
         seeds = _seeds_of_dataset(operation, captures) if of_dataset else _seeds_of_value(operation, has_state)
         if seeds is not None:
-            line = private_api.user_line(operation)
+            line = private_datasets.user_line(operation)
             name = f"`{_method(kind.partition('Dataset')[0])}`" if of_dataset else f"`{kind}`"
             is_seeded = seeds != (0, 0) and not (has_state and not of_dataset and None in seeds)
             is_parallel = "of a parallel `" in where and not of_dataset
             self._add(RandomSource(name, seeds, is_seeded, of_dataset or chooses, f"{line}{where}", is_parallel))
         self._read_attributes(operation, f"{line}{where}")
         inside = f" in the function of {_called(kind.partition('Dataset')[0])}{where}" if "Dataset" in kind else where
-        for function in private_api.functions_of_operation(operation):
+        for function in private_datasets.functions_of_operation(operation):
             chosen = chooses or kind.removeprefix("Parallel").startswith(_CHOOSING)
             self._read_function(function, None, inside, chosen)
 
     def _read_attributes(self, operation: Any, where: str) -> None:
         if "Dataset" not in operation.type:
             return
-        deterministic = private_api.attribute(operation, "deterministic")
-        if deterministic in (b"false", "false") or private_api.attribute(operation, "sloppy") is True:
+        deterministic = private_datasets.attribute(operation, "deterministic")
+        if deterministic in (b"false", "false") or private_datasets.attribute(operation, "sloppy") is True:
             method = _method(operation.type.partition("Dataset")[0])
             self.graph.nondeterminism.append(Nondeterminism("`deterministic=False`", f" of `{method}`{where}"))
 
@@ -225,7 +225,7 @@ def _seeds_of_dataset(operation: Any, captures: dict[str, Any]) -> tuple[int | N
 
 def _seeds_of_value(operation: Any, has_state: bool) -> tuple[int | None, int | None] | None:
     """Returns the seeds of an operation that draws random values; None for other operations."""
-    seed, seed2 = (private_api.attribute(operation, name) for name in ("seed", "seed2"))
+    seed, seed2 = (private_datasets.attribute(operation, name) for name in ("seed", "seed2"))
     if isinstance(seed, int) and isinstance(seed2, int):
         return seed, seed2
     if operation.type.startswith("Stateful") and "Partitioned" not in operation.type:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfdistkit.keras_adapter import private_api
+from tfdistkit.keras_adapter import private_datasets
 
 Seeds = tuple[str, int, int]
 
@@ -46,7 +46,7 @@ class WrittenDataset:
             raise ValueError(f"its arrays are too large to be copied ({array_bytes >> 20} MB)")
         self._dataset = dataset
         try:
-            serialized = private_api.serialized_dataset(dataset)
+            serialized = private_datasets.serialized_dataset(dataset)
         except (tf.errors.OpError, ValueError) as error:
             raise ValueError(str(getattr(error, "message", error)).splitlines()[0]) from error
         self._graph = tf.compat.v1.GraphDef.FromString(serialized)
@@ -71,7 +71,7 @@ class WrittenDataset:
         variant = tf.raw_ops.DatasetFromGraph(graph_def=self._graph.SerializeToString())
         dataset = tf.data.experimental.from_variant(variant, self._dataset.element_spec)
         dataset = dataset.with_options(self._dataset.options())
-        private_api.keep_alive(dataset, self._dataset)  # Keeps its Python functions.
+        private_datasets.keep_alive(dataset, self._dataset)  # Keeps its Python functions.
         return dataset
 
     def _places(self) -> Iterator[_Place]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdistkit.keras_adapter import private_api
+from tfdistkit.keras_adapter import private_datasets
 
 
 def without_idle_tuning(dataset: Any) -> Any:
@@ -60,15 +60,15 @@ def is_tuned(dataset: tf.data.Dataset) -> bool:
         if id(one) in visited:
             continue
         visited[id(one)] = one  # A reference, so that its id is not reused.
-        functions = private_api.functions_of_dataset(one)
-        kind = private_api.kind_of_dataset(one)
-        if kind == "Variant" or any(_makes_datasets(private_api.graph_of(function)) for function in functions):
+        functions = private_datasets.functions_of_dataset(one)
+        kind = private_datasets.kind_of_dataset(one)
+        if kind == "Variant" or any(_makes_datasets(private_datasets.graph_of(function)) for function in functions):
             return True
-        is_of_keras = bool(functions) and all(map(private_api.is_of_keras_arrays, functions))
+        is_of_keras = bool(functions) and all(map(private_datasets.is_of_keras_arrays, functions))
         if kind.startswith("Parallel") and not is_of_keras:
-            if private_api.number_of_dataset(one, "_num_parallel_calls") in (None, tf.data.AUTOTUNE):
+            if private_datasets.number_of_dataset(one, "_num_parallel_calls") in (None, tf.data.AUTOTUNE):
                 return True
-        pending += private_api.inputs_of_dataset(one)
+        pending += private_datasets.inputs_of_dataset(one)
     return False
 
 

@@ -43,6 +43,7 @@ _MODEL = _where(f"{_TRAINER}:TensorFlowTrainer", f"{_TRAINER}:Trainer")
 _BASE_MODEL = _where("keras.src.trainers.trainer:BaseTrainer", "keras.src.trainers.trainer:Trainer")
 _NUMPY = _where("keras.src.backend.tensorflow.ops.numpy", "keras.src.backend.tensorflow.numpy")
 _CORE = _where("keras.src.backend.tensorflow.ops.core", "keras.src.backend.tensorflow.core")
+_LAYER = "keras.src.layers.layer:Layer"
 _LOSS = "keras.src.losses.loss"
 _VARIABLE = "keras.src.backend.common.variables:Variable"
 _OPTIMIZER = "keras.src.optimizers.base_optimizer:BaseOptimizer"
@@ -159,7 +160,10 @@ SEAMS: dict[str, Seam] = {
     ),
     "save_optimizer": Seam(f"{_OPTIMIZER}.save_own_variables", ("self", "store"), "a sharded table is saved as one"),
     "load_optimizer": Seam(f"{_OPTIMIZER}.load_own_variables", ("self", "store"), "a sharded table is saved as one"),
-    "add_weight": Seam("keras.src.layers.layer:Layer.add_weight", ("self", "trainable", "aggregation"), "layer state"),
+    "add_weight": Seam(f"{_LAYER}.add_weight", ("self", "trainable", "aggregation"), "layer state"),
+    "add_loss": Seam(f"{_LAYER}.add_loss", ("self", "loss"), "each eager replica has losses of its own"),
+    "own_losses": Seam(f"{_LAYER}._get_own_losses", ("self",), "the same"),
+    "clear_losses": Seam(f"{_LAYER}._clear_losses", ("self",), "the same"),
     "to_float": Seam(f"{_VARIABLE}.__float__", ("self",), "float(optimizer.iterations)"),
     "to_int": Seam(f"{_VARIABLE}.__int__", ("self",), "int(optimizer.iterations)"),
     "deferred_capture": Seam(
@@ -170,7 +174,7 @@ SEAMS: dict[str, Seam] = {
     # Keras: what is called.
     "stateless_scope": Seam("keras.src.backend.common.stateless_scope:get_stateless_scope", (), "rows of a table"),
     "slot_index": Seam(f"{_OPTIMIZER}._get_variable_index", ("self", "variable"), "rows of a slot of Adagrad"),
-    "layers": Seam("keras.src.layers.layer:Layer._flatten_layers", ("self",), "is a backup of the same model?"),
+    "layers": Seam(f"{_LAYER}._flatten_layers", ("self",), "is a backup of the same model?"),
     "compile_arguments": Seam("keras.src.saving.serialization_lib:SerializableDict", (), "is it of the same losses?"),
     "model_build": Seam(f"{_MODEL}._symbolic_build", ("self", "data_batch"), "a model is built from shapes"),
     "variable_value": Seam(f"{_VARIABLE}.value", (), "no lost updates: Keras's assign_add is assign(self + v)"),
@@ -187,6 +191,7 @@ SEAMS: dict[str, Seam] = {
     "keras_mask": Seam("keras.src.backend.common.masking:set_keras_mask", ("x", "mask"), "masks of gathered rows"),
     "variable_autocast": Seam(f"{_VARIABLE}._maybe_autocast", ("self", "value"), "no lost updates"),
     "epoch_end": Seam(f"{_TRAINER}:TFEpochIterator.tf_sync", ("self",), "an epoch ends with its steps"),
+    "thread_state": Seam("keras.src.backend.common.global_state:GLOBAL_STATE_TRACKER", (), "replicas in threads"),
     "data_adapter": Seam("keras.src.trainers.data_adapters.data_adapter:DataAdapter", (), "data that workers read"),
     # TensorFlow: what is overridden.
     "ps_extended": Seam(
@@ -383,7 +388,7 @@ ATTRIBUTES: tuple[Attributes, ...] = (
         "keras.src.trainers.data_adapters.tf_dataset_adapter:TFDatasetAdapter", ("_dataset",), "the user's dataset"
     ),
     Attributes(_BASE_MODEL, ("_compile_config", "_symbolic_build"), "built as Keras does"),
-    Attributes("keras.src.layers.layer:Layer", ("_flatten_layers",), "the layers of a model"),
+    Attributes(_LAYER, ("_flatten_layers",), "the layers of a model"),
     Attributes(_MODEL, ("_distribute_strategy",), "the strategy of a model"),
     Attributes(_VARIABLE, ("_value", "_maybe_autocast"), "TensorFlow's variable behind Keras's"),
     Attributes("keras.src.metrics.reduction_metrics:MeanMetricWrapper", ("_fn",), "is it Keras's own?"),

@@ -16,10 +16,11 @@ from tfdistkit.data.batch_rows import steps_of_own_data
 from tfdistkit.data.dataset_metadata import marks_of
 from tfdistkit.data.rows import Split
 from tfdistkit.errors import UnsupportedError, explain
-from tfdistkit.keras_adapter import private_api
+from tfdistkit.keras_adapter import private_api, private_datasets
 from tfdistkit.keras_adapter.dataset_tuning import without_idle_tuning
 from tfdistkit.strategies.step_clock import StepClock
-from tfdistkit.strategies.sync import batch_sharding, peer_errors, reducer_state, sparse_gradients, step
+from tfdistkit.strategies.sync import batch_sharding, peer_errors, step
+from tfdistkit.strategies.sync.gradients import reducer_state, sparse_gradients
 from tfdistkit.strategies.variables import of_an_optimizer
 
 
@@ -61,7 +62,7 @@ class KerasStrategyMixin:
         if self.num_replicas_in_sync == 1 and isinstance(dataset, tf.data.Dataset):
             # Nothing to split: TensorFlow's distributed iterator would only cost time (1 ms a step).
             return dataset
-        if isinstance(dataset, tf.data.Dataset) and private_api.batch_size_of(dataset) is None:
+        if isinstance(dataset, tf.data.Dataset) and private_datasets.batch_size_of(dataset) is None:
             # What tf.data batched lies in memory of its own already, and only there it knows the batch size,
             # by which it cuts a worker's own part.
             dataset = batch_sharding.keep_arrays_safe(dataset)
@@ -227,7 +228,7 @@ class KerasStrategyMixin:
         replicas, devices = self.num_replicas_in_sync, len(self.extended.worker_devices)
         if not isinstance(dataset, tf.data.Dataset) or not self._is_own_part(dataset):
             return None
-        batch_size = private_api.batch_size_of(dataset)
+        batch_size = private_datasets.batch_size_of(dataset)
         return steps_of_own_data(dataset, batch_size, replicas, private_api.first_replica_id(self), devices)
 
     def _is_own_part(self, dataset: tf.data.Dataset) -> bool:

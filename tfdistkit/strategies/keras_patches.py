@@ -17,12 +17,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfdistkit.collectives.differentiable import weigh_gradients_by
-from tfdistkit.data.batch_info import add_info, info_of
+from tfdistkit.data.batch_info import info_of
 from tfdistkit.data.rows import rows_error
-from tfdistkit.keras_adapter import data_position, fit, private_api, private_lookup, table_parts, table_rows
-from tfdistkit.strategies import model_scope
-from tfdistkit.strategies.consistency.data_comparison import is_compared
-from tfdistkit.strategies.consistency.epoch_comparison import EpochComparison
+from tfdistkit.keras_adapter import fit, private_api, private_datasets, private_lookup, table_parts, table_rows
+from tfdistkit.strategies import epoch_data, model_scope
 from tfdistkit.strategies.metrics import metric_patches
 from tfdistkit.strategies.metrics.metric_sync import agree
 from tfdistkit.strategies.parameter_server import atomic_updates, inflight
@@ -31,12 +29,12 @@ from tfdistkit.strategies.sync import (
     batch_sharding,
     collective_keys,
     collective_timeout,
-    gradient_scaling,
+    layer_losses,
     loss_scaling,
-    reducer_state,
 )
 from tfdistkit.strategies.sync import step as steps
 from tfdistkit.strategies.sync.batch_sharding import BatchPart
+from tfdistkit.strategies.sync.gradients import gradient_scaling, reducer_state
 
 
 @functools.cache
@@ -108,78 +106,6 @@ def _reduce_per_replica(original: Any, values: Any, strategy: Any, reduction: st
         return original(values, strategy, reduction)
 
     return keras.tree.map_structure(lambda value: strategy.experimental_local_results(value)[0], values)
-
-
-def _make_epoch_iterator(
-    original: Any, iterator: Any, distribute_strategy: Any = None, *args: Any, **kwargs: Any
-) -> None:
-    """Splits the batches of `fit`, `evaluate` and `predict`, shuffled alike on all ranks (`agreed_shuffling`)."""
-    is_ours = private_api.is_ours(distribute_strategy)
-    shuffles = is_ours and kwargs.get("shuffle")
-    agreed = distribute_strategy.agreed_shuffling() if shuffles else contextlib.nullcontext()
-    compares = is_ours and is_compared(distribute_strategy)
-    comparison = EpochComparison(distribute_strategy, kwargs) if compares else None
-    given = _ForKeras(distribute_strategy, comparison) if is_ours else distribute_strategy
-    followed = data_position.pop_pending()
-    add_info(iterator, comparison=comparison, position=followed)
-    with agreed, contextlib.nullcontext() if followed is None else followed.made(iterator):
-        original(iterator, given, *args, **kwargs)
-        if comparison is not None:
-            comparison.finish(iterator)
-    distributed = private_api.dataset_of(iterator)
-    if info_of(distributed).ends_every_epoch:
-        private_api.let_data_end_every_epoch(iterator)
-    if info_of(distributed).is_own_part:
-        iterator.data_adapter = _Uncounted(iterator.data_adapter)
-        private_api.let_data_end_epoch(iterator, _Uncounted(distributed))
-
-
-def _epoch_end(original: Any, iterator: Any) -> None:
-    """Waits, where workers run the steps, for those of the epoch: after it Keras reads the metrics."""
-    strategy: Any = private_api.strategy_of_iterator(iterator)
-    if private_api.is_ours(strategy):
-        strategy.finish_steps()
-    original(iterator)
-
-
-class _ForKeras:
-    """A strategy as an epoch iterator sees it: something that distributes a dataset."""
-
-    def __init__(self, strategy: Any, comparison: EpochComparison | None):
-        self._strategy, self._comparison = strategy, comparison
-
-    def experimental_distribute_dataset(self, dataset: Any) -> Any:
-        if self._comparison is None:
-            return self._strategy.distribute_keras_batches(dataset)
-        return self._comparison.distributed(dataset)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._strategy, name)
-
-
-class _Uncounted:
-    """A data adapter, and its distributed dataset, that do not say how many steps an epoch has.
-
-    TensorFlow cuts each batch of a worker's own dataset into one step for each replica of the job, but Keras
-    counts the batches: it would end an epoch of two workers after half of the data, and after a different
-    number of steps on each worker if their parts differ, which hangs. Uncounted, the data itself ends it.
-
-    There Keras runs a step without data, which fails, but not before it has counted `optimizer.iterations`
-    up: nothing of that needs data. For the iterators made here, `_make_function` lets everything wait for it.
-    """
-
-    num_batches = None
-
-    def __init__(self, counted: Any):
-        self._counted = counted
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._counted, name)
-
-    def __iter__(self) -> Any:
-        iterator = iter(self._counted)
-        add_info(iterator, is_uncounted=True)
-        return iterator
 
 
 def _one_progress_bar(original: Any, bar: Any, params: Any) -> None:
@@ -322,6 +248,12 @@ def _to_python(original: Any, variable: Any, kind: type) -> Any:
     return original(variable)
 
 
+def _own_function_context(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Lets a tf.function that a step calls be traced for this step alone."""
+    of_step = functools.partial(steps.own_function_context, original)
+    return atomic_updates.own_function_context(of_step, *args, **kwargs)
+
+
 def _capture_in_function(original: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
     """Lets a branch or a loop pass a call-time value (a collective's key) on from the function around it.
 
@@ -338,10 +270,10 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "all_gather": collective_timeout.around,
     "launch_all_reduce": collective_keys.launch_all_reduce,
     "instance_key": collective_keys.instance_key,
-    "function_context": steps.own_function_context,
+    "function_context": _own_function_context,
     "make_function": _make_function,
     "symbolic_build": _maybe_symbolic_build,
-    "epoch_iterator": _make_epoch_iterator,
+    "epoch_iterator": epoch_data.make_epoch_iterator,
     "reduce_per_replica": _reduce_per_replica,
     "progress_bar": _one_progress_bar,
     "epoch_steps": fit.epoch_steps,
@@ -373,6 +305,9 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "unscale_loss": loss_scaling.unscale_loss,
     "compute_average_loss": loss_scaling.compute_average_loss,
     "scale_regularization_loss": loss_scaling.scale_regularization_loss,
+    "add_loss": layer_losses.add_loss,
+    "own_losses": layer_losses.own_losses,
+    "clear_losses": layer_losses.clear_losses,
     "next_seed": _next_seed,
     "remote_value_get": inflight.fetch_aside,
     "take": table_rows.take,
@@ -385,10 +320,10 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "to_float": functools.partial(_to_python, kind=float),
     "to_int": functools.partial(_to_python, kind=int),
     "deferred_capture": _capture_in_function,
-    "epoch_end": _epoch_end,
+    "epoch_end": epoch_data.finish_epoch,
     "variable_value": atomic_updates.value,
     "variable_assign": metric_patches.direct_assign,
     "metric": metric_patches.metric_made,
     "metric_variable": metric_patches.metric_variable,
-    "parallel_interleave": private_api.note_order,
+    "parallel_interleave": private_datasets.note_order,
 }

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdistkit.callbacks.backup.description import describe, is_made_by_keras, sample
 from tfdistkit.callbacks.backup.model_state import optimizers_of
-from tfdistkit.keras_adapter import private_api
+from tfdistkit.keras_adapter import private_api, private_datasets
 from tfdistkit.keras_adapter.dataset_graph import read_graph
 
 _OFF = tf.data.experimental.AutoShardPolicy.OFF
@@ -106,15 +106,15 @@ def _of_dataset(dataset: tf.data.Dataset, workers: int) -> dict[str, Any]:
         # Each worker's own shard, which depends on the number of workers.
         described = {f"part of {workers}": described}
     specs = [_spec(one) for one in tf.nest.flatten(dataset.element_spec)]
-    return {"element_spec": specs, "batch_size": private_api.batch_size_of(dataset), **described}
+    return {"element_spec": specs, "batch_size": private_datasets.batch_size_of(dataset), **described}
 
 
 def _captured(dataset: tf.data.Dataset) -> Iterator[tf.Tensor]:
     """Yields the tensors that the functions of a dataset capture."""
-    for one in private_api.inputs_of_dataset(dataset):
+    for one in private_datasets.inputs_of_dataset(dataset):
         yield from _captured(one)
-    for wrapper in private_api.functions_of_dataset(dataset):
-        for outer, _ in private_api.graph_of(wrapper).captures:
+    for wrapper in private_datasets.functions_of_dataset(dataset):
+        for outer, _ in private_datasets.graph_of(wrapper).captures:
             if hasattr(outer, "numpy") and outer.dtype not in (tf.variant, tf.resource):
                 yield outer
 

@@ -129,13 +129,22 @@ def direct_assign(original: Any, variable: Any, new: Any) -> Any:
     return None
 
 
+def own_function_context(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Makes TensorFlow trace a tf.function that a step calls for this step only, whose values it may hold."""
+    context, updates = original(*args, **kwargs), current()
+    return context if updates is None else context._replace(context=(context.context, updates))
+
+
 def _graph() -> Any:
-    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    return tf.compat.v1.get_default_graph()
 
 
 def _can_see(graph: Any) -> bool:
-    """Returns whether a value of a graph can be used in the current graph: the same one, or an inner one."""
+    """Returns whether a value of a graph can be used in the current graph: the same one, or a branch or loop in it.
+
+    A tf.function that the step calls reads variables itself: its trace may run again, after they were written.
+    """
     here = _graph()
-    while here is not None and here is not graph:
-        here = getattr(here, "outer_graph", None)
+    while here is not graph and private_api.is_branch_or_loop(here):
+        here = here.outer_graph
     return here is graph

@@ -198,6 +198,7 @@ class _Job:
 
     def __init__(self, strategy: Any, model: Any, step_function: Callable[[Any], Any], clock: CoordinatedClock | None):
         self._strategy, self._model, self._step_function, self._clock = strategy, model, step_function, clock
+        self._any_rows = not model.run_eagerly  # With it, Keras weighs losses by the rows of each batch.
         # Results that came before those of earlier steps: sums in the order of the batches are bitwise reproducible.
         self._early: dict[int, Any] = {}
         self._next = 0
@@ -234,7 +235,7 @@ class _Job:
             return self._on_any_batches(batches)
         like: Any = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
         given = batches
-        if all(isinstance(spec, tf.TensorSpec) for spec in tf.nest.flatten(element_spec or [None])):
+        if self._any_rows and all(isinstance(spec, tf.TensorSpec) for spec in tf.nest.flatten(element_spec or [None])):
             like, given = (len(batches),), (element_spec,) * len(batches)
         if like not in self._traced:
             self._traced[like] = self._on_any_batches(given).get_concrete_function(*given)
@@ -253,7 +254,7 @@ class _Job:
                     records = [*records, *more_records]
                 return sums, logs, [], records
 
-            self._on_batches[len(batches)] = tf.function(on_batches, autograph=False, reduce_retracing=True)
+            self._on_batches[len(batches)] = tf.function(on_batches, autograph=False, reduce_retracing=self._any_rows)
         return self._on_batches[len(batches)]
 
     def on_worker_data(self, element_spec: Any, steps: int) -> Any:
@@ -294,7 +295,7 @@ class _Job:
             times = [] if watch is None else [watch.times(batch, logs)]
             return packed([*updates.sums(), *times]), {} if self.logs_are_metrics else logs, records.tensors
 
-        return tf.function(one, reduce_retracing=True, autograph=False)
+        return tf.function(one, reduce_retracing=self._any_rows, autograph=False)
 
     def _make_on_worker_data(self, element_spec: Any, steps: int) -> Any:
         # An OutOfRangeError would fail the whole job, so a worker without data returns its number instead.

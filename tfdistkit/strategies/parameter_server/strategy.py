@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import time
 from typing import Any
 
@@ -39,7 +40,8 @@ class ParameterServerExtended(ReplicaMixin, private_api.ParameterServerStrategyV
     """Runs a step on a worker. No merge_call: accumulation and EMA run in branches (keras#20582)."""
 
     def _run_inline(self, fn: Any, args: tuple, kwargs: dict) -> Any:
-        with atomic_updates.running():
+        # An eager step runs in the coordinator, where no other step runs beside it.
+        with contextlib.nullcontext() if tf.executing_eagerly() else atomic_updates.running():
             return super()._run_inline(fn, args, kwargs)
 
 

@@ -6,11 +6,14 @@ weight zero: a row of the batch if the batch is available (`batch_sharding`), el
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from tfdistkit.data.rows import count_rows
+from tfdistkit.errors import UnsupportedError, explain
 
 
 def with_placeholder(data: Any, is_empty: Any) -> Any:
@@ -78,3 +81,25 @@ def hide_emptiness(values: Any) -> Any:
         return tf.compat.v1.placeholder_with_default(value, [None, *value.shape[1:]])
 
     return tf.nest.map_structure(hide, values)
+
+
+@contextlib.contextmanager
+def explaining_errors(step: Any) -> Iterator[None]:
+    """Explains an error of a custom eager step on no rows, where no placeholder can be: its loss would count.
+
+    Args:
+        step: The step (`ReplicaStep`); None for none.
+    """
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        if step is None or not step.is_eager or step.in_keras_step or step.held_rows != 0:
+            raise
+        raise UnsupportedError(
+            explain(
+                f"Replica {step.replica_id} has no rows of this batch, and a layer cannot run on none.",
+                received=str(error.message).strip().splitlines()[0][:200],
+                expected=f"at least one row for each of the {step.replicas} replicas in your own loop",
+                do="Batch with `drop_remainder=True`, or train with `fit`, where such a replica has a row of weight 0.",
+            )
+        ) from error

@@ -36,7 +36,11 @@ class ReplicaMixin:
             return self._lifted(fn)(*args, **kwargs)
         if len(self.worker_devices) == 1:
             return self._run_inline(fn, args, kwargs)
-        return super()._call_for_each_replica(self._in_step(fn, args, kwargs), args, kwargs)
+        state = private_api.thread_state()
+        made: dict[str, Any] = {}
+        outputs = super()._call_for_each_replica(self._in_step(fn, args, kwargs, state, made), args, kwargs)
+        private_api.add_to_thread_state(made)
+        return outputs
 
     def _lifted(self, fn: Any) -> Any:
         """Returns a tf.function that runs the replicas inside, for a tf.function given to `strategy.run`.
@@ -64,15 +68,23 @@ class ReplicaMixin:
         ):
             return self._run_step(fn, args, kwargs, step.is_predicting())
 
-    def _in_step(self, fn: Any, args: tuple, kwargs: dict) -> Any:
-        """Wraps the function of a replica thread so that it runs with a `ReplicaStep`."""
+    def _in_step(self, fn: Any, args: tuple, kwargs: dict, state: dict, made: dict) -> Any:
+        """Wraps the function of a replica thread so that it runs with a `ReplicaStep`.
+
+        Keras keeps the dtype policy, seeds, scopes and names for each thread, and TensorFlow starts new threads for
+        every step: they go on with the `state` of the thread that called, and leave what they had in the end in `made`.
+        """
         total = self._sum_of_local_rows(args, kwargs)
         is_of_batch = [isinstance(value, tf.distribute.DistributedValues) for value in tf.nest.flatten((args, kwargs))]
         is_predicting = step.is_predicting()
 
         @tf.autograph.experimental.do_not_convert
         def in_step(*args: Any, **kwargs: Any) -> Any:
-            return self._run_step(fn, args, kwargs, is_predicting, total, is_of_batch)
+            private_api.set_thread_state(state)
+            private_api.add_to_thread_state(made)
+            outputs = self._run_step(fn, args, kwargs, is_predicting, total, is_of_batch)
+            made.update(private_api.thread_state())
+            return outputs
 
         return in_step
 
@@ -91,7 +103,7 @@ class ReplicaMixin:
         is_empty = tf.equal(own.rows, 0) if is_predicting and own is not None and own.may_be_empty else None
         if is_empty is not None and part is None:
             args = placeholder_rows.with_placeholder(args, is_empty)
-        with step.running(own):
+        with step.running(own), placeholder_rows.explaining_errors(own):
             outputs = fn(*placeholder_rows.hide_emptiness(args), **placeholder_rows.hide_emptiness(kwargs))
         return outputs if is_empty is None else placeholder_rows.without_placeholder(outputs, is_empty)
 

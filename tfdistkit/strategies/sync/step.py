@@ -64,6 +64,8 @@ class ReplicaStep:
         self.gathered: dict[int, tuple[Any, Any]] = {}
         self.merged: dict[int, Any] = {}
         self.results: dict[int, Any] = {}
+        # The layers of an eager step, by id, with the losses that they added (`layer_losses`).
+        self.losses: dict[int, tuple[Any, list[Any]]] = {}
         # Measures the sums of this step, if not None (`step_clock`).
         self.clock: Any = None
         self._own_traces = object()

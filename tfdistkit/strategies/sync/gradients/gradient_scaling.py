@@ -14,6 +14,7 @@ from tfdistkit.collectives.differentiable import with_gradient_times
 from tfdistkit.keras_adapter import private_api
 from tfdistkit.strategies.parameter_server import profiling
 from tfdistkit.strategies.sync import step as steps
+from tfdistkit.strategies.sync.gradients import missing_gradients
 
 
 def apply(original: Any, optimizer: Any, grads: Any, trainable_variables: Any = None) -> None:
@@ -30,8 +31,10 @@ def apply(original: Any, optimizer: Any, grads: Any, trainable_variables: Any = 
     grads = list(grads)
     if trainable_variables is not None:
         trainable_variables = list(trainable_variables)
-    present = [i for i, g in enumerate(grads) if g is not None]
     known = trainable_variables if trainable_variables is not None else private_api.variables_of(optimizer)
+    if step.is_eager:
+        grads = missing_gradients.added(step, grads, known)
+    present = [i for i, g in enumerate(grads) if g is not None]
     variables = [known[i] for i in present]
 
     parts = step.without_empty(_parts_of_global_gradients(step, [grads[i] for i in present]))
