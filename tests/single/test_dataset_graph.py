@@ -79,13 +79,13 @@ ORDERS: dict[str, Callable[[Any, int | None], Any]] = {
 
 @pytest.mark.parametrize("what", ORDERS)
 def test_an_order_without_a_seed_is_found(dataset_graph: Any, tf: Any, what: str) -> None:
-    (source,) = [one for one in dataset_graph.random_sources(ORDERS[what](tf, None)) if one.decides_order]
+    (source,) = [one for one in dataset_graph.read_graph(ORDERS[what](tf, None)).random if one.decides_order]
     assert not source.is_seeded and source.seeds == (0, 0)
 
 
 @pytest.mark.parametrize("what", ORDERS)
 def test_seeds_of_an_order_are_read(dataset_graph: Any, tf: Any, what: str) -> None:
-    (five,), (six,) = (dataset_graph.random_sources(ORDERS[what](tf, seed)) for seed in (5, 6))
+    (five,), (six,) = (dataset_graph.read_graph(ORDERS[what](tf, seed)).random for seed in (5, 6))
     assert 5 in five.seeds and 6 in six.seeds and five.is_seeded
 
 
@@ -93,17 +93,17 @@ def test_captured_datasets_are_read(dataset_graph: Any, tf: Any) -> None:
     outer = tf.data.Dataset.range(5).shuffle(3, seed=5)
     held = {"by a dict": [tf.data.Dataset.range(5).shuffle(3, seed=6)]}
     taken = tf.data.Dataset.range(3).flat_map(lambda i: tf.data.Dataset.zip(outer, held["by a dict"][0].take(i)))
-    assert sorted(source.seeds[1] for source in dataset_graph.random_sources(taken)) == [5, 6]
+    assert sorted(source.seeds[1] for source in dataset_graph.read_graph(taken).random) == [5, 6]
 
 
 def test_values_do_not_decide_the_order(dataset_graph: Any, tf: Any) -> None:
     noisy = tf.data.Dataset.range(3).map(lambda i: tf.random.uniform([]), num_parallel_calls=2)
-    (source,) = dataset_graph.random_sources(noisy)
+    (source,) = dataset_graph.read_graph(noisy).random
     assert (source.is_seeded, source.decides_order) == (False, False)
     assert f"{THIS_FILE}:" in str(source) and "in the function of a parallel `map`" in str(source)
     generator = tf.random.Generator.from_seed(1)
-    assert dataset_graph.random_sources(tf.data.Dataset.range(3).map(lambda i: generator.uniform([])))
-    assert not dataset_graph.random_sources(tf.data.Dataset.range(3).map(lambda i: i + 1).batch(2))
+    assert dataset_graph.read_graph(tf.data.Dataset.range(3).map(lambda i: generator.uniform([]))).random
+    assert not dataset_graph.read_graph(tf.data.Dataset.range(3).map(lambda i: i + 1).batch(2)).random
 
 
 SLOPPY: dict[str, Callable[[Any], Any]] = {

@@ -127,6 +127,13 @@ def require_reducer(reducer: Any) -> None:
         )
 
 
+def times(tensor: Any, factor: Any) -> Any:
+    """Multiplies a tensor, dense or IndexedSlices, by a number."""
+    if isinstance(tensor, tf.IndexedSlices):
+        return tf.IndexedSlices(times(tensor.values, factor), tensor.indices, tensor.dense_shape)
+    return tensor * tf.cast(factor, tensor.dtype)
+
+
 def cast(tensor: Any, dtype: Any) -> Any:
     """Returns a tensor, dense or IndexedSlices, in another dtype; one that holds no floats as it is."""
     if not tensor.dtype.is_floating:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from tfdistkit.communication.reducer import Reducer, Wire
+from tfdistkit.communication.reducer import Reducer, Wire, times
 
 
 class Average(Reducer):
@@ -24,7 +25,17 @@ class Sum(Reducer):
         self.inner = inner or Average()
 
     def reduce(self, gradients: list[Any], variables: list[Any], state: list[Any], wire: Wire) -> list[Any]:
-        return self.inner.reduce(scale(gradients, wire.replicas), variables, state, wire)
+        return self.inner.reduce([times(g, wire.replicas) for g in gradients], variables, state, wire)
+
+    def build(self, variables: list[Any], make_state: Callable[[Any, str], Any]) -> list[Any] | None:
+        return self.inner.build(variables, make_state)
+
+    def after_apply(self, variables: list[Any], state: list[Any], wire: Wire) -> None:
+        self.inner.after_apply(variables, state, wire)
+
+    @property
+    def has_state(self) -> bool:
+        return self.inner.has_state
 
 
 class FP16(Reducer):
@@ -52,17 +63,7 @@ class Adasum(Reducer):
         self.dtype = dtype
 
     def reduce(self, gradients: list[Any], variables: list[Any], state: list[Any], wire: Wire) -> list[Any]:
-        return wire.adasum(scale(densify(gradients), wire.replicas), self.dtype)
-
-
-def scale(gradients: list[Any], factor: float) -> list[Any]:
-    """Multiplies gradients, dense or IndexedSlices, by a number."""
-    return [
-        tf.IndexedSlices(g.values * tf.cast(factor, g.dtype), g.indices, g.dense_shape)
-        if isinstance(g, tf.IndexedSlices)
-        else g * tf.cast(factor, g.dtype)
-        for g in gradients
-    ]
+        return wire.adasum([times(g, wire.replicas) for g in densify(gradients)], self.dtype)
 
 
 def densify(gradients: list[Any]) -> list[Any]:

@@ -92,15 +92,6 @@ class DatasetGraph:
     has_generator: bool = False
 
 
-def random_sources(dataset: tf.data.Dataset) -> list[RandomSource]:
-    """Returns the sources of randomness in a dataset and its functions.
-
-    Args:
-        dataset: The dataset.
-    """
-    return read_graph(dataset).random
-
-
 def nondeterminism(dataset: tf.data.Dataset) -> list[Nondeterminism]:
     """Returns the transformations in a dataset that have no fixed order.
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tfdistkit.errors import OptionError, explain
-from tfdistkit.report.private_files import make_folder, write_file
+from tfdistkit.report.private_files import make_folder, write_file, writing_logs
 
 STDIN = "-"
 # Marks such a program in the arguments of `tfdistkit.worker`.
@@ -55,13 +55,9 @@ class PipedScript:
         Raises:
             OptionError: if it cannot be written.
         """
-        try:
+        with writing_logs():
             make_folder(run_dir)
             write_file(run_dir / _FILE_NAME, self.text)
-        except OSError as error:
-            raise OptionError(
-                explain("The folder for the logs cannot be used.", received=str(error), expected="a folder to write to")
-            ) from error
 
 
 def given_name(program: Sequence[str]) -> str:

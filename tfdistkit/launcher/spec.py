@@ -15,7 +15,7 @@ from tfdistkit.launcher.process_spec import ProcessSpec as ProcessSpec
 from tfdistkit.launcher.registry import names_with, row_of
 from tfdistkit.report.alone import FILE_NAME as ALONE_FILE
 from tfdistkit.report.crashes import FILE_NAME as CRASH_FILE
-from tfdistkit.report.private_files import make_folder
+from tfdistkit.report.private_files import make_folder, writing_logs
 from tfdistkit.report.progress import FILE_NAME as STEPS_FILE
 from tfdistkit.validation import require_integer, require_positive
 
@@ -104,7 +104,7 @@ def make_folders(run_dir: Path, processes: Sequence[ProcessSpec]) -> None:
     Raises:
         OptionError: if a folder cannot be created or written to.
     """
-    try:
+    with writing_logs():
         for process in processes:
             make_folder(process.folder)
         # Also those of an earlier, larger run: its errors must not be reported as this run's.
@@ -113,10 +113,6 @@ def make_folders(run_dir: Path, processes: Sequence[ProcessSpec]) -> None:
                 stale.unlink()
         (run_dir / ".writable").touch()
         (run_dir / ".writable").unlink()
-    except OSError as error:
-        raise OptionError(
-            explain("The folder for the logs cannot be used.", received=str(error), expected="a folder to write to")
-        ) from error
 
 
 def left_in(run_dir: Path, file_name: str) -> list[Path]:

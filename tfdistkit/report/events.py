@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from tfdistkit.errors import OptionError, explain
-from tfdistkit.report.private_files import make_folder, open_file
+from tfdistkit.report.private_files import make_folder, open_file, writing_logs
 
 FILE_NAME = "events.jsonl"
 
@@ -69,13 +69,9 @@ def require_unused(run_dir: Path) -> None:
 
 
 def _open_locked(run_dir: Path) -> int:
-    try:
+    with writing_logs():
         make_folder(run_dir)
         file = open_file(run_dir / FILE_NAME, os.O_APPEND)
-    except OSError as error:
-        raise OptionError(
-            explain("The folder for the logs cannot be used.", received=str(error), expected="a folder to write to")
-        ) from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -5,8 +5,12 @@ Ignores the umask, and refuses symbolic links: in a folder that other users can 
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
+
+from tfdistkit.errors import OptionError, explain
 
 _FOLDER, _FILE = 0o700, 0o600
 
@@ -65,3 +69,18 @@ def write_file(path: Path, data: bytes) -> None:
     """
     with open(open_file(path), "wb") as file:
         file.write(data)
+
+
+@contextlib.contextmanager
+def writing_logs() -> Iterator[None]:
+    """Turns an OSError in its body, which writes into a run folder, into one of an option.
+
+    Raises:
+        OptionError: (a ValueError) that holds what the system said.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise OptionError(
+            explain("The folder for the logs cannot be used.", received=str(error), expected="a folder to write to")
+        ) from error

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tfdistkit.errors import OptionError, explain
 from tfdistkit.launcher.output.console import Console
 from tfdistkit.launcher.slurm import commands as slurm
 from tfdistkit.launcher.slurm.batch_script import BATCH_FILE, ENDED_FILE, PID_FILE, BatchSpec
@@ -16,7 +15,7 @@ from tfdistkit.report.crashes import read_crash
 from tfdistkit.report.events import EventLog
 from tfdistkit.report.failures import Failure, first_cause_first, signal_name
 from tfdistkit.report.names import ProcessName
-from tfdistkit.report.private_files import make_folder, write_file
+from tfdistkit.report.private_files import make_folder, write_file, writing_logs
 from tfdistkit.report.secret_values import without_secrets_in
 from tfdistkit.supervise.decision import Outcome
 from tfdistkit.supervise.result import JobResult
@@ -62,14 +61,10 @@ def submit_batch_job(job: BatchSpec, script: str, variables: Mapping[str, str]) 
         TfdistkitError: if SLURM is not installed, or rejects the job.
     """
     path = job.run_dir / BATCH_FILE
-    try:
+    with writing_logs():
         make_folder(job.run_dir)
         write_file(path, script.encode())
         write_file(job.log_path, b"")
-    except OSError as error:
-        raise OptionError(
-            explain("The folder for the logs cannot be used.", received=str(error), expected="a folder to write to")
-        ) from error
     return slurm.submit(path, variables)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdistkit.communication.reducer import times
 from tfdistkit.data import rows
 from tfdistkit.strategies.sync.placeholder_rows import with_placeholder
 
@@ -299,13 +300,6 @@ def running(step: ReplicaStep | None) -> Iterator[None]:
         yield
     finally:
         _LOCAL.step = before
-
-
-def times(gradient: Any, factor: Any) -> Any:
-    """Multiplies a gradient, a tensor or IndexedSlices, by a number."""
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(times(gradient.values, factor), gradient.indices, gradient.dense_shape)
-    return gradient * tf.cast(factor, gradient.dtype)
 
 
 def count_rows(values: Any, is_of_batch: list[bool] | None = None) -> tuple[tf.Tensor | None, int | None]:

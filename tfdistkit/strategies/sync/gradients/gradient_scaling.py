@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from tfdistkit.collectives.differentiable import with_gradient_times
+from tfdistkit.communication.reducer import times
 from tfdistkit.keras_adapter import private_api
 from tfdistkit.strategies.parameter_server import profiling
 from tfdistkit.strategies.sync import step as steps
@@ -151,7 +152,7 @@ def tape_gradient(original: Any, tape: Any, target: Any, sources: Any, *args: An
     if not are_variables or not all(_is_of_rows(step, t) for t in tf.nest.flatten(target)):
         return gradients
     inverse = tf.math.divide_no_nan(tf.constant(1.0, tf.float64), tf.cast(step.share(), tf.float64))
-    return tf.nest.map_structure(lambda g: None if g is None else steps.times(g, inverse), gradients)
+    return tf.nest.map_structure(lambda g: None if g is None else times(g, inverse), gradients)
 
 
 def _is_of_rows(step: steps.ReplicaStep, loss: Any) -> bool:
