@@ -7,6 +7,7 @@ import runpy
 from pathlib import Path
 from typing import NoReturn
 
+import patience
 import pytest
 from horovod_environment import Unavailable, provide_horovod
 from tiers import is_slow
@@ -33,7 +34,11 @@ runpy.run_path(str(_STARTUP / "sitecustomize.py"))
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_STARTUP), os.environ.get("PYTHONPATH")]))
 
 
+patience.install()
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(patience)
     config.addinivalue_line("markers", "horovod: runs Horovod, which is built first if it is not cached")
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from equal_training import ENVIRONMENT
+from patience import longer
 from slurm_cluster import SlurmCluster, wait_until
 from slurm_jobs import started
 
@@ -63,7 +64,7 @@ def test_a_rank_that_is_stopped_and_a_node_that_is_gone(slurm: SlurmCluster, tmp
         finally:
             slurm.start_node("n10")
             slurm.wait_for_nodes()
-        assert time.monotonic() - since < DEADLINE_S
+        assert time.monotonic() - since < longer(DEADLINE_S)
     assert "the first failure was\nrank 0 raised" in training.told
     assert "Rank 1 (n2:" in training.told and "no longer takes part" in training.told
     # Woken up to be ended, it may be quick enough to say that it was left alone.

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from patience import longer
 
 from tfdistkit.launcher.local.watchdog import marked_processes
 
@@ -117,7 +118,7 @@ def write_script(folder: Path, text: str, name: str = "script.py") -> str:
 
 def wait_until(condition: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S) -> None:
     """Waits until something is true."""
-    deadline = time.monotonic() + deadline_s
+    deadline = time.monotonic() + longer(deadline_s)
     while not condition():
         assert time.monotonic() < deadline, f"not within {deadline_s} s: {what}"
         time.sleep(0.02)

@@ -14,6 +14,8 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from patience import longer
+
 from tfdistkit.cluster.ports import free_ports
 from tfdistkit.launcher.local.watchdog import marked_processes
 
@@ -48,7 +50,7 @@ class Role:
 
     def wait_for(self, text: str, times: int = 1) -> None:
         """Waits until it has printed something so often."""
-        deadline = time.monotonic() + DEADLINE_S
+        deadline = time.monotonic() + longer(DEADLINE_S)
         while self.printed.count(text) < times:
             assert self.process.poll() is None, f"{self.name} ended ({self.process.returncode}): {self.printed}"
             assert time.monotonic() < deadline, f"{self.name} did not print {text!r}: {self.printed}"

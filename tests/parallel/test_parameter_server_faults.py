@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from coordinator_setup import COUNTING
 from job_process import job, wait_until, write_script
+from patience import longer
 from role_processes import DEADLINE_S, Role, roles
 
 from tfdistkit.report import read_events
@@ -136,7 +137,7 @@ def test_workers_and_the_coordinator_are_killed_and_start_again(tmp_path: Path) 
         start = time.monotonic()
         running.running["worker 0"].kill()
         kind, message = result(chief, "gone")["error"]
-        assert time.monotonic() - start < NAMED_WITHIN_S
+        assert time.monotonic() - start < longer(NAMED_WITHIN_S)
         assert kind == "UnavailableError" and "There is no worker left" in message
         for name in ("worker 0", "worker 1"):
             assert f"{name} at {running.addresses[name]}: nothing listens there" in message
@@ -175,7 +176,7 @@ def test_a_stopped_task_and_a_dead_server_are_named(tmp_path: Path) -> None:
             start = time.monotonic()
             running.running[name].stop()
             kind, message = result(chief, stage)["error"]
-            assert time.monotonic() - start < NAMED_WITHIN_S
+            assert time.monotonic() - start < longer(NAMED_WITHIN_S)
             assert kind == "UnavailableError"
             assert f"{called} has shown no sign of life for {HEARTBEAT_S} seconds" in message
             assert f"{name} at {running.addresses[name]}: accepts connections but does not answer" in message
@@ -188,7 +189,7 @@ def test_a_stopped_task_and_a_dead_server_are_named(tmp_path: Path) -> None:
         start = time.monotonic()
         running.running["ps 0"].kill()
         assert chief.end() == 1
-        assert time.monotonic() - start < 30
+        assert time.monotonic() - start < longer(30)
         address = running.addresses["ps 0"]
         assert f"UnavailableError: Parameter server 0 ({address}) is gone, and the variables on it" in chief.printed
         time.sleep(3)
@@ -292,7 +293,7 @@ def test_a_worker_that_is_cut_off_is_named(tmp_path: Path) -> None:
             start = time.monotonic()
             cut_link(machine)
             kind, message = result(chief, "cut for good")["error"]
-            assert time.monotonic() - start < NAMED_WITHIN_S
+            assert time.monotonic() - start < longer(NAMED_WITHIN_S)
             assert kind == "UnavailableError"
             assert f"Worker 1 has shown no sign of life for {HEARTBEAT_S} seconds" in message
             assert f"worker 1 at {running.addresses['worker 1']}: accepts connections but does not answer" in message

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from job_process import heed_signals, wait_until, write_script
+from patience import longer
 
 from tfdistkit.launcher.local.watchdog import marked_processes
 from tfdistkit.report.events import read_events
@@ -93,7 +94,7 @@ def test_a_failed_rank_ends_a_job_with_a_stalled_reader(tmp_path: Path, is_termi
         begin = time.monotonic()
         (tmp_path / "fail").touch()
         assert job.process.wait(timeout=60) == 9
-        assert time.monotonic() - begin < _GRACE_S + _ANSWER_S
+        assert time.monotonic() - begin < longer(_GRACE_S + _ANSWER_S)
         assert job.left() == []
         assert read_events(tmp_path / "logs")[-1]["exit_code"] == 9
 
@@ -107,7 +108,7 @@ def test_signals_end_a_job_with_a_stalled_reader(tmp_path: Path, is_terminal: bo
         wait_until(lambda: any(e["event"] == "stopping" for e in read_events(tmp_path / "logs")), "stopping")
         job.process.send_signal(number)  # at once now
         assert job.process.wait(timeout=60) == 128 + number
-        assert time.monotonic() - begin < _ANSWER_S
+        assert time.monotonic() - begin < longer(_ANSWER_S)
         assert job.left() == []
 
 

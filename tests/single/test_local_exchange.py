@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from patience import longer
 
 from tfdistkit.cluster import local_exchange
 from tfdistkit.cluster.local_exchange import Listener, LocalExchange, connect
@@ -79,7 +80,7 @@ def test_a_lost_rank_makes_the_others_use_the_collective(three: Ranks, gone: int
     # Without rank 0, both lose their connection; otherwise rank 0 detects it, and closes the other connection.
     assert at_once(left, *[gather(b"x")] * 2) == [None] * 2
     assert at_once(left, *[gather(b"x")] * 2) == [None] * 2
-    assert time.monotonic() - since < 10
+    assert time.monotonic() - since < longer(10)
 
 
 def test_a_rank_that_stops_before_its_vote(three: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:

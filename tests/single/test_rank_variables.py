@@ -23,7 +23,10 @@ def plan(backend: str, inherited: dict[str, str] | None = None, **variables: str
     return plan_processes(job, places_here((5001, 5002, 5003), 8, inherited or {}), python="python")
 
 
-@pytest.mark.parametrize("backend", registry.names())
+STARTED = [name for name in registry.names() if not row_of(name).is_submitted]
+
+
+@pytest.mark.parametrize("backend", STARTED)
 def test_every_backend_tells_rank_and_place(backend: str) -> None:
     for rank, process in enumerate(plan(backend)):
         told = process.env
@@ -88,8 +91,13 @@ def test_roles_are_for_backends_that_can_tell_them() -> None:
             assert JobSpec(2, ("train.py",), Path("/logs"), backend=backend, max_restarts=2).max_restarts == 2
 
 
+def test_a_scheduler_gets_its_jobs_from_the_command() -> None:
+    with pytest.raises(OptionError, match="only `tfdistkit run` submits jobs to SLURM. Received: backend='slurm'"):
+        plan("slurm")
+
+
 def test_an_unknown_backend() -> None:
-    match = "`backend` must be one of: local, horovod, mpi. Did you mean 'mpi'.* Received: backend='mpirun'"
+    match = "`backend` must be one of: local, horovod, mpi, slurm. Did you mean 'mpi'.* Received: backend='mpirun'"
     with pytest.raises(OptionError, match=match):
         JobSpec(1, ("train.py",), Path("/logs"), backend="mpirun")
 
@@ -110,7 +118,7 @@ def test_entry_points_that_are_wrong(monkeypatch: pytest.MonkeyPatch, loaded: ob
 def test_a_backend_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
     row = BackendRow("collections:OrderedDict", lambda cluster: {"MY_RANK": str(cluster.rank)})
     monkeypatch.setattr(registry, "entry_points", lambda _: (EntryPoint("of others", row),))
-    assert registry.names() == ["local", "horovod", "mpi", "of others"]
+    assert registry.names() == ["local", "horovod", "mpi", "slurm", "of others"]
     assert [one.env["MY_RANK"] for one in plan("of others")] == ["0", "1", "2"]
     with pytest.raises(OptionError, match="'of others', which has no parameter servers"):
         JobSpec(2, ("train.py",), Path("/logs"), backend="of others", ps=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+from patience import longer
 
 from tfdistkit.cluster.environments.slurm_notation import expand_counts, expand_hosts
 from tfdistkit.errors import ClusterConfigError
@@ -59,7 +60,7 @@ def test_an_invalid_list_is_refused_quickly() -> None:
     start = time.monotonic()
     with pytest.raises(ClusterConfigError) as caught:
         expand_hosts("n" * 100_000 + "[", "X")
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < longer(20)
     assert len(str(caught.value)) < 1000
 
 

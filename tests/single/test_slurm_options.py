@@ -9,9 +9,10 @@ import pytest
 from slurm_steps import SALLOC, put
 
 from tfdistkit.cli.main import main
+from tfdistkit.cli.run import command
 from tfdistkit.cli.run.options import parse
-from tfdistkit.cli.run.slurm import inherited_variables, make_batch_spec
-from tfdistkit.launcher.slurm.batch_script import BatchSpec, batch_script
+from tfdistkit.cli.run.slurm import inherited_variables
+from tfdistkit.launcher.slurm.batch_script import BatchJob, batch_script
 from tfdistkit.launcher.slurm.commands import JobState, parse_job
 
 
@@ -21,10 +22,10 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("train.py").touch()
 
 
-def spec(*words: str) -> BatchSpec:
+def spec(*words: str) -> BatchJob:
     options = parse(["--backend", "slurm", *words, "train.py", "--epochs", "3"])
     assert options.slurm is not None
-    return make_batch_spec(options, options.slurm, folder=Path("/here"), python="python3")
+    return BatchJob(command.job_of(options, None), options.slurm, folder=Path("/here"), python="python3")
 
 
 def directives(*words: str) -> list[str]:
@@ -60,7 +61,9 @@ def test_the_options_of_the_issue() -> None:
 )
 def test_how_many_tasks_on_how_many_nodes(words: tuple[str, ...], tasks: int, nodes: object, per_node: object) -> None:
     job = spec(*words)
-    assert (job.tasks, job.nodes, job.tasks_per_node) == (tasks, nodes, per_node)
+    wanted = {"ntasks": tasks, "nodes": nodes, "ntasks-per-node": per_node}
+    placed = re.findall("^#SBATCH --(n.*)=(.*)$", batch_script(job), re.MULTILINE)
+    assert dict(placed) == {name: str(number) for name, number in wanted.items() if number is not None}
     assert job.command == ("python3", "-m", "tfdistkit.worker", "train.py", "--epochs", "3")
     assert f'srun --kill-on-bad-exit=1 --label sh -c "$task" tfdistkit {" ".join(job.command)}\n' in batch_script(job)
 

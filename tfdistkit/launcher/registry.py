@@ -35,6 +35,8 @@ class BackendRow:
         has_roles: Whether processes can have roles (chief, worker, ps).
         takes_mpi_args: Whether `--mpi-args` are for it.
         needs_horovod: Whether its workers need Horovod.
+        is_submitted: Whether a scheduler starts the processes, later and elsewhere, when `tfdistkit run` has submitted
+            the job: nothing else can start it, and the scheduler tells each process its rank.
         suffix: What `tfdistkit: starting 2 workers` adds, such as ` by mpirun`.
         default_variables: Takes the network interface of a process, and returns variables for it that the user's win
             over.
@@ -46,6 +48,7 @@ class BackendRow:
     has_roles: bool = False
     takes_mpi_args: bool = False
     needs_horovod: bool = False
+    is_submitted: bool = False
     suffix: str = ""
     default_variables: Callable[[str], dict[str, str]] = rank_variables.nccl_interface
 
@@ -57,6 +60,16 @@ class BackendRow:
         """
         module, _, name = (where or self.launcher).partition(":")
         return getattr(importlib.import_module(module), name)
+
+
+def _submitted(cluster: ClusterSpec) -> dict[str, str]:
+    raise OptionError(
+        explain(
+            "`backend` must start processes here: only `tfdistkit run` submits jobs to SLURM.",
+            received="backend='slurm'",
+            do="Start the script with `tfdistkit run --backend slurm`, or use another backend.",
+        )
+    )
 
 
 _BUILT_IN: Mapping[str, BackendRow] = {
@@ -82,6 +95,7 @@ _BUILT_IN: Mapping[str, BackendRow] = {
         takes_mpi_args=True,
         suffix=" by mpirun",
     ),
+    "slurm": BackendRow(launcher="", variables=_submitted, has_roles=True, is_submitted=True),
 }
 
 
@@ -110,7 +124,7 @@ def row_of(name: str) -> BackendRow:
 
 def names_with(attribute: str) -> list[str]:
     """Returns the names of tfdistkit's backends whose row has something, such as `has_roles`."""
-    return [name for name, row in _BUILT_IN.items() if getattr(row, attribute)]
+    return [name for name, row in _BUILT_IN.items() if getattr(row, attribute) and not row.is_submitted]
 
 
 def load_backend(name: str, job_id: str, size: int, mpi_args: tuple[str, ...] = ()) -> Backend:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tfdistkit.launcher.output.console import Console
 from tfdistkit.launcher.slurm import commands as slurm
-from tfdistkit.launcher.slurm.batch_script import BATCH_FILE, ENDED_FILE, PID_FILE, BatchSpec
+from tfdistkit.launcher.slurm.batch_script import BATCH_FILE, ENDED_FILE, PID_FILE, BatchJob
 from tfdistkit.report.crashes import read_crash
 from tfdistkit.report.events import EventLog
 from tfdistkit.report.failures import Failure, first_cause_first, signal_name
@@ -45,7 +45,7 @@ _EXIT_CODES = {"CANCELLED": 143, "OUT_OF_MEMORY": 137}
 _OTHER_EXIT_CODE = 1
 
 
-def submit_batch_job(job: BatchSpec, script: str, variables: Mapping[str, str]) -> str:
+def submit_batch_job(job: BatchJob, script: str, variables: Mapping[str, str]) -> str:
     """Writes a batch script into the run folder and submits it.
 
     Args:
@@ -69,7 +69,7 @@ def submit_batch_job(job: BatchSpec, script: str, variables: Mapping[str, str]) 
 
 
 def follow_batch_job(
-    number: str, job: BatchSpec, console: Console, signals: Sequence[int]
+    number: str, job: BatchJob, console: Console, signals: Sequence[int]
 ) -> tuple[JobResult, slurm.JobState]:
     """Shows the output of a job, and waits for its end.
 
@@ -96,7 +96,7 @@ def follow_batch_job(
 class _Follower:
     """Follows one running job: polls its state, shows its log, answers signals."""
 
-    def __init__(self, number: str, job: BatchSpec, console: Console, events: EventLog, signals: Sequence[int]):
+    def __init__(self, number: str, job: BatchJob, console: Console, events: EventLog, signals: Sequence[int]):
         self._number, self._job, self._console, self._events, self._signals = number, job, console, events, signals
         self._shown_bytes = 0
         self._state = slurm.JobState("")
@@ -163,7 +163,7 @@ class _Follower:
                 self._console.note(f"tfdistkit: {complaint}")
 
 
-def _result(state: slurm.JobState, job: BatchSpec, signals: Sequence[int], elapsed_s: float) -> JobResult:
+def _result(state: slurm.JobState, job: BatchJob, signals: Sequence[int], elapsed_s: float) -> JobResult:
     if state.is_good:
         return JobResult(Outcome.SUCCEEDED, 0, elapsed_s=elapsed_s)
     tasks = _tasks_of_last_attempt(job)
@@ -182,7 +182,7 @@ def _result(state: slurm.JobState, job: BatchSpec, signals: Sequence[int], elaps
     return JobResult(Outcome.FAILED, code, failures, (), stopped, elapsed_s)
 
 
-def _remembered(state: slurm.JobState, job: BatchSpec) -> slurm.JobState:
+def _remembered(state: slurm.JobState, job: BatchJob) -> slurm.JobState:
     """Returns the state from the batch script's exit code if SLURM no longer knows the job."""
     if state.name != slurm.FORGOTTEN:
         return state
@@ -200,7 +200,7 @@ class _Task:
     has_ended_well: bool = False
 
 
-def _tasks_of_last_attempt(job: BatchSpec) -> list[_Task]:
+def _tasks_of_last_attempt(job: BatchJob) -> list[_Task]:
     """Reads the task folders of the last attempt; the batch script removes the records of earlier runs."""
     attempts = {path.parents[1] for path in job.run_dir.glob(f"attempt.*/rank.*/{PID_FILE}")}
     folder = max(attempts, key=lambda path: int(path.suffix[1:]), default=job.run_dir)
@@ -208,7 +208,7 @@ def _tasks_of_last_attempt(job: BatchSpec) -> list[_Task]:
     return [_look_at(job, job.process_name(number), place) for number, place in places if (place / PID_FILE).exists()]
 
 
-def _look_at(job: BatchSpec, name: ProcessName, folder: Path) -> _Task:
+def _look_at(job: BatchJob, name: ProcessName, folder: Path) -> _Task:
     crash, pid = read_crash(folder), _read(folder / PID_FILE)
     ended = _read(folder / ENDED_FILE).split()
     if crash is None and (len(ended) != 3 or ended[0] == "0"):

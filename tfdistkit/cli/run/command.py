@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import sys
@@ -23,6 +24,7 @@ from tfdistkit.launcher.output.console import Console
 from tfdistkit.launcher.piped_script import PipedScript, read_piped
 from tfdistkit.launcher.placement import HERE
 from tfdistkit.launcher.preparing import Prepared, prepare_attempt
+from tfdistkit.launcher.registry import row_of
 from tfdistkit.launcher.spec import JobSpec, ProcessSpec, temporary_run_dir
 from tfdistkit.report.alone import describe_alone
 from tfdistkit.report.events import require_unused
@@ -56,9 +58,9 @@ def main(arguments: Sequence[str]) -> int:
         try:
             if options.is_isolated:
                 isolate()
-            if options.slurm is not None:
-                return run_in_slurm(options, options.slurm, inbox.received)
-            job = _job(options, piped)
+            job = job_of(options, piped)
+            if row_of(job.backend).is_submitted:
+                return run_in_slurm(job, options, inbox.received)
             prepared = prepare_attempt(job, hurry=lambda: bool(inbox.received))
             if inbox.received:
                 if prepared.backend is not None:
@@ -78,8 +80,16 @@ def _refuse(error: TfdistkitError) -> int:
     return _USAGE_EXIT_CODE
 
 
-def _job(options: RunOptions, piped: PipedScript | None) -> JobSpec:
-    run_dir = options.log_dir.absolute() if options.log_dir else temporary_run_dir(Path(tempfile.gettempdir()))
+def job_of(options: RunOptions, piped: PipedScript | None) -> JobSpec:
+    """Returns the job for the options.
+
+    Args:
+        options: The options of the command.
+        piped: The script, if it does not come from a file.
+    """
+    # Other nodes see the working directory, but not this machine's folder for temporary files.
+    parent = Path.cwd() if row_of(options.backend).is_submitted else Path(tempfile.gettempdir())
+    run_dir = Path(os.path.abspath(options.log_dir)) if options.log_dir else temporary_run_dir(parent)
     return JobSpec(
         world_size=options.np,
         program=options.program if piped is None else piped.program(run_dir, options.program[1:]),

@@ -13,6 +13,7 @@ from tfdistkit.cli.run.parser import make_parser, spellings
 from tfdistkit.cli.run.script_check import is_pipe, module_problem, piped_elsewhere, script_problem, workers_missing
 from tfdistkit.errors import nearest
 from tfdistkit.launcher.hosts import HostsSpec
+from tfdistkit.launcher.slurm.batch_script import SlurmOptions
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class RunOptions:
     max_restarts: int = 0
     hosts: HostsSpec | None = None
     mpi_args: tuple[str, ...] = ()
-    slurm: slurm_options.SlurmOptions | None = None
+    slurm: SlurmOptions | None = None
     is_piped: bool = False
     is_isolated: bool = False
 

@@ -106,7 +106,7 @@ def make_parser() -> Parser:
     )
     add(
         "--backend",
-        choices=[*registry.names(), slurm_options.BACKEND],
+        choices=registry.names(),
         default="local",
         help="local: TensorFlow's own collectives (default); horovod: Horovod with Gloo; mpi: Horovod with mpirun, "
         "or with --ps roles in MPI's world; slurm: a job of SLURM",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -10,16 +9,15 @@ from pathlib import Path
 
 from tfdistkit import env
 from tfdistkit.cli.run.options import RunOptions
-from tfdistkit.cli.run.slurm_options import SlurmOptions
 from tfdistkit.cli.run.starting import hidden_lines
 from tfdistkit.cli.shown import end_console, without_secrets
 from tfdistkit.cluster.environments import horovod, slurm
 from tfdistkit.errors import TfdistkitError
 from tfdistkit.launcher.output.background_sink import standard_sinks
 from tfdistkit.launcher.output.console import Console
-from tfdistkit.launcher.slurm.batch_script import BatchSpec, batch_script
+from tfdistkit.launcher.slurm.batch_script import BatchJob, SlurmOptions, batch_script
 from tfdistkit.launcher.slurm.commands import JobState
-from tfdistkit.launcher.spec import temporary_run_dir
+from tfdistkit.launcher.spec import JobSpec
 from tfdistkit.report.alone import all_worked_alone, describe_alone
 from tfdistkit.report.failures import signal_name
 from tfdistkit.report.summary import describe_run
@@ -34,12 +32,12 @@ _OF_A_JOB = ("SLURM_", "SLURMD_")
 _CONFIGURATION = "SLURM_CONF"
 
 
-def run_in_slurm(options: RunOptions, wanted: SlurmOptions, signals: Sequence[int]) -> int:
+def run_in_slurm(spec: JobSpec, options: RunOptions, signals: Sequence[int]) -> int:
     """Submits the job and follows it until it ends.
 
     Args:
+        spec: The job.
         options: The options of the command.
-        wanted: The options for SLURM.
         signals: The signals that this process received; it grows.
 
     Returns:
@@ -48,7 +46,7 @@ def run_in_slurm(options: RunOptions, wanted: SlurmOptions, signals: Sequence[in
     Raises:
         TfdistkitError: if the job was not submitted.
     """
-    job = make_batch_spec(options, wanted, folder=Path.cwd(), python=sys.executable)
+    job = BatchJob(spec, options.slurm or SlurmOptions(), folder=Path.cwd(), python=sys.executable)
     script = batch_script(job)
     if options.is_dry_run:
         print(without_secrets(script, job.env, job.command), end="")
@@ -64,7 +62,7 @@ def run_in_slurm(options: RunOptions, wanted: SlurmOptions, signals: Sequence[in
         if options.log_dir is None:
             shutil.rmtree(job.run_dir, ignore_errors=True)
         raise
-    if wanted.is_detached:
+    if job.options.is_detached:
         console.note(f"tfdistkit: job {number} was submitted. Its log: {job.log_path}")
         console.finish()
         print(number)
@@ -72,7 +70,7 @@ def run_in_slurm(options: RunOptions, wanted: SlurmOptions, signals: Sequence[in
     console.note(f"tfdistkit: job {number} was submitted; Ctrl-C cancels it.")
     result, state = follow_batch_job(number, job, console, signals)
     if result.outcome is not Outcome.SUCCEEDED:
-        console.note(_failure_text(number, result, state, job, wanted))
+        console.note(_failure_text(number, result, state, job))
     elif all_worked_alone(job.run_dir.glob("rank.*")):
         console.note(f"tfdistkit: {describe_alone(job.tasks)}")
     shown = end_console(console, result, job.run_dir, signals)
@@ -88,41 +86,9 @@ def inherited_variables() -> dict[str, str]:
     return env.child_env(dict.fromkeys([*_NOT_INHERITED, *names]))
 
 
-def make_batch_spec(options: RunOptions, wanted: SlurmOptions, folder: Path, python: str) -> BatchSpec:
-    """Returns the job for the options.
-
-    Args:
-        options: The options of the command.
-        wanted: The options for SLURM.
-        folder: The working directory of the job, and of its run folder without --log-dir.
-        python: The interpreter, on all nodes.
-    """
-    module = options.program[0] == "-m"
-    name = options.program[1].rpartition(".")[2] if module else Path(options.program[0]).stem
-    threads = options.threads_per_worker
-    names = (env.INTRA_OP_THREADS, env.INTER_OP_THREADS, env.OMP_THREADS)
-    return BatchSpec(
-        # Parameter servers need a coordinator too.
-        tasks=options.np + (1 + options.ps if options.ps else 0),
-        command=(python, "-m", "tfdistkit.worker", *options.program),
-        run_dir=Path(os.path.abspath(options.log_dir)) if options.log_dir else temporary_run_dir(folder),
-        folder=folder,
-        name=name,
-        nodes=wanted.nodes or (1 if wanted.workers_per_node else None),
-        tasks_per_node=None if options.ps else wanted.workers_per_node,
-        ps=options.ps,
-        time=wanted.time,
-        partition=wanted.partition,
-        backup_before_s=wanted.backup_before_s,
-        max_restarts=options.max_restarts,
-        sbatch_args=wanted.sbatch_args,
-        env={**(dict.fromkeys(names, str(threads)) if threads else {}), **options.env},
-    )
-
-
-def _failure_text(number: str, result: JobResult, state: JobState, job: BatchSpec, wanted: SlurmOptions) -> str:
+def _failure_text(number: str, result: JobResult, state: JobState, job: BatchJob) -> str:
     after = f"after {result.elapsed_s:.1f} s"
-    limit = f" of {wanted.time}" if wanted.time else ""
+    limit = f" of {job.options.time}" if job.options.time else ""
     headline = {
         Outcome.FAILED: f"job {number} failed {after}{_said(state)}"
         + (": the first failure was" if result.failures else f", with exit code {result.exit_code}."),

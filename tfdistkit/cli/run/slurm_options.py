@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NoReturn
+
+from tfdistkit.launcher.slurm.batch_script import SlurmOptions
 
 BACKEND = "slurm"
 
@@ -14,19 +15,6 @@ BACKEND = "slurm"
 _OWN = ("--array", "--chdir", "--error", "--ntasks", "--open-mode", "--output", "--parsable", "--wait", "--wrap",
         "-a", "-D", "-e", "-n", "-o", "-W")  # fmt: skip
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-
-
-@dataclass(frozen=True)
-class SlurmOptions:
-    """Holds the options for SLURM."""
-
-    nodes: int | None
-    workers_per_node: int | None
-    time: str | None
-    partition: str | None
-    backup_before_s: int | None
-    sbatch_args: tuple[str, ...]
-    is_detached: bool
 
 
 def add_to(parser: argparse.ArgumentParser) -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import re
 import shlex
 import signal
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from tfdistkit import env
 from tfdistkit.errors import OptionError, explain
+from tfdistkit.launcher.spec import JobSpec
 from tfdistkit.report.crashes import FILE_NAME as CRASH_FILE
 from tfdistkit.report.names import ProcessName
 from tfdistkit.report.progress import BACKUP_FILE
@@ -88,41 +88,72 @@ exit $code
 
 
 @dataclass(frozen=True)
-class BatchSpec:
-    """A SLURM job as the user requested it.
+class SlurmOptions:
+    """What SLURM is asked for, beside the job itself.
 
     Args:
-        tasks: The number of processes: workers, and with parameter servers these and a coordinator.
-        command: The command of each process.
-        run_dir: The folder for its log and records; it must be on a file system that all nodes share.
-        folder: The working directory.
-        name: The job's name in SLURM.
         nodes: The number of nodes; None for SLURM's choice.
-        tasks_per_node: The number of processes per node; None for SLURM's choice.
-        ps: The number of parameter servers among the tasks.
+        workers_per_node: The number of workers on each node; None for SLURM's choice.
         time: The time limit in SLURM's notation; None for the partition's default.
         partition: The partition; None for the default partition.
         backup_before_s: The time before the time limit, in seconds, at which the script is asked for a backup
             (SIGUSR1), after which the job is requeued; None for never.
-        max_restarts: The number of restarts after failures, in the same allocation.
         sbatch_args: Extra options of sbatch, one word each.
-        env: Variables for the processes; they override those of this process.
+        is_detached: Whether the job is submitted only, and not followed.
     """
 
-    tasks: int
-    command: tuple[str, ...]
-    run_dir: Path
-    folder: Path
-    name: str
     nodes: int | None = None
-    tasks_per_node: int | None = None
-    ps: int = 0
+    workers_per_node: int | None = None
     time: str | None = None
     partition: str | None = None
     backup_before_s: int | None = None
-    max_restarts: int = 0
     sbatch_args: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
+    is_detached: bool = False
+
+
+@dataclass(frozen=True)
+class BatchJob:
+    """A job as SLURM gets it.
+
+    Args:
+        spec: The job. Its run folder must be on a file system that all nodes share.
+        options: What SLURM is asked for.
+        folder: The working directory.
+        python: The interpreter, on all nodes.
+    """
+
+    spec: JobSpec
+    options: SlurmOptions
+    folder: Path
+    python: str
+
+    @property
+    def run_dir(self) -> Path:
+        """The folder for its log and records."""
+        return self.spec.run_dir
+
+    @property
+    def tasks(self) -> int:
+        """The number of processes: workers, and with parameter servers these and a coordinator."""
+        return self.spec.size
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The command of each process."""
+        return (self.python, "-m", "tfdistkit.worker", *self.spec.program)
+
+    @property
+    def name(self) -> str:
+        """The job's name in SLURM: that of the script or the module."""
+        program = self.spec.program
+        return program[1].rpartition(".")[2] if program[0] == "-m" else Path(program[0]).stem
+
+    @property
+    def env(self) -> dict[str, str]:
+        """Variables for the processes; they override those of this process."""
+        threads = self.spec.threads_per_worker
+        names = (env.INTRA_OP_THREADS, env.INTER_OP_THREADS, env.OMP_THREADS)
+        return {**(dict.fromkeys(names, str(threads)) if threads else {}), **self.spec.env}
 
     @property
     def log_path(self) -> Path:
@@ -131,15 +162,15 @@ class BatchSpec:
 
     def process_name(self, task: int) -> ProcessName:
         """Returns the name of a task: with servers, the first is the chief and the last are the servers."""
-        if not self.ps:
+        if not self.spec.ps:
             return ProcessName(task)
         if task == 0:
             return ProcessName(0, "chief")
-        servers_from = self.tasks - self.ps
+        servers_from = self.tasks - self.spec.ps
         return ProcessName(task - 1, "worker") if task < servers_from else ProcessName(task - servers_from, "ps")
 
 
-def batch_script(job: BatchSpec) -> str:
+def batch_script(job: BatchJob) -> str:
     """Writes the batch script of a job.
 
     Args:
@@ -153,27 +184,28 @@ def batch_script(job: BatchSpec) -> str:
     """
     directives = "\n".join(f"#SBATCH {_directive(word)}" for word in _sbatch_words(job))
     options = "--label" if job.tasks > 1 else ""
-    run = _RUN.format(options=options, command=shlex.join(job.command), max_restarts=job.max_restarts)
+    run = _RUN.format(options=options, command=shlex.join(job.command), max_restarts=job.spec.max_restarts)
     parts = [f"#!/bin/sh\n{directives}\n", _exports(job), _TASK, run, _AGAIN_OR_END]
     return "\n".join(parts)
 
 
-def _sbatch_words(job: BatchSpec) -> list[str]:
+def _sbatch_words(job: BatchJob) -> list[str]:
+    wanted, ps = job.options, job.spec.ps
     options: dict[str, object] = {
         "job-name": job.name,
         "chdir": job.folder,
         "output": _file_name(job.log_path),
         "open-mode": "append",
         "ntasks": job.tasks,
-        "nodes": job.nodes,
-        "ntasks-per-node": job.tasks_per_node,
-        "partition": job.partition,
-        "time": job.time,
-        "signal": None if job.backup_before_s is None else f"{_SIGNAL}@{job.backup_before_s}",
+        "nodes": wanted.nodes or (1 if wanted.workers_per_node else None),
+        "ntasks-per-node": None if ps else wanted.workers_per_node,  # SLURM places the servers.
+        "partition": wanted.partition,
+        "time": wanted.time,
+        "signal": None if wanted.backup_before_s is None else f"{_SIGNAL}@{wanted.backup_before_s}",
     }
     words = [f"--{name}={value}" for name, value in options.items() if value is not None]
     # Without backups, a requeue after a node failure would repeat the whole job, possibly days later.
-    return [*words, "--no-requeue" if job.backup_before_s is None else "--requeue", *job.sbatch_args]
+    return [*words, "--no-requeue" if wanted.backup_before_s is None else "--requeue", *wanted.sbatch_args]
 
 
 def _file_name(path: Path) -> str:
@@ -191,14 +223,14 @@ def _directive(word: str) -> str:
     return '"' + re.sub(r'(["\\])', r"\\\1", word) + '"'
 
 
-def _exports(job: BatchSpec) -> str:
+def _exports(job: BatchJob) -> str:
     variables = {
         env.UNBUFFERED: "1",
         **job.env,
         # Overrides the shell's, which describes another cluster.
         env.CLUSTER: "slurm",
         env.RUN_DIR: str(job.run_dir),
-        **({env.PS: str(job.ps)} if job.ps else {}),
+        **({env.PS: str(job.spec.ps)} if job.spec.ps else {}),
     }
     lines = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
     # Since SLURM 22.05, srun does not inherit it from sbatch.

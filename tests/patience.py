@@ -1,0 +1,43 @@
+"""Lets tests wait longer on a busy machine: their deadlines are those of two idle cores."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+from typing import Any
+
+import pytest
+import pytest_timeout
+
+# Shorter waits look whether something happens at all.
+_DEADLINE_S = 10.0
+_MOST = 8.0
+
+
+def longer(seconds: float) -> float:
+    """Returns a deadline for as many processes as run now: up to 8 times as long as with one for each core."""
+    return seconds * min(max(os.getloadavg()[0] / (os.cpu_count() or 1), 1.0), _MOST)
+
+
+def install() -> None:
+    """Lets `subprocess.run`, `wait` and `communicate` of this process wait longer."""
+    for name in ("wait", "communicate"):
+        setattr(subprocess.Popen, name, _patient(getattr(subprocess.Popen, name)))
+
+
+def _patient(method: Any) -> Any:
+    @functools.wraps(method)
+    def waiting(*args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
+        is_deadline = timeout is not None and timeout >= _DEADLINE_S
+        return method(*args, timeout=longer(timeout) if is_deadline and timeout else timeout, **kwargs)
+
+    return waiting
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Any:
+    """Gives a test a longer time limit."""
+    if not settings.timeout:
+        return None
+    return pytest_timeout.pytest_timeout_set_timer(item, settings._replace(timeout=longer(settings.timeout)))
