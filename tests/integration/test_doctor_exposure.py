@@ -49,14 +49,14 @@ def look_in_network(*commands: str) -> dict[str, Any]:
     return dict(found)
 
 
-def test_nobody_comes_by_loopback() -> None:
+def test_loopback_alone_is_not_exposed() -> None:
     found = look_in_network("ip link set lo up")
     assert (found["level"], found["do"]) == ("ok", "")
     assert found["told"] == "none: this machine has only loopback addresses"
 
 
 @pytest.mark.parametrize("address", ["10.9.8.7", "2001:db8::7"])
-def test_others_come_by_an_interface(address: str) -> None:
+def test_an_interface_is_exposed(address: str) -> None:
     size = 64 if ":" in address else 24
     found = look_in_network("ip link set lo up", CABLE, f"ip address add {address}/{size} dev v0")
     assert found["level"] == "warning"

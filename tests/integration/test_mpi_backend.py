@@ -83,7 +83,7 @@ def test_roles_have_a_place_in_mpis_world(on_hosts: NetHosts) -> None:
         assert task == ["TASK", {"type": role, "index": int(index or 0)}, None]
 
 
-def test_the_first_failure_is_told_and_nothing_is_left(on_hosts: NetHosts) -> None:
+def test_the_first_failure_is_reported_and_no_process_is_left(on_hosts: NetHosts) -> None:
     script = on_hosts.write("script.py", SLEEP)
     with ssh_job(on_hosts, "--backend", "mpi", "-H", "h1:1,h2:1", str(script)) as running:
         running.wait_for("[0] up at", "[1] up at")
@@ -103,7 +103,7 @@ def test_a_launcher_that_is_killed_leaves_nothing(on_hosts: NetHosts) -> None:
         running.nothing_is_left(deadline_s=30)
 
 
-def test_what_mpirun_complains_is_told(on_hosts: NetHosts) -> None:
+def test_errors_of_mpirun_are_shown(on_hosts: NetHosts) -> None:
     script = on_hosts.write("script.py", SLEEP)
     ended = run_on_hosts(on_hosts, "--backend", "mpi", "-H", "h1:1,h2:1", "--mpi-args=--no-such-option", str(script))
     assert ended.code == 2

@@ -104,7 +104,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_the_first_failure_is_told(slurm: SlurmCluster, tmp_path: Path, fault: str) -> None:
+def test_the_first_failure_is_reported(slurm: SlurmCluster, tmp_path: Path, fault: str) -> None:
     line, code, words = FAULTS[fault]
     script = (
         TOGETHER

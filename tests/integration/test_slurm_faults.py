@@ -85,7 +85,7 @@ PRINTS = """
 """
 
 
-def test_a_job_whose_output_nobody_reads(slurm: SlurmCluster, tmp_path: Path) -> None:
+def test_a_job_with_unread_output(slurm: SlurmCluster, tmp_path: Path) -> None:
     """It fails, and the launcher says so with its exit code; what is read afterwards says how much is missing."""
     (tmp_path / "train.py").write_text(textwrap.dedent(PRINTS))
     os.mkfifo(tmp_path / "output")

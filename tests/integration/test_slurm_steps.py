@@ -155,7 +155,7 @@ def test_env_command_in_a_step(slurm: SlurmCluster) -> None:
         ("", ["", ""], None),
     ],
 )
-def test_gpus_of_ones_own_are_told_from_shared_ones(
+def test_own_gpus_are_distinguished_from_shared_ones(
     slurm: SlurmCluster, options: str, seen: list[str], of_step: int | None
 ) -> None:
     """A task that sees fewer than its step has here was given them for itself: see `strategies.devices`."""

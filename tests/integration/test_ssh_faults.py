@@ -160,7 +160,7 @@ def test_both_sides_of_a_cut_link_end_and_a_suspended_launcher_does_not(two: Net
             waiting.nothing_is_left(numbers=(LOGIN, 1))
 
 
-def test_a_worker_that_floods_is_held_up_and_nobody_else(two: NetHosts) -> None:
+def test_only_the_worker_that_floods_is_blocked(two: NetHosts) -> None:
     """Nobody reads the output: the host still answers, and a failure is seen."""
     two.write(
         "train.py",

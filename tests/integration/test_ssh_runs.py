@@ -87,7 +87,7 @@ def test_four_workers_on_two_hosts(hosts: NetHosts) -> None:
     assert [row[-5:] for row in table[1:]] == [["eth0", f"10.77.0.{n}", "2", "free", "reached"] for n in (1, 2)]
 
 
-def test_a_failure_on_another_host_is_told_as_if_it_were_here(hosts: NetHosts) -> None:
+def test_a_failure_on_another_host_is_reported_like_a_local_one(hosts: NetHosts) -> None:
     """This machine is in the list: it needs no ssh. The interface is asked for, where it is not called eth0."""
     script = str(
         hosts.write(
@@ -285,7 +285,7 @@ def test_a_dry_run_checks_and_starts_nothing(hosts: NetHosts) -> None:
     assert not [path for number in hosts.numbers for path in hosts.disk(number).glob("started")]
 
 
-def test_a_full_disk_for_the_logs_hangs_nobody(hosts: NetHosts) -> None:
+def test_a_full_disk_for_the_logs_does_not_hang(hosts: NetHosts) -> None:
     script = str(
         hosts.write(
             "train.py",

@@ -207,7 +207,7 @@ def test_callbacks_of_keras_neither_diverge_nor_hang(printed: list[str]) -> None
 
 @pytest.mark.part(ANY_ORDER)
 @pytest.mark.parametrize("engine", OVER_ONE)
-def test_ours_each_alone_and_all_in_any_order(printed: list[str]) -> None:
+def test_callbacks_alone_and_together_in_any_order(printed: list[str]) -> None:
     assert ends_well(printed)
 
 

@@ -45,7 +45,7 @@ def left(folder: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("fails", [True, False])
-def test_nobody_reads(tmp_path: Path, fails: bool) -> None:
+def test_unread_output_does_not_keep_workers_alive(tmp_path: Path, fails: bool) -> None:
     ours, theirs = os.pipe()
     process = start(tmp_path, *(["fails"] if fails else []), stdout=theirs)
     os.close(theirs)

@@ -114,7 +114,7 @@ OURS = """
 
 
 @pytest.mark.part(OURS, setup=SETUP)
-def test_callbacks_of_ours_for_several_ranks(printed: list[str]) -> None:
+def test_callbacks_of_tfdistkit_for_several_ranks(printed: list[str]) -> None:
     found = last_report(printed)
     assert found["seen"]["once"] == [ROWS] * 3 and found["seen"]["steps"] == 3 * STEPS
     assert found["stopped"]["steps"] == STEPS

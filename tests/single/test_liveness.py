@@ -105,7 +105,7 @@ def test_waiting_for_tasks() -> None:
         assert found == {"worker 1": Sign.SILENT, "ps 0": Sign.GONE}
 
 
-def test_waiting_sees_a_task_that_starts_late() -> None:
+def test_waiting_ends_when_a_late_task_starts() -> None:
     port = free_ports(1)[0]
     waited: list[dict[str, Sign]] = []
     thread = threading.Thread(target=lambda: waited.append(wait_for({"ps 0": f"127.0.0.1:{port}"}, SOON_S)))
@@ -203,7 +203,7 @@ def test_a_server_whose_coordinator_never_comes_says_so(serving: object) -> None
 
 
 @pytest.mark.tensorflow
-def test_a_server_that_is_told_to_end_outlives_the_coordinator(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_with_sigterm_outlives_the_coordinator(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     killed: list[int] = []
     monkeypatch.setattr(serving.os, "kill", lambda pid, number: killed.append(number))
     monkeypatch.setattr(serving.signal, "signal", lambda number, handler: None)

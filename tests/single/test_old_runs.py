@@ -46,7 +46,7 @@ def test_other_names_stay(tmp_path: Path, name: str) -> None:
     assert remove_old_runs(tmp_path) == [] and path.exists()
 
 
-def test_what_is_no_run_folder_stays(tmp_path: Path) -> None:
+def test_other_folders_are_kept(tmp_path: Path) -> None:
     cases = {number: tmp_path / f"tfdistkit-{number}-0123abcd" for number in range(1, 7)}
     outside = make_run(tmp_path, "outside")
     cases[1].symlink_to(outside)
@@ -78,7 +78,7 @@ def test_a_folder_in_use_stays(tmp_path: Path) -> None:
     assert len(remove_old_runs(tmp_path)) == 1
 
 
-def test_folders_of_others_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_of_other_users_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     theirs, user = make_run(tmp_path), os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: user + 1)
     assert remove_old_runs(tmp_path) == [] and theirs.exists()
@@ -101,7 +101,7 @@ def test_the_command_shows_and_removes(tmp_path: Path, capsys: pytest.CaptureFix
             main(["clean", *words])
 
 
-def test_a_job_removes_what_others_left_long_ago(tmp_path: Path) -> None:
+def test_a_job_removes_run_folders_that_are_a_week_old(tmp_path: Path) -> None:
     old, young = make_run(tmp_path), make_run(tmp_path, "tfdistkit-77-00000000", days=1.0)
     (tmp_path / "script.py").write_text("")
     for words, is_there in ((["--log-dir", "logs"], True), ([], False)):

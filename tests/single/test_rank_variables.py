@@ -27,7 +27,7 @@ STARTED = [name for name in registry.names() if not row_of(name).is_submitted]
 
 
 @pytest.mark.parametrize("backend", STARTED)
-def test_every_backend_tells_rank_and_place(backend: str) -> None:
+def test_every_backend_sets_rank_and_local_rank(backend: str) -> None:
     for rank, process in enumerate(plan(backend)):
         told = process.env
         assert (told[env.RANK], told[env.LOCAL_RANK], told[env.LOCAL_WORLD_SIZE]) == (str(rank), str(rank), "3")
@@ -50,7 +50,7 @@ def test_gloo() -> None:
     }
 
 
-def test_mpi_tells_the_rank_itself() -> None:
+def test_mpirun_sets_the_rank_itself() -> None:
     told = plan("mpi")[2].env
     assert {name: value for name, value in told.items() if name.startswith("HOROVOD_")} == {
         "HOROVOD_CONTROLLER": "mpi",
@@ -58,7 +58,7 @@ def test_mpi_tells_the_rank_itself() -> None:
     }
 
 
-def test_roles_in_mpis_world_are_told_by_tf_config() -> None:
+def test_roles_under_mpi_come_from_tf_config() -> None:
     job = JobSpec(2, ("train.py",), Path("/logs"), backend="mpi", ps=1)
     processes = plan_processes(job, places_here((5001, 5002, 5003, 5004), 8, {}), python="python")
     assert job.size == 4 and [one.number for one in processes] == [0, 1, 2, 3]

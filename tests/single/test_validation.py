@@ -11,7 +11,7 @@ from tfdistkit.errors import OptionError
 from tfdistkit.validation import require_bool, require_choice, require_integer, require_positive
 
 
-def test_what_is_taken() -> None:
+def test_valid_values_are_accepted() -> None:
     assert require_bool("a", False) is False
     assert require_integer("a", np.int64(3)) == 3 and type(require_integer("a", np.int64(3))) is int
     assert require_integer("a", 0, at_least=0) == 0 and require_integer("a", 5, at_most=5) == 5
@@ -39,6 +39,6 @@ def test_what_is_taken() -> None:
         (lambda: require_choice("how", ["ring"], ("auto", "ring")), "Received: how=['ring']"),
     ],
 )
-def test_what_is_refused(check: object, message: str) -> None:
+def test_wrong_values_are_refused(check: object, message: str) -> None:
     with pytest.raises(OptionError, match=re.escape(message)):
         check()  # type: ignore[operator]
