@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import subprocess
 from typing import Any
@@ -27,10 +28,15 @@ def install() -> None:
 
 
 def _patient(method: Any) -> Any:
+    signature = inspect.signature(method)
+
     @functools.wraps(method)
-    def waiting(*args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
-        is_deadline = timeout is not None and timeout >= _DEADLINE_S
-        return method(*args, timeout=longer(timeout) if is_deadline and timeout else timeout, **kwargs)
+    def waiting(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs)
+        timeout = given.arguments.get("timeout")
+        if timeout is not None and timeout >= _DEADLINE_S:
+            given.arguments["timeout"] = longer(timeout)
+        return method(*given.args, **given.kwargs)
 
     return waiting
 

@@ -33,7 +33,7 @@ def apply(original: Any, optimizer: Any, grads: Any, trainable_variables: Any = 
     if trainable_variables is not None:
         trainable_variables = list(trainable_variables)
     known = trainable_variables if trainable_variables is not None else private_api.variables_of(optimizer)
-    if step.is_eager:
+    if tf.executing_eagerly():
         grads = missing_gradients.added(step, grads, known)
     present = [i for i, g in enumerate(grads) if g is not None]
     variables = [known[i] for i in present]
