@@ -1,0 +1,1 @@
+"""Collectives between the ranks of one host through shared memory: Linux, CPUs, no compiler, no open port."""
