@@ -1,0 +1,105 @@
+"""What the algorithms share: counting local steps, averages weighted by rows, and what an average travels as."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfdistkit.communication.named import chosen_reducer
+from tfdistkit.communication.reducer import MakeState, Reducer, Wire
+from tfdistkit.errors import OptionError, UnsupportedError, explain
+
+
+def count_step(current: Any, wire: Wire, warmup_steps: int = 0) -> tuple[tf.Tensor, tf.Tensor]:
+    """Counts a step.
+
+    Args:
+        current: What `LocalSGD.build` returned: its counters and rows.
+        wire: The collectives, with the rows of this step.
+        warmup_steps: So many steps are synchronous first.
+
+    Returns:
+        The local steps since all replicas were equal, and the rows of this one if it is local; scalar tensors.
+    """
+    is_local = tf.cast(current.add("total", 1) > warmup_steps, tf.int64)
+    rows = wire.rows * tf.cast(is_local, tf.float32)
+    current.rows.assign(current.rows + rows)
+    return current.add("steps", is_local), rows
+
+
+def share_of(rows: tf.Tensor, all_rows: tf.Tensor) -> tf.Tensor:
+    """Returns this replica's share of the rows of all; 0 where nobody has any."""
+    return tf.math.divide_no_nan(tf.cast(rows, tf.float64), tf.cast(all_rows, tf.float64))
+
+
+def average_slots(current: Any, wire: Wire) -> None:
+    """Averages the optimizer's own variables over the replicas, and ends the round: all replicas are equal then.
+
+    Args:
+        current: As in `count_step`. Its variables are equal already.
+        wire: The collectives.
+    """
+    slots = current.slots()
+    values = [tf.convert_to_tensor(slot) for slot in slots]
+    rows = tf.convert_to_tensor(current.rows)
+    sums = wire.sum([*(value * tf.cast(rows, value.dtype) for value in values), rows])
+    for slot, value, total in zip(slots, values, sums):
+        slot.assign(tf.where(sums[-1] > 0, total / tf.cast(sums[-1], total.dtype), value))
+    current.counters["steps"].assign(tf.zeros([], tf.int64))
+    current.rows.assign(tf.zeros([], tf.float32))
+
+
+def required_compression(compression: Any, algorithm: str) -> Reducer | None:
+    """Returns the compression of an algorithm; None for none.
+
+    Args:
+        compression: A name, an object of `tfdistkit.compression`, or None.
+        algorithm: The name of the algorithm.
+
+    Raises:
+        OptionError: for anything else.
+    """
+    chosen = chosen_reducer("none" if compression is None else compression, None)
+    if chosen is not None and chosen.is_local:
+        raise OptionError(
+            explain(
+                f"`compression` of {algorithm} must not be an algorithm itself.",
+                received=f"compression={chosen.describe()}",
+                expected="an object of `tfdistkit.compression`, such as tfdistkit.compression.ByteGrad()",
+            )
+        )
+    return chosen
+
+
+def build_compression(compression: Reducer | None, variables: list[Any], make_state: MakeState) -> list[Any]:
+    """Makes the state of a compression for each variable; None where it keeps none."""
+    made = None if compression is None else compression.build(variables, make_state)
+    return made or [None] * len(variables)
+
+
+def sum_parts(
+    compression: Reducer | None, parts: list[tf.Tensor], variables: list[Any], state: list[Any], wire: Wire
+) -> list[tf.Tensor]:
+    """Sums tensors over the replicas as a compression sends them, the same bits on all of them."""
+    return wire.sum(parts) if compression is None else compression.reduce(parts, variables, state, wire)
+
+
+def require_no_optimizer(compression: Reducer | None, algorithm: str) -> None:
+    """Refuses a compression with a momentum or clipping of its own, which are for gradients.
+
+    Args:
+        compression: The compression.
+        algorithm: The name of the algorithm.
+
+    Raises:
+        UnsupportedError: for such a one.
+    """
+    if compression is not None and compression.replaces_optimizer:
+        raise UnsupportedError(
+            explain(
+                f"{algorithm} sends changes of weights, which have the optimizer's momentum already.",
+                received=f"compression={compression.describe()}",
+                do="Leave `momentum` and `clip_norm` out of the compression.",
+            )
+        )
