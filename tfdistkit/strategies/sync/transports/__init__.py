@@ -1,0 +1,1 @@
+"""What moves the tensors of a strategy between processes, and how it is chosen."""

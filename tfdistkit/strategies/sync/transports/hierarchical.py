@@ -1,0 +1,144 @@
+"""Sums large tensors within each host through its memory, and then between the hosts, over one rank of each.
+
+All else goes over TensorFlow's collectives between all ranks: it is small, and TensorFlow sees there which ranks run
+different steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdistkit.collectives.shm.transport import SharedMemoryTransport, as_tensorflow_error
+from tfdistkit.keras_adapter import private_collectives
+from tfdistkit.strategies.sync import collective_keys, peer_errors
+
+# Sums of fewer bytes are faster over TensorFlow alone: they wait for fewer messages.
+LARGE_BYTES = 1 << 16
+
+# Tensors are fused and cut to this size, so that some are summed within the hosts while others travel between them.
+BUCKET_BYTES = 16 << 20
+
+# The group of the first ranks of all hosts, far above the keys that strategies draw.
+_GROUP_KEY = collective_keys.BASE_OF_PROCESSES + (1 << 29)
+
+# Seconds that a rank waits for the first of its host beyond the timeout: that one knows better what went wrong.
+_MORE_S = 30.0
+
+
+class HierarchicalSums:
+    """The large sums of a job whose ranks are on several hosts.
+
+    Args:
+        within: What sums within this host; None if no other rank is on it.
+        rank: This rank.
+        hosts: The ranks of each host, in rank order.
+        timeout_s: Seconds that a collective waits for the other ranks.
+    """
+
+    def __init__(
+        self, within: SharedMemoryTransport | None, rank: int, hosts: Sequence[Sequence[int]], timeout_s: float
+    ):
+        self._within, self._hosts, self._timeout_s = within, len(hosts), timeout_s
+        self._is_first = rank in [ranks[0] for ranks in hosts]
+        self._size = sum(len(ranks) for ranks in hosts)
+        self._across: Any = None
+
+    def start(self, strategy: Any) -> None:
+        """Joins the first ranks of the hosts.
+
+        Args:
+            strategy: The strategy, whose TensorFlow server runs.
+        """
+        if self._is_first:
+            self._across = private_collectives.launcher_of_group(strategy, _GROUP_KEY, self._hosts)
+        if self._within is not None:
+            self._within.engine.on_failure = _tell_other_hosts
+            peer_errors.tell_host_by(self._within.engine.fail)
+
+    def takes(self, values: Sequence[Any]) -> list[int]:
+        """Returns which values are to be summed by `all_reduce`, alike on all ranks: dense floats, if they are many."""
+        dense: dict[tf.DType, list[int]] = {}
+        nbytes: dict[tf.DType, int] = {}
+        for i, value in enumerate(values):
+            if not isinstance(value, (tf.Tensor, tf.Variable)) or not value.dtype.is_floating:
+                continue
+            if value.shape.is_fully_defined():
+                dense.setdefault(value.dtype, []).append(i)
+                nbytes[value.dtype] = nbytes.get(value.dtype, 0) + value.shape.num_elements() * value.dtype.size
+        return [i for dtype, of_dtype in dense.items() if nbytes[dtype] >= LARGE_BYTES for i in of_dtype]
+
+    def all_reduce(self, values: Sequence[Any], reduce_op: tf.distribute.ReduceOp) -> list[tf.Tensor]:
+        """Sums or averages dense tensors over all ranks, with the same bits on each.
+
+        Args:
+            values: Tensors of static shapes, the same on every rank.
+            reduce_op: SUM or MEAN.
+        """
+        tensors = [tf.convert_to_tensor(value) for value in values]
+        pieces = [_pieces(tensor) for tensor in tensors]
+        joined = iter(self._sum_pieces([piece for of_tensor in pieces for piece in of_tensor]))
+        results = []
+        for tensor, of_tensor in zip(tensors, pieces):
+            flat = [next(joined) for _ in of_tensor]
+            total = tf.reshape(flat[0] if len(flat) == 1 else tf.concat(flat, 0), tensor.shape)
+            is_mean = reduce_op == tf.distribute.ReduceOp.MEAN
+            results.append(total / tf.cast(self._size, total.dtype) if is_mean else total)
+        return results
+
+    def _sum_pieces(self, pieces: list[tf.Tensor]) -> list[tf.Tensor]:
+        sums: list[Any] = [None] * len(pieces)
+        for bucket in _buckets(pieces):
+            sizes = [pieces[i].shape.num_elements() for i in bucket]
+            total = self._sum([pieces[i] for i in bucket], sum(sizes))
+            for i, flat in zip(bucket, tf.split(total, sizes)):
+                sums[i] = flat
+        return sums
+
+    def _sum(self, tensors: list[tf.Tensor], size: int) -> tf.Tensor:
+        if self._within is None:
+            flat = tensors[0] if len(tensors) == 1 else tf.concat(tensors, 0)
+            return tf.ensure_shape(self._across.all_reduce(flat), [size])
+        flat = self._within.sum_on_first(tensors)
+        if self._is_first:
+            flat = self._across.all_reduce(flat)
+        return tf.ensure_shape(self._within.broadcast_from_first(flat, size, self._timeout_s + _MORE_S), [size])
+
+
+def _pieces(tensor: tf.Tensor) -> list[tf.Tensor]:
+    """Returns a tensor as flat tensors that fit into a bucket."""
+    flat, size, most = tf.reshape(tensor, [-1]), tensor.shape.num_elements(), BUCKET_BYTES // tensor.dtype.size
+    if size <= most:
+        return [flat]
+    return list(tf.split(flat, [min(most, size - first) for first in range(0, size, most)]))
+
+
+def _buckets(tensors: Sequence[tf.Tensor]) -> list[list[int]]:
+    """Returns the tensors that are summed at once: those of a dtype, in order, up to some size."""
+    buckets: list[list[int]] = []
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        nbytes = BUCKET_BYTES
+        for i in (i for i, tensor in enumerate(tensors) if tensor.dtype == dtype):
+            own = tensors[i].shape.num_elements() * dtype.size
+            if nbytes + own > BUCKET_BYTES:
+                buckets.append([])
+                nbytes = 0
+            buckets[-1].append(i)
+            nbytes += own
+    return buckets
+
+
+def _tell_other_hosts(error: Exception) -> None:
+    """Ends the collectives of the other hosts, which wait for this one, with the error of the ranks of this host."""
+    message = f"Collective ops: {as_tensorflow_error(error).message}"
+
+    def tell() -> None:
+        with contextlib.suppress(tf.errors.OpError):  # Another rank was faster.
+            private_collectives.tell_other_workers(message)
+
+    # It waits for an answer of rank 0, which may be the one that is lost.
+    threading.Thread(target=tell, name="tfdistkit-tell-other-hosts", daemon=True).start()

@@ -1,0 +1,68 @@
+"""Replaces the collectives of TensorFlow's strategy of several processes by those of a transport of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+from tfdistkit.keras_adapter import private_api
+
+
+class Transport(Protocol):
+    """What moves tensors between the ranks; a strategy has one as its attribute `transport`.
+
+    Attributes:
+        size: The number of ranks.
+        rank: This one.
+    """
+
+    size: int
+    rank: int
+
+    def all_reduce(self, tensors: Sequence[Any], reduce_op: tf.distribute.ReduceOp) -> list[Any]:
+        """Sums or averages tensors, dense or IndexedSlices, over the ranks."""
+
+    def all_gather(self, tensor: Any, axis: int = 0) -> tf.Tensor:
+        """Concatenates the tensors of all ranks in rank order; their lengths along the axis may differ."""
+
+    def broadcast(self, tensor: Any) -> tf.Tensor:
+        """Returns the tensor of rank 0."""
+
+
+class OwnTransport:
+    """A base of an extended class after `ReplicaMixin`, of a strategy with a `transport`."""
+
+    def _initialize_local(self, cluster_resolver: Any, devices: Any = None) -> None:
+        super()._initialize_local(cluster_resolver, devices=devices)
+        self._transport = self._container_strategy().transport
+        self._num_workers = self._transport.size
+        self._id_in_cluster = self._transport.rank
+        self._is_chief = self._id_in_cluster == 0
+
+    def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        flat = tf.nest.flatten(value)
+        return tf.nest.pack_sequence_as(value, self._transport.all_reduce(flat, reduce_op))
+
+    def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
+        if private_api.is_mirrored(value) and reduce_op == tf.distribute.ReduceOp.MEAN:
+            return value
+        return self._transport.all_reduce([self._local(value)], reduce_op)[0]
+
+    def _batch_reduce_to(self, reduce_op: Any, value_destination_pairs: Any, options: Any) -> Any:
+        return self._transport.all_reduce([self._local(value) for value, _ in value_destination_pairs], reduce_op)
+
+    def _gather_to_implementation(self, value: Any, destinations: Any, axis: int, options: Any) -> Any:
+        return self._transport.all_gather(self._local(value), axis)
+
+    def _local(self, value: Any) -> Any:
+        return self._container_strategy().experimental_local_results(value)[0]
+
+    def _get_variable_creator_initial_value(self, replica_id: int, device: str, primary_var: Any, **kwargs: Any) -> Any:
+        def value_of_rank_0() -> Any:
+            with tf.device(device):
+                initial = private_api.initial_value(kwargs["initial_value"])
+                return self._transport.broadcast(tf.convert_to_tensor(initial, dtype=kwargs.get("dtype")))
+
+        return value_of_rank_0

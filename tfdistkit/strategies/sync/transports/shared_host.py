@@ -1,0 +1,180 @@
+"""Decides which ranks of a job share a host, and connects them over its memory."""
+
+from __future__ import annotations
+
+import atexit
+import importlib.util
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from tfdistkit.cluster.rendezvous.validation import require_same_options
+from tfdistkit.cluster.spec import ClusterSpec
+from tfdistkit.collectives.shm import engine, peers
+from tfdistkit.collectives.shm.transport import SharedMemoryTransport
+from tfdistkit.errors import ClusterConfigError, OptionError, explain
+
+_LOG = logging.getLogger(__name__)
+
+# The options that must be the same on all ranks.
+_OPTIONS = ("communication", "compression")
+
+
+@dataclass
+class Offer:
+    """What a rank tells the others before it starts.
+
+    Args:
+        communication: The option of this rank.
+        reducer: What describes its reducer.
+        listener: Where the others find it on this host; None if they cannot.
+    """
+
+    communication: str
+    reducer: str
+    listener: peers.Listener | None
+
+    @property
+    def facts(self) -> dict[str, str | int]:
+        """Returns what the others have to know."""
+        place = {} if self.listener is None else {peers.FACT: self.listener.place}
+        return {**dict(zip(_OPTIONS, (self.communication, self.reducer))), **place}
+
+    def close(self) -> None:
+        """Takes it back."""
+        if self.listener is not None:
+            self.listener.close()
+
+
+def offer(communication: str, reducer: str) -> Offer:
+    """Returns what this rank offers.
+
+    Args:
+        communication: The option; with `"ring"` and `"nccl"` no memory is shared, and neither are GPUs' results.
+        reducer: What describes the reducer (`Reducer.describe`).
+    """
+    has_gpus = bool(tf.config.list_physical_devices("GPU"))
+    wants_it = communication in ("shm", "hierarchical") or (communication == "auto" and not has_gpus)
+    return Offer(communication, reducer, peers.listen() if wants_it else None)
+
+
+@dataclass
+class Shared:
+    """What the ranks of this host share.
+
+    Args:
+        transport: What moves tensors between them; None where this rank has its host to itself.
+        hosts: The ranks of each host, in rank order.
+    """
+
+    transport: SharedMemoryTransport | None
+    hosts: list[list[int]]
+
+
+def share(
+    own: Offer, cluster: ClusterSpec, facts: Sequence[Mapping[str, str | int]], timeout_s: float
+) -> Shared | None:
+    """Connects the ranks of each host over its memory; all ranks decide alike.
+
+    Args:
+        own: What this rank offered.
+        cluster: Which rank this is.
+        facts: What all ranks told, in rank order.
+        timeout_s: Seconds to wait for the others, now and in every operation.
+
+    Returns:
+        What they share; None where no two ranks share memory, or where the options say so.
+
+    Raises:
+        OptionError: if the ranks have different options.
+        ClusterConfigError: if shared memory was asked for, and the ranks are not placed as it needs them.
+        RendezvousError: if a rank does not come.
+    """
+    try:
+        require_same_options(facts, _OPTIONS)
+        hosts = peers.ranks_of_hosts(facts)
+        _require_placement(own, facts, hosts)
+    except (OptionError, ClusterConfigError):
+        own.close()
+        raise
+    is_possible = all(peers.FACT in one for one in facts)
+    # On several hosts the ring by default: sums within hosts halve the bytes, but are not faster on every link.
+    is_wanted = len(hosts) == 1 or own.communication != "auto"
+    if not (is_possible and is_wanted) or len(hosts) == len(facts):
+        own.close()
+        if len(hosts) == len(facts) and is_possible and own.communication == "auto" and cluster.is_chief:
+            _suggest_horovod(len(hosts))
+        return None
+    [ranks] = [ranks for ranks in hosts if cluster.rank in ranks]
+    if len(ranks) == 1:
+        own.close()
+        return Shared(None, hosts)
+    return Shared(_connect(own, cluster.rank, facts, timeout_s, ranks, is_all=len(hosts) == 1), hosts)
+
+
+def _suggest_horovod(hosts: int) -> None:
+    """Logs a line if Horovod, which is installed, would be faster: see "Two hosts" in benchmarks/README.md."""
+    if importlib.util.find_spec("horovod") is not None:
+        _LOG.warning(
+            "%d workers on as many hosts communicate over TensorFlow's ring. Horovod is installed, and was faster in "
+            'our measurements: try tfdistkit.strategy("horovod") and `tfdistkit run --backend horovod`. '
+            '(communication="ring" hides this line.)',
+            hosts,
+        )
+
+
+def _connect(
+    own: Offer,
+    rank: int,
+    facts: Sequence[Mapping[str, str | int]],
+    timeout_s: float,
+    ranks: Sequence[int],
+    is_all: bool,
+) -> SharedMemoryTransport:
+    assert own.listener is not None
+    connected = peers.connect(own.listener, rank, facts, timeout_s, ranks)
+    memory = peers.share_memory(ranks.index(rank), connected, engine.CHUNKS * engine.CHUNK_BYTES)
+    # The first rank of a host may wait for other hosts, and another for it, each in another operation.
+    apart_s = None if is_all else math.inf
+    running = engine.Engine(ranks.index(rank), connected, memory, ranks, apart_s)
+    atexit.register(running.close)  # Before TensorFlow shuts down.
+    return SharedMemoryTransport(running, timeout_s)
+
+
+def _require_placement(own: Offer, facts: Sequence[Mapping[str, str | int]], hosts: Sequence[Sequence[int]]) -> None:
+    """Requires ranks where `communication` needs them, if it was given by name."""
+    if own.communication == "shm" and len(hosts) > 1:
+        raise _cannot_share(facts, hosts)
+    if own.communication == "hierarchical" and len(hosts) == 1:
+        raise ClusterConfigError(
+            explain(
+                '`communication="hierarchical"` needs ranks on several hosts.',
+                received=f"{len(facts)} ranks on one host",
+                do='Use communication="shm" or "auto".',
+            )
+        )
+    if own.communication == "hierarchical" and not all(peers.FACT in one for one in facts):
+        without = [str(rank) for rank, one in enumerate(facts) if peers.FACT not in one]
+        raise ClusterConfigError(
+            explain(
+                '`communication="hierarchical"` needs Linux on all hosts.',
+                received=f"no shared memory on the system of rank {', '.join(without)}",
+                do='Use communication="auto", which takes what the ranks have in common.',
+            )
+        )
+
+
+def _cannot_share(facts: Sequence[Mapping[str, str | int]], hosts: Sequence[Sequence[int]]) -> ClusterConfigError:
+    apart = [str(rank) for rank in range(len(facts)) if rank not in hosts[0]]
+    return ClusterConfigError(
+        explain(
+            '`communication="shm"` needs all ranks on one Linux host, of one user, in one network namespace.',
+            received=f"rank 0 and rank {', '.join(apart)} apart"
+            if all(peers.FACT in one for one in facts)
+            else "no shared memory on this system",
+            do='Use communication="auto", which takes what the ranks have in common.',
+        )
+    )
