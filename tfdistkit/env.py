@@ -42,6 +42,8 @@ PS = "TFDISTKIT_PS"
 PORT = "TFDISTKIT_PORT"
 # "1": compare every collective of user code across ranks before it runs; "0": none (default: the first ones).
 CHECK_COLLECTIVES = "TFDISTKIT_CHECK_COLLECTIVES"
+# What `communication="auto"` of the strategy `multiworker` is, such as "shm" or "ring"; the same on all ranks.
+COMMUNICATION = "TFDISTKIT_COMMUNICATION"
 # "1": each process of a job may train and evaluate models of its own, outside any strategy of the job.
 OWN_MODELS = "TFDISTKIT_OWN_MODELS"
 # "1": tracebacks of workers include the frames of Keras, TensorFlow and this package.

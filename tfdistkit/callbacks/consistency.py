@@ -13,6 +13,7 @@ from tfdistkit.callbacks.backup.model_state import variables_of
 from tfdistkit.callbacks.frequency import frequency_of
 from tfdistkit.callbacks.process_group import Ranks, ranks_of, warn_once
 from tfdistkit.errors import DivergenceError, OptionError, explain
+from tfdistkit.keras_adapter import private_api
 from tfdistkit.validation import require_choice
 
 _LOG = logging.getLogger(__name__)
@@ -25,7 +26,7 @@ class ConsistencyCheck(keras.callbacks.Callback):
     callback set weights on one rank, or a memory bit flipped - training continues with wrong gradients. This
     compares a hash of weights, layer state, seeds and optimizer variables. It reads them once (about 1 GB/s) and
     runs one collective of eight bytes per replica; only if the hashes differ, further collectives find the variable
-    and the difference.
+    and the difference. Between two averages of an `algorithm` (`LocalSGD`, `DiLoCo`) it does not compare.
 
     Every rank must have it; its position in the list does not matter. With a single replica it does nothing, and
     logs that once. Metrics and variables with `synchronization="on_read"` are not compared.
@@ -82,7 +83,9 @@ class ConsistencyCheck(keras.callbacks.Callback):
             self._check(f"after epoch {epoch + 1}")
 
     def _check(self, when: str) -> None:
-        if self._ranks is None:
+        strategy: Any = private_api.strategy_of(self.model)
+        # Between two averages of an algorithm (`LocalSGD`) replicas have other weights on purpose.
+        if self._ranks is None or (private_api.is_ours(strategy) and not strategy.has_equal_weights()):
             return
         difference = find_difference(self.model, self._ranks)
         if difference is None:

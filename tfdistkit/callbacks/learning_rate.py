@@ -13,7 +13,7 @@ from tfdistkit.callbacks.chief import writes_files
 from tfdistkit.callbacks.process_group import warn_once
 from tfdistkit.callbacks.step_rates import StepRates, attach
 from tfdistkit.errors import OptionError, UnsupportedError, explain
-from tfdistkit.validation import require_choice, require_positive
+from tfdistkit.validation import require_choice, require_integer, require_positive
 
 _SCALES: dict[str, Callable[[int], float]] = {"linear": float, "sqrt": math.sqrt}
 
@@ -30,7 +30,8 @@ class _LearningRate(keras.callbacks.Callback):
     ):
         super().__init__()
         _require_positive_or_none("initial_learning_rate", initial_learning_rate)
-        _require_positive_or_none("steps_per_epoch", steps_per_epoch)
+        if steps_per_epoch is not None:
+            require_integer("steps_per_epoch", steps_per_epoch)
         self.initial_learning_rate = initial_learning_rate
         self.momentum_correction = momentum_correction
         self.steps_per_epoch = steps_per_epoch

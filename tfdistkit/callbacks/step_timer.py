@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -9,6 +10,8 @@ import numpy as np
 
 from tfdistkit.callbacks.chief import writes_files
 from tfdistkit.callbacks.process_group import Ranks, ranks_of
+from tfdistkit.communication.traffic import Sent
+from tfdistkit.report.progress import leave_communication
 from tfdistkit.strategies import keras_patches
 from tfdistkit.strategies.step_clock import attach
 
@@ -30,11 +33,13 @@ class StepTimer(keras.callbacks.Callback):
     After each epoch the chief prints a line such as
 
         Epoch 3: 1520 examples/s, 93.1 % computing, 5.2 % communication, 1.7 % input, 0.0 % callbacks
+        Epoch 3: 6.88 MB sent a step by each worker, 0.069 of full precision
 
     and, if less than 90 % was computing, the bottleneck and its rank. The logs get `examples_per_second`,
-    `computing`, `communication`, `input` and `callbacks` (percentages): means over the ranks, the same on all of
-    them. docs/callbacks.md explains the measurement. The first execution of a step, in which TensorFlow traces it,
-    is not counted, nor is validation.
+    `computing`, `communication`, `input` and `callbacks` (percentages), `bytes_per_step` and `bytes_ratio` (to full
+    precision), and with an algorithm such as `LocalSGD` `steps_per_sync` and `seconds_per_sync`: means over the
+    ranks, the same on all of them. docs/callbacks.md explains the measurement. The first execution of a step, in
+    which TensorFlow traces it, is not counted, nor is validation.
 
     Every rank must have it; callbacks after it in the list see its logs. Under `parameter_server` the coordinator
     reports means over the workers; with `jit_compile=True` it reports only times measured outside of a step.
@@ -73,23 +78,58 @@ class StepTimer(keras.callbacks.Callback):
         row = 100.0 * np.array([0.0, times.communication_s, times.input_s, times.outside_s]) / total
         row *= min(1.0, 100.0 / max(row.sum(), 1e-9))  # Waiting times may overlap.
         row[0] = 100.0 - row.sum()
-        of_ranks: np.ndarray = np.append(row, times.rows / total).astype(np.float64)[None]
+        sent = self._sent()
+        given = [*row, times.rows / total, total, *sent]
+        of_ranks: np.ndarray = np.array(given, np.float64)[None]
         if not self._ranks.is_single:
             of_ranks = self._ranks.gather(of_ranks[0])
         means = of_ranks.mean(0)
+        total_s, *mean_sent = map(float, means[len(_SHARES) + 1 :])
+        told = _told(Sent(*mean_sent), total_s, self.model) if sent else {}
         if logs is not None:
-            logs.update({"examples_per_second": float(means[-1]), **dict(zip(_SHARES, map(float, means)))})
-        if self.verbose and times.executions and writes_files(self.model):
-            self._print(epoch, means, of_ranks)
+            shares = dict(zip(_SHARES, map(float, means)))
+            logs.update({"examples_per_second": float(means[len(_SHARES)]), **shares, **told})
+        if times.executions and writes_files(self.model):
+            if told:
+                leave_communication({"epoch": epoch + 1, **told})
+            if self.verbose:
+                self._print(epoch, means, of_ranks, told)
 
-    def _print(self, epoch: int, means: np.ndarray, of_ranks: np.ndarray) -> None:
+    def _sent(self) -> Sequence[float]:
+        traffic = getattr(self._clock, "traffic", None)
+        return () if traffic is None else traffic.sent()
+
+    def _print(self, epoch: int, means: np.ndarray, of_ranks: np.ndarray, told: dict[str, float]) -> None:
         shares = ", ".join(f"{share:.1f} % {name}" for name, share in zip(_SHARES, means))
-        print(f"\nEpoch {epoch + 1}: {means[-1]:.4g} examples/s, {shares}")
+        print(f"\nEpoch {epoch + 1}: {means[len(_SHARES)]:.4g} examples/s, {shares}")
+        if told.get("bytes_per_step"):
+            print(f"Epoch {epoch + 1}: {_in_words(told)}")
         if means[0] >= _ENOUGH_COMPUTING:
             return
         what, rank = _bottleneck(of_ranks)
         where = "" if len(of_ranks) == 1 or rank is None else f" on rank {rank}"
         print(f"Epoch {epoch + 1}: training waits for {what}{where}: {_ADVICE[what]}.")
+
+
+def _told(sent: Sent, total_s: float, model: keras.Model) -> dict[str, float]:
+    """Returns what the logs get of the bytes of an epoch."""
+    told = {"bytes_per_step": sent.size_bytes / max(sent.steps, 1.0), "bytes_ratio": sent.ratio}
+    reducer = getattr(model.distribute_strategy, "reducer", None)
+    if reducer is not None and reducer.is_local:
+        told["steps_per_sync"] = sent.steps / max(sent.syncs, 1.0)
+        told["seconds_per_sync"] = total_s / max(sent.syncs, 1.0)
+    return told
+
+
+def _in_words(told: dict[str, float]) -> str:
+    size, unit = told["bytes_per_step"], "bytes"
+    for larger in ("kB", "MB", "GB"):
+        if size >= 1000:
+            size, unit = size / 1000, larger
+    text = f"{size:.3g} {unit} sent a step by each worker, {told['bytes_ratio']:.3f} of full precision"
+    if "steps_per_sync" not in told:
+        return text
+    return f"{text}; a sync every {told['steps_per_sync']:.3g} steps, {told['seconds_per_sync']:.3g} s"
 
 
 def _bottleneck(of_ranks: np.ndarray) -> tuple[str, int | None]:

@@ -28,7 +28,8 @@ class StopTogether(keras.callbacks.Callback):
 
     Either wrap the callbacks that stop, or put it without arguments at the end of the list: it does not see
     stops by callbacks after it. Every rank must have it. `EarlyStopping` and `TerminateOnNaN` on Keras's logs do
-    not need it under a tfdistkit strategy, because all ranks have the same logs.
+    not need it under a tfdistkit strategy, because all ranks have the same logs; with an `algorithm` (`LocalSGD`) only
+    those of an epoch, so `TerminateOnNaN` needs it.
 
     Args:
         *callbacks: Callbacks to run first, in this order.

@@ -128,23 +128,27 @@ def broadcast(tensor: tf.Tensor, root_rank: int = 0, process_set: Any = None) ->
     return awaited(tf.cast(tf.reshape(sent, tf.shape(tensor)), tensor.dtype))
 
 
-def all_to_all(tensor: tf.Tensor, process_set: Any = None) -> tf.Tensor:
+def all_to_all(tensor: tf.Tensor, process_set: Any = None, splits: Any = None) -> tf.Tensor:
     """Sends the n-th part of a tensor to the n-th rank.
 
     Args:
-        tensor: A tensor whose first dimension is divided evenly among the ranks.
+        tensor: A tensor whose first dimension is divided among the ranks.
         process_set: The Horovod process set to stay in. Default: all ranks.
+        splits: How much of it each rank gets, a vector. Default: equal parts.
 
     Returns:
         The parts that the ranks sent to this one, in rank order.
     """
-    received: tf.Tensor = hvd.alltoall(
+    with tf.device("CPU:0"):  # Horovod reads the splits on the host.
+        lengths = None if splits is None else opaque(tf.cast(splits, tf.int32))
+    received: Any = hvd.alltoall(
         opaque(tensor),
+        splits=lengths,
         name=next_name("all_to_all", process_set),
         ignore_name_scope=True,
         process_set=process_set or hvd.global_process_set,
     )
-    return awaited(received)
+    return awaited(received if splits is None else received[0])
 
 
 def awaited(results: Any) -> Any:

@@ -32,7 +32,7 @@ class ProcessSet:
         from tfdistkit.collectives.horovod_communicator import add_process_set, job_size  # only where Horovod is there
 
         size = job_size()
-        valid = [r for r in self.ranks if isinstance(r, int) and 0 <= r < size]
+        valid = [r for r in self.ranks if isinstance(r, int) and not isinstance(r, bool) and 0 <= r < size]
         if not valid or len(set(valid)) != len(self.ranks):
             raise OptionError(
                 explain(

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfdistkit.cluster.detection import detect_cluster
 from tfdistkit.collectives import registry
 from tfdistkit.collectives.communicators import Communicator, TensorFlowCommunicator
+from tfdistkit.collectives.shm.communicator import SharedMemoryCommunicator
 from tfdistkit.errors import UnsupportedError, explain
 
 # Parts of the errors of TensorFlow and Horovod for ranks that call with different shapes or dtypes.
@@ -43,6 +44,9 @@ def communicator(process_set: Any = None) -> Communicator:
         return HorovodCommunicator(horovod_set if process_set is None else process_set.horovod_set)
     if process_set is not None:
         raise no_process_sets(f"process_set={process_set!r}")
+    transport = getattr(strategy, "transport", None)
+    if transport is not None:
+        return SharedMemoryCommunicator(transport)
     if isinstance(strategy, tf.distribute.ParameterServerStrategy):
         raise UnsupportedError(
             explain(

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdistkit.collectives import horovod_transport as transport
 from tfdistkit.collectives.horovod_transport import hvd
 from tfdistkit.communication.reducer import Wire, cast
+
+# Horovod has no timeout for ranks that are alive; this is the default one of `multiworker`.
+_BACKGROUND_TIMEOUT_S = 300.0
 
 
 class HorovodWire(Wire):
@@ -46,11 +50,26 @@ class HorovodWire(Wire):
 
     def _sum_bits(self, flat: tf.Tensor) -> tf.Tensor:
         padded = tf.pad(flat, [[0, -tf.size(flat) % self.replicas]])
-        received = transport.all_to_all(tf.bitcast(tf.cast(padded, tf.bfloat16), tf.uint16), self._process_set)
-        parts = tf.reshape(tf.cast(tf.bitcast(received, tf.bfloat16), tf.float32), [self.replicas, -1])
+        rows = tf.reshape(tf.cast(padded, tf.bfloat16), [self.replicas, -1])
+        received = self.exchange(tf.bitcast(rows, tf.uint16))
+        parts = tf.cast(tf.bitcast(received, tf.bfloat16), tf.float32)
         summed = tf.cast(tf.reduce_sum(parts, 0), tf.bfloat16)
-        gathered = transport.all_gather(tf.bitcast(summed, tf.uint16), 0, self._process_set)
-        return tf.cast(tf.bitcast(gathered, tf.bfloat16), tf.float32)[: tf.size(flat)]
+        gathered = self.gather(tf.bitcast(summed, tf.uint16))
+        return tf.reshape(tf.cast(tf.bitcast(gathered, tf.bfloat16), tf.float32), [-1])[: tf.size(flat)]
+
+    def gather(self, tensor: tf.Tensor) -> tf.Tensor:
+        gathered = transport.all_gather(tensor[None], 0, self._process_set)
+        return tf.ensure_shape(gathered, [self.replicas, *tensor.shape])
+
+    def exchange(self, rows: tf.Tensor) -> tf.Tensor:
+        return tf.ensure_shape(transport.all_to_all(rows, self._process_set), rows.shape)
+
+    def swap(self, data: tf.Tensor, partner: tf.Tensor) -> tf.Tensor:
+        splits = tf.one_hot(partner, self.replicas, dtype=tf.int32)
+        return tf.ensure_shape(transport.all_to_all(data[None], self._process_set, splits)[0], data.shape)
+
+    def background(self) -> HorovodBackground:
+        return HorovodBackground(self._process_set)
 
     def adasum(self, tensors: list[Any], dtype: Any = None) -> list[Any]:
         sent = [transport.opaque(t if dtype is None else cast(t, dtype)) for t in tensors]
@@ -58,3 +77,26 @@ class HorovodWire(Wire):
             [hvd.allreduce(t, op=hvd.Adasum, name=transport.next_name("adasum"), ignore_name_scope=True) for t in sent]
         )
         return [cast(c, t.dtype) for c, t in zip(combined, tensors)]
+
+
+class HorovodBackground:
+    """Sums arrays in threads; see `Background`.
+
+    Args:
+        process_set: The process set.
+    """
+
+    def __init__(self, process_set: Any):
+        self._process_set, self.timeout_s = process_set, _BACKGROUND_TIMEOUT_S
+
+    def sum(self, name: str, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        name = f"tfdistkit_thread_{name}"
+        with tf.device("CPU:0"):
+            sent = [tf.convert_to_tensor(array) for array in arrays]
+            sums = hvd.grouped_allreduce(
+                sent, op=hvd.Sum, name=name, ignore_name_scope=True, process_set=self._process_set
+            )
+        return [one.numpy() for one in sums]
+
+    def interrupt(self) -> None:
+        hvd.shutdown()

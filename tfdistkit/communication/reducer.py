@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 import tensorflow as tf
 
 from tfdistkit.errors import OptionError, UnsupportedError, explain
@@ -19,10 +20,20 @@ class Wire:
         replicas: The number of replicas.
         replica_id: The number of this one: an int, or a scalar int32 tensor.
         sum_tensors: Returns the sums of this replica's tensors, dense or IndexedSlices, with those of all others.
+
+    Attributes:
+        rows: The rows of this replica in this step, a scalar float32 tensor; 1.0 where nothing has rows.
+        share: Their share of the rows that the step trains on, a scalar tensor or a float; 1.0 in a local step.
+        is_local_step: Whether the step trains on the rows of this replica alone (`Reducer.trains_alone`).
+        on_average: To be called in a local step when the replicas have got the same weights: layer state follows.
     """
 
     def __init__(self, replicas: int, replica_id: Any, sum_tensors: Callable[[list[Any]], list[Any]]):
         self.replicas, self.replica_id, self._sum_tensors = replicas, replica_id, sum_tensors
+        self.rows: Any = 1.0
+        self.share: Any = 1.0 / replicas
+        self.is_local_step = False
+        self.on_average: Callable[[], None] = lambda: None
 
     def sum(self, tensors: list[Any]) -> list[Any]:
         """Returns the sums over the replicas, the same on all of them.
@@ -37,10 +48,61 @@ class Wire:
 
         Args:
             tensors: As for `sum`.
-            dtype: The dtype on the wire; tensors that hold integers keep theirs.
+            dtype: The dtype on the wire; tensors that hold integers keep theirs, and so do IndexedSlices with
+                bfloat16, whose rows TensorFlow and Horovod cannot gather.
         """
-        sent = [cast(tensor, dtype) for tensor in tensors]
+        kept = [dtype == tf.bfloat16 and isinstance(tensor, tf.IndexedSlices) for tensor in tensors]
+        sent = [tensor if keeps else cast(tensor, dtype) for tensor, keeps in zip(tensors, kept)]
         return [cast(total, tensor.dtype) for total, tensor in zip(self.sum(sent), tensors)]
+
+    def gather(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns the tensors of all replicas, stacked in their order: what a sum would make larger, such as bytes.
+
+        Args:
+            tensor: A dense tensor, of the same dtype and static shape on all replicas.
+
+        Raises:
+            UnsupportedError: where replicas share the memory of a process, in which there is nothing to save.
+        """
+        raise needs_processes(f"{self.replicas} replicas that share a process")
+
+    def exchange(self, rows: tf.Tensor) -> tf.Tensor:
+        """Sends row i to replica i, and returns the rows that the replicas sent to this one, in their order.
+
+        Args:
+            rows: A row for each replica, of the same dtype and static shape on all replicas.
+
+        Raises:
+            UnsupportedError: as `gather`.
+        """
+        raise needs_processes(f"{self.replicas} replicas that share a process")
+
+    def swap(self, data: tf.Tensor, partner: tf.Tensor) -> tf.Tensor:
+        """Sends bytes to another replica, and returns those that it sends; no replica sends more than its own.
+
+        Args:
+            data: A uint8 vector, of the same static length on all replicas.
+            partner: The number of the other replica, a scalar int32 tensor. It names this one as its partner. A replica
+                that names itself gets its own bytes.
+
+        Raises:
+            UnsupportedError: as `gather`.
+        """
+        raise needs_processes(f"{self.replicas} replicas that share a process")
+
+    def background(self) -> Background:
+        """Returns what sums arrays in a thread while steps go on.
+
+        Raises:
+            UnsupportedError: where the transport cannot.
+        """
+        raise UnsupportedError(
+            explain(
+                "AsyncModelAverage needs shared memory or Horovod: TensorFlow's ring takes collectives of one thread.",
+                received=f"{self.replicas} replicas that communicate over TensorFlow",
+                do='Start all workers on one host, use tfdistkit.strategy("horovod"), or average by LocalSGD.',
+            )
+        )
 
     def adasum(self, tensors: list[Any], dtype: Any = None) -> list[Any]:
         """Returns dense tensors combined by Adasum, which only Horovod over MPI can.
@@ -61,20 +123,67 @@ class Wire:
         )
 
 
+class Background(Protocol):
+    """Sums arrays of the replicas in threads, beside the collectives of the steps.
+
+    Attributes:
+        timeout_s: Seconds that who waits for a sum gives the others.
+    """
+
+    timeout_s: float
+
+    def sum(self, name: str, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        """Returns the sums over the replicas; waits for the others as long as they live.
+
+        Args:
+            name: Tells sums apart that may be under way at the same time, equal on all replicas.
+            arrays: Arrays of float32 or float64, of one dtype, and of the same shapes on all replicas.
+        """
+
+    def interrupt(self) -> None:
+        """Ends all sums with an error, when this process exits."""
+
+
+# Called as make_state(variable, name, shape=None, dtype=None, initializer="zeros", of_replica=False, saved=True).
+MakeState = Callable[..., Any]
+
+
 class Reducer:
     """Turns the gradients of the replicas into those of the global batch; this one sums them as they are.
 
     A subclass overrides `reduce`, and the other two where it keeps state between steps. A reducer belongs to one
     strategy: `tfdistkit.strategy("multiworker", reducer=...)`.
+
+    Attributes:
+        needs_processes: Whether it needs `Wire.gather` or `Wire.exchange`, so replicas in processes of their own.
+        is_local: Whether replicas have other weights between two calls of `settle`.
+        replaces_optimizer: Whether it does what an optimizer does, such as momentum, which a single replica would miss.
     """
 
-    def build(self, variables: list[Any], make_state: Callable[[Any, str], Any]) -> list[Any] | None:
+    needs_processes = False
+    replaces_optimizer = False
+    is_local = False
+
+    def check_optimizer(self, optimizer: Any) -> None:
+        """Called when an optimizer is built, before `build`.
+
+        Args:
+            optimizer: The Keras optimizer.
+
+        Raises:
+            UnsupportedError: if the two cannot be used together.
+        """
+
+    def build(self, variables: list[Any], make_state: MakeState) -> list[Any] | None:
         """Makes the state; called once for each optimizer, in the scope of the strategy, when it is built.
 
         Args:
             variables: The Keras variables that the optimizer updates.
             make_state: Called with a variable and a name; returns a new Keras variable of its shape and dtype, zeros,
-                which checkpoints and backups save with the variables of the optimizer.
+                which checkpoints and backups save with the variables of the optimizer. With `shape`, `dtype` and
+                `initializer` it has those; with `saved=False` only backups save it. With `of_replica=True` each
+                replica has a value of its own (what it did not send yet, say), which checkpoints do not save: a backup
+                holds all, and another number of replicas resumes with their sum.
 
         Returns:
             The state of each variable, in their order: a variable, a list of them, or None. None for no state at all.
@@ -105,10 +214,55 @@ class Reducer:
             wire: The collectives.
         """
 
+    def own_slots(self, optimizer: Any) -> list[Any]:
+        """Returns the variables of an optimizer of which each replica keeps a value of its own, also after `settle`.
+
+        A backup holds all values, and another number of replicas resumes with their mean.
+
+        Args:
+            optimizer: A Keras optimizer that is built.
+        """
+        return []
+
+    def trains_alone(self) -> bool:
+        """Returns whether the next Keras steps are local; called outside of replicas before each execution.
+
+        In a local step nothing travels but what the reducer sends: losses are means over the rows of this replica,
+        `reduce` receives their gradients, and layer state, metrics and logs are this replica's own until
+        `Wire.on_average` is called, and the end of an epoch. All ranks must return the same.
+        """
+        return False
+
+    def unsettled(self) -> list[Any]:
+        """Returns that of which replicas may have other weights now, for `settle`; called outside of replicas."""
+        return []
+
+    def settle(self, what: Any, wire: Wire) -> None:
+        """Gives all replicas the same weights; called in every replica.
+
+        Args:
+            what: Of `unsettled`.
+            wire: The collectives.
+        """
+
+    def describe(self) -> str:
+        """Returns a text that is equal on all ranks which reduce alike; ranks with different texts are refused."""
+        return type(self).__name__
+
     @property
     def has_state(self) -> bool:
         """Whether it overrides `build`."""
         return type(self).build is not Reducer.build
+
+
+def own_reducer(optimizer: Any) -> Reducer | None:
+    """Returns the reducer that an optimizer brings along, its attribute `reducer`; None for one that has none.
+
+    Args:
+        optimizer: A Keras optimizer, or a `LossScaleOptimizer` around one; None for none.
+    """
+    own = getattr(getattr(optimizer, "inner_optimizer", optimizer), "reducer", None)
+    return own if isinstance(own, Reducer) else None
 
 
 def require_reducer(reducer: Any) -> None:
@@ -125,6 +279,21 @@ def require_reducer(reducer: Any) -> None:
                 expected="an object of a subclass, such as tfdistkit.communication.FP16()",
             )
         )
+
+
+def needs_processes(received: str) -> UnsupportedError:
+    """Returns the error for a reducer whose replicas share a process.
+
+    Args:
+        received: What asked for it.
+    """
+    return UnsupportedError(
+        explain(
+            "This compression needs replicas in processes of their own.",
+            received=received,
+            do='Use tfdistkit.strategy("multiworker"), or leave the compression out: within a process nothing is sent.',
+        )
+    )
 
 
 def times(tensor: Any, factor: Any) -> Any:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from tfdistkit.communication.reducer import Reducer, Wire, times
+from tfdistkit.communication.reducer import MakeState, Reducer, Wire, times
 
 
 class Average(Reducer):
@@ -25,13 +24,27 @@ class Sum(Reducer):
         self.inner = inner or Average()
 
     def reduce(self, gradients: list[Any], variables: list[Any], state: list[Any], wire: Wire) -> list[Any]:
-        return self.inner.reduce([times(g, wire.replicas) for g in gradients], variables, state, wire)
+        return [times(g, wire.replicas) for g in self.inner.reduce(gradients, variables, state, wire)]
 
-    def build(self, variables: list[Any], make_state: Callable[[Any, str], Any]) -> list[Any] | None:
+    def build(self, variables: list[Any], make_state: MakeState) -> list[Any] | None:
         return self.inner.build(variables, make_state)
 
     def after_apply(self, variables: list[Any], state: list[Any], wire: Wire) -> None:
         self.inner.after_apply(variables, state, wire)
+
+    def check_optimizer(self, optimizer: Any) -> None:
+        self.inner.check_optimizer(optimizer)
+
+    def describe(self) -> str:
+        return f"Sum({self.inner.describe()})"
+
+    @property
+    def needs_processes(self) -> bool:  # type: ignore[override]
+        return self.inner.needs_processes
+
+    @property
+    def replaces_optimizer(self) -> bool:  # type: ignore[override]
+        return self.inner.replaces_optimizer
 
     @property
     def has_state(self) -> bool:

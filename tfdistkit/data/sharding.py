@@ -133,7 +133,7 @@ def _own_files(dataset: tf.data.Dataset, parts: int, index: int) -> tf.data.Data
         raise OptionError(
             explain(
                 '`dataset` must read files of TFRecords, lines or fixed-length records with policy="file".',
-                received=str(error.message).splitlines()[0].rstrip("."),
+                received=f"a dataset of {dataset.element_spec}, in which TensorFlow finds no reader of files",
                 do='Pass policy="element", or use tfdistkit.data.from_files.',
             )
         ) from error

@@ -206,6 +206,7 @@ class FitData:
     def _seek(self, resumed: DataState) -> None:
         iterator = self._iterator
         self._repeat_own_shuffling(resumed)
+        private_api.skip_epochs(iterator, resumed.epoch - resumed.first_epoch)
         if self._redeals:
             self._made = resumed.iterator
         while self._made < resumed.iterator:

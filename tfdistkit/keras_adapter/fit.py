@@ -1,17 +1,28 @@
-"""Hooks of `fit` for callbacks that wrap `fit`, or resume in the middle of an epoch."""
+"""Hooks of `fit` for callbacks that wrap `fit`, resume in the middle of an epoch, or write files on all ranks."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
 
 from tfdistkit.data.batch_info import info_of
-from tfdistkit.keras_adapter import data_position
-from tfdistkit.keras_adapter.shared_files import warn_of_shared_files
+from tfdistkit.keras_adapter import data_position, private_api
+
+_LOG = logging.getLogger(__name__)
+
+# Keras callbacks that write files, and their replacements; also for subclasses.
+_INSTEAD = {
+    "ModelCheckpoint": "tfdistkit.callbacks.ChiefCheckpoint(...)",
+    "BackupAndRestore": "tfdistkit.callbacks.BackupAndResume(...)",
+    "TensorBoard": "tfdistkit.callbacks.ChiefOnly(keras.callbacks.TensorBoard(...))",
+    "CSVLogger": "tfdistkit.callbacks.ChiefOnly(keras.callbacks.CSVLogger(...))",
+}
 
 
 @contextlib.contextmanager
@@ -58,3 +69,32 @@ def epoch_data(original: Any, iterator: Any) -> Any:
 def epoch_logs(original: Any, model: Any, logs: Any) -> Any:
     """Returns the logs of an epoch; those from before a restart if its last step ran before."""
     return original(model, logs or data_position.kept_logs(model))
+
+
+def warn_of_shared_files(strategy: Any, callbacks: Iterable[Any]) -> None:
+    """Warns, on the chief and once per process, of Keras callbacks that write the same files on every rank.
+
+    Args:
+        strategy: The strategy of the model.
+        callbacks: The callbacks of `fit`.
+    """
+    if not private_api.is_ours(strategy):
+        return
+    several = strategy.num_replicas_in_sync > len(strategy.extended.worker_devices)
+    if not several or not strategy.extended.should_checkpoint:
+        return
+    of_keras = [one for one in callbacks if not type(one).__module__.startswith("tfdistkit.")]
+    for callback in of_keras:
+        for name, instead in _INSTEAD.items():
+            if isinstance(callback, getattr(keras.callbacks, name)):
+                _warn(name, instead)
+
+
+@functools.cache
+def _warn(name: str, instead: str) -> None:
+    _LOG.warning(
+        "%s writes on every rank of this job: ranks that share a disk overwrite each other's file. Pass `fit` %s on "
+        "every rank, or a separate file name on each.",
+        name,
+        instead,
+    )

@@ -173,6 +173,12 @@ def shuffles_arrays(epoch_iterator: Any) -> bool:
     return bool(isinstance(epoch_iterator.data_adapter, ArrayDataAdapter) and epoch_iterator.data_adapter._shuffle)
 
 
+def skip_epochs(epoch_iterator: Any, epochs: int) -> None:
+    """Counts epochs as seen: from Keras 3.16 on, the order of arrays and of a PyDataset depends on their number."""
+    if hasattr(epoch_iterator.data_adapter, "_epoch"):
+        epoch_iterator.data_adapter._epoch += epochs
+
+
 def make_data_again(epoch_iterator: Any) -> None:
     """Makes the dataset of an epoch iterator once more, by the seeds of this moment."""
     dataset = epoch_iterator.data_adapter.get_tf_dataset()
@@ -277,6 +283,17 @@ def apply_if_finite(optimizer: Any, grads: list[Any], trainable_variables: list[
 def variables_of(optimizer: Any) -> list[Any]:
     """Returns the variables that a built optimizer updates."""
     return list(optimizer._trainable_variables)
+
+
+def loss_scale_of(optimizer: Any) -> tf.Tensor | None:
+    """Returns what an optimizer multiplies the loss by; None for nothing."""
+    scale = optimizer.dynamic_scale if may_skip_steps(optimizer) else getattr(optimizer, "loss_scale_factor", None)
+    return None if scale is None else tf.convert_to_tensor(scale, tf.float32)
+
+
+def may_skip_steps(optimizer: Any) -> bool:
+    """Returns whether it is a `LossScaleOptimizer`, which skips steps whose gradients are not finite."""
+    return getattr(optimizer, "dynamic_scale", None) is not None
 
 
 def adagrad_accumulator(optimizer: Any, variable: Any) -> Any:
@@ -444,40 +461,6 @@ def configure_coordination(cluster: tf.train.ClusterSpec, timeout_s: float) -> N
         cluster_register_timeout_in_ms=int(timeout_s * 1000),
         coordinated_jobs=jobs,
     )
-
-
-def group_key_of(launcher: Any) -> int:
-    """Returns the key of the group in which a replica launches its collectives."""
-    return int(launcher._group_key)
-
-
-def draw_instance_key(launcher: Any) -> tf.Tensor:
-    """Returns the key of a new collective of a replica, an eager tensor."""
-    with tf.init_scope(), tf.device("CPU:0"):
-        return tf.constant(launcher._collective_keys.get_instance_key(launcher._group_key, launcher._device), tf.int32)
-
-
-def capture_at_every_call(graph: Any, draw: Callable[[], tf.Tensor]) -> tf.Tensor:
-    """Returns what stands in a traced function for a scalar int32 that is drawn whenever the function is called.
-
-    Args:
-        graph: What is traced: the graph of a function, or of a branch or a loop in it.
-        draw: Returns an eager tensor.
-    """
-    while getattr(graph, "is_control_flow_graph", False):
-        graph = graph.outer_graph
-    with graph.as_default():
-        return graph.capture_call_time_value(draw, tf.TensorSpec([], tf.int32))
-
-
-def abort_collectives(message: str) -> None:
-    """Ends the collectives of this process, all that run and all that come, with a DeadlineExceededError."""
-    tf_context.context().abort_collective_ops(tf.errors.DEADLINE_EXCEEDED, message)
-
-
-def tell_other_workers(message: str) -> None:
-    """Ends the collectives of the other workers with an error; TensorFlow's own coordination carries it."""
-    tf_context.context().report_error_to_cluster(tf.errors.INTERNAL, message)
 
 
 _executors = threading.local()

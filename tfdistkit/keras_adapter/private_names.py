@@ -260,11 +260,14 @@ SEAMS: dict[str, Seam] = {
         f"{_MWMS}._get_variable_creator_initial_value", ("self", "replica_id", "device", "primary_var"), "horovod"
     ),
     "all_reduce": Seam(
-        "tensorflow.python.ops.collective_ops:all_reduce_v2", ("t", "timeout"), "a deadline without a thread for each"
+        "tensorflow.python.ops.collective_ops:all_reduce_v2",
+        ("t", "timeout", "max_subdivs_per_device"),
+        "a deadline without a thread for each, large sums in more pieces",
     ),
     "all_gather": Seam(
         "tensorflow.python.ops.collective_ops:all_gather_v2", ("t", "timeout"), "a deadline without a thread for each"
     ),
+    "all_to_all": Seam("tensorflow.python.ops.collective_ops:all_to_all_v2", ("t", "timeout"), "compressed gradients"),
     "launch_all_reduce": Seam(
         "tensorflow.python.distribute.cross_device_utils:CollectiveReplicaLauncher.all_reduce",
         ("self", "input_tensor"),
@@ -275,9 +278,7 @@ SEAMS: dict[str, Seam] = {
         ("self",),
         "the same",
     ),
-    "abort": Seam(
-        "tensorflow.python.eager.context:Context.abort_collective_ops", ("self", "code", "message"), "the same"
-    ),
+    "abort": Seam("tensorflow.python.eager.context:Context.abort_collective_ops", ("self", "code", "message"), "same"),
     "report": Seam(
         "tensorflow.python.eager.context:Context.report_error_to_cluster",
         ("self", "error_code", "error_message"),
@@ -407,9 +408,11 @@ ATTRIBUTES: tuple[Attributes, ...] = (
     Attributes("tensorflow.python.distribute.values:DistributedVariable", ("_distribute_strategy",), "whose it is"),
     Attributes(
         "tensorflow.python.distribute.cross_device_utils:CollectiveReplicaLauncher",
-        ("_collective_keys", "_device", "_group_key"),
-        "keys of collectives that are used again",
+        ("_collective_keys", "_device", "_get_ordering_token", "_group_key", "_group_size", "_options"),
+        "keys of collectives that are used again, and collectives that TensorFlow's strategies do not launch",
     ),
+    Attributes(_MWMS, ("_cross_device_ops",), "the same"),
+    Attributes("tensorflow.python.distribute.cross_device_ops:CollectiveAllReduce", ("_launchers",), "the same"),
     Attributes(
         "tensorflow.python.distribute.coordinator.cluster_coordinator:ClusterCoordinator", ("_cluster",), "workers"
     ),
@@ -428,8 +431,8 @@ ATTRIBUTES: tuple[Attributes, ...] = (
     Attributes(f"{_DATASETS}.from_tensor_slices_op:_TensorSliceDataset", ("_tensors",), "the same"),
 )
 
-# Names that are ours: attributes that we set on objects of Keras and TensorFlow.
-OWN_ATTRIBUTES = ("_tfdistkit_needs", "_sloppy")
+# Attributes that we set on objects of Keras and TensorFlow; Keras 3.15 has no `_epoch`, by which 3.16 shuffles.
+OWN_ATTRIBUTES = ("_tfdistkit_needs", "_sloppy", "_epoch")
 
 # Methods that classes of ours override in those of TensorFlow, which calls them.
 OVERRIDES: tuple[Attributes, ...] = (

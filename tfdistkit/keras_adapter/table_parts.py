@@ -1,4 +1,4 @@
-"""Saves and loads the optimizer state of a table that is split into several variables.
+"""Saves and loads optimizers: the state of a table that is split into several variables, as that of one.
 
 Keras saves the state of an optimizer as a list, by position. For a split table this saves the list of an unsplit
 table, so that it can be loaded into any number of parts, or into one variable.
@@ -7,11 +7,15 @@ table, so that it can be loaded into any number of parts, or into one variable.
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+# By optimizer: the ids of variables that files of weights do not have.
+_LEFT_OUT: weakref.WeakKeyDictionary[Any, set[int]] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -42,8 +46,9 @@ def part_of(variable: Any) -> TablePart | None:
 
 
 def slot(original: Any, optimizer: Any, reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
-    """Hook of Keras's `add_variable_from_reference`: marks a slot with the part of its variable."""
+    """Hook of Keras's `add_variable_from_reference`: marks a slot as one, and with the part of its variable."""
     variable = original(optimizer, reference_variable, *args, **kwargs)
+    variable.tfdistkit_is_slot = True
     part = part_of(reference_variable)
     if part is not None:
         mark(variable, part)
@@ -52,7 +57,7 @@ def slot(original: Any, optimizer: Any, reference_variable: Any, *args: Any, **k
 
 def save_optimizer(original: Any, optimizer: Any, store: Any) -> None:
     """Hook of the optimizers' `save_own_variables`: saves the parts of a table as one array."""
-    groups = _groups(optimizer.variables)
+    groups = _groups(_saved(optimizer))
     if len(groups) == len(optimizer.variables):
         return original(optimizer, store)
     for i, group in enumerate(groups):
@@ -62,13 +67,13 @@ def save_optimizer(original: Any, optimizer: Any, store: Any) -> None:
 
 def load_optimizer(original: Any, optimizer: Any, store: Any) -> None:
     """Hook of the optimizers' `load_own_variables`: loads one array into the parts of a table."""
-    groups = _groups(optimizer.variables)
+    groups = _groups(_saved(optimizer))
     if len(groups) == len(optimizer.variables):
         return original(optimizer, store)
     if len(groups) != len(store.keys()):
         # As in Keras, a warning. It happens with Adafactor, which has state per column of each part.
         warnings.warn(
-            f"Skipping variable loading for optimizer {optimizer.name!r}: its tables must have the parts of the saved "
+            f"Skipping variable loading for optimizer {optimizer.name!r}: it must have the variables of the saved "
             f"optimizer. Received: {len(groups)} variables, saved: {len(store.keys())}.",
             stacklevel=2,
         )
@@ -76,6 +81,22 @@ def load_optimizer(original: Any, optimizer: Any, store: Any) -> None:
     for i, group in enumerate(groups):
         assign_rows(group, store[str(i)])
     return None
+
+
+def leave_out(optimizer: Any, variable: Any) -> None:
+    """Leaves a variable out of what is saved of an optimizer: a file of another compression loads, too.
+
+    Args:
+        optimizer: A Keras optimizer.
+        variable: One of its variables.
+    """
+    _LEFT_OUT.setdefault(optimizer, set()).add(id(variable))
+
+
+def _saved(optimizer: Any) -> list[Any]:
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    left_out = _LEFT_OUT.get(inner, set())
+    return [variable for variable in optimizer.variables if id(variable) not in left_out]
 
 
 def joined(variables: Sequence[Any]) -> np.ndarray:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
+import math
+import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from tfdistkit import env
 
 FILE_NAME = "steps"
+COMMUNICATION_FILE = "communication"
+_COMMUNICATION = ("epoch", "bytes_per_step", "bytes_ratio", "steps_per_sync", "seconds_per_sync")
 
 # A process that exits on SIGUSR1 leaves this file after its backup. Without the file, it got the signal while it was
 # starting: a job that is restarted after that would never make progress.
@@ -42,6 +49,37 @@ def read_steps(folder: Path) -> int | None:
         return int((folder / FILE_NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
+
+
+def leave_communication(facts: Mapping[str, float]) -> None:
+    """Writes what this process sends into its folder, if it has one; the events of the job tell it.
+
+    Args:
+        facts: Numbers by name.
+    """
+    folder = env.text(env.TASK_DIR)
+    if folder is not None:
+        path = Path(folder, COMMUNICATION_FILE)
+        with contextlib.suppress(OSError):
+            # Whole or not at all: the launcher may read it at any time.
+            path.with_suffix(".new").write_text(json.dumps(dict(facts)), encoding="utf-8")
+            os.replace(path.with_suffix(".new"), path)
+
+
+def read_communication(folder: Path) -> dict[str, Any]:
+    """Returns what a process sent by its last word; an empty dict without one.
+
+    Args:
+        folder: The folder of the process.
+    """
+    try:
+        facts = json.loads((folder / COMMUNICATION_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(facts, dict):
+        return {}
+    numbers = {name: facts[name] for name in _COMMUNICATION if type(facts.get(name)) in (int, float)}
+    return {name: number for name, number in numbers.items() if math.isfinite(number)}
 
 
 def steps_taken() -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import tensorflow as tf
 from tfdistkit import env
 from tfdistkit.cluster.spec import ClusterSpec
 from tfdistkit.communication import Average, Reducer, Wire
+from tfdistkit.communication.reducer import needs_processes
 from tfdistkit.data.batch_info import add_info
 from tfdistkit.data.batch_rows import steps_of_own_data
 from tfdistkit.data.dataset_metadata import marks_of
@@ -18,6 +20,7 @@ from tfdistkit.data.rows import Split
 from tfdistkit.errors import UnsupportedError, explain
 from tfdistkit.keras_adapter import private_api, private_datasets
 from tfdistkit.keras_adapter.dataset_tuning import without_idle_tuning
+from tfdistkit.strategies.local_steps import layer_state
 from tfdistkit.strategies.step_clock import StepClock
 from tfdistkit.strategies.sync import batch_sharding, peer_errors, step
 from tfdistkit.strategies.sync.gradients import reducer_state, sparse_gradients
@@ -39,6 +42,7 @@ class KerasStrategyMixin:
     is_tfdistkit_strategy = True
     check_data = False
     reducer: Reducer = Average()
+    _traffic: Any = None
 
     # A strategy stands for the devices and peers of this process, and what was made in its scope belongs to it alone.
     # So copies of what holds it (callbacks, configurations) hold the same one.
@@ -94,9 +98,22 @@ class KerasStrategyMixin:
         Returns:
             The sums, the same on all replicas.
         """
-        own, state = step.current(), reducer_state.state_of(self.reducer, optimizer, variables)
+        reducer = reducer_state.reducer_of(optimizer)
+        own, state = step.current(), reducer_state.state_of(reducer, optimizer, variables)
+
+        def reduce(parts: list[Any]) -> list[Any]:
+            return reducer.reduce(parts, variables, state or [None] * len(parts), self._wire_of_step())
+
+        if own is not None and own.traffic is not None:
+            own.traffic.count_exact(gradients)
         with contextlib.nullcontext() if own is None else own.summing():
-            return self.reducer.reduce(gradients, variables, state, self.wire())
+            if reducer.is_local and private_api.may_skip_steps(optimizer):
+                raise reducer_state.no_loss_scale(reducer)
+            depends = reducer.has_state and not reducer.is_local
+            scale = private_api.loss_scale_of(optimizer) if depends else None
+            if scale is None:
+                return reduce(gradients)
+            return reducer_state.reduce_unscaled(gradients, scale, state, reduce)
 
     def apply_summed(
         self, gradients: list[Any], variables: list[Any], optimizer: Any, apply: Callable[[list[Any]], None]
@@ -112,9 +129,43 @@ class KerasStrategyMixin:
         if not gradients:
             return apply([])
         apply(self.sum_gradients(gradients, variables, optimizer))
-        own, state = step.current(), reducer_state.state_of(self.reducer, optimizer, variables)
+        reducer = reducer_state.reducer_of(optimizer)
+        own, state = step.current(), reducer_state.state_of(reducer, optimizer, variables)
         with contextlib.nullcontext() if own is None else own.summing():
-            self.reducer.after_apply(variables, state, self.wire())
+            reducer.after_apply(variables, state, self._wire_of_step())
+
+    def check_own_reducer(self, reducer: Reducer) -> None:
+        """Checks the reducer that an optimizer brings along; called when the optimizer is built.
+
+        Args:
+            reducer: That reducer.
+
+        Raises:
+            UnsupportedError: if it cannot work here.
+        """
+        if type(self.reducer) is not Average:
+            raise UnsupportedError(
+                explain(
+                    "The gradients of an optimizer can be reduced in one way: this optimizer brings a reducer along.",
+                    received=f"{reducer.describe()}, and a strategy with {self.reducer.describe()}",
+                    do="Remove `compression`, `algorithm`, `reducer` or `op` from `tfdistkit.strategy(...)`.",
+                )
+            )
+        if reducer.needs_processes and len(self.extended.worker_devices) > 1:
+            replicas = f"{len(self.extended.worker_devices)} replicas that share a process"
+            raise needs_processes(f"{reducer.describe()}, with {replicas}")
+
+    def _wire_of_step(self) -> Wire:
+        wire, own = self.wire(), step.current()
+        if own is not None:
+            wire.share = own.share()
+            wire.rows = wire.rows if own.rows is None else own.rows
+            wire.is_local_step = own.is_local
+            if own.is_local:
+                wire.on_average = layer_state.of_model(own.model).weights_were_averaged
+            if own.traffic is not None:
+                wire = own.traffic.counted(wire, own)
+        return wire
 
     def optimizer_variables(self) -> contextlib.AbstractContextManager[None]:
         """Within it, an optimizer creates variables of its own."""
@@ -143,10 +194,52 @@ class KerasStrategyMixin:
         return contextlib.nullcontext()
 
     def finish_steps(self) -> None:
-        """Waits at the end of an epoch for the steps that are in flight; raises what went wrong in them."""
+        """Waits at the end of an epoch for the steps that are in flight; raises what went wrong in them.
+
+        Afterwards all replicas have the same weights. All ranks call it.
+        """
+        self.settle_weights()
+
+    def settle_weights(self) -> None:
+        """Gives all replicas the same weights, where an algorithm left each its own; all ranks call it."""
+        for what in self.reducer.unsettled():
+            self._settle(what, self.reducer.settle)
+        for state in layer_state.unsettled(self):
+            self._settle(state, layer_state.LocalLayerState.average, len(state))
+
+    def has_equal_weights(self) -> bool:
+        """Returns whether all replicas have the same weights and layer state now; False between two averages."""
+        return not self.reducer.unsettled() and not layer_state.unsettled(self)
+
+    def count_settling(self, traffic: Any) -> None:
+        """Counts what `settle_weights` sends from now on; all ranks call it.
+
+        Args:
+            traffic: What counts (`communication.traffic`); None for nothing.
+        """
+        self._traffic = traffic
+        self.__dict__.pop("_settling", None)
+
+    def _settle(self, what: Any, settle: Callable[[Any, Wire], Any], size: int = 0) -> None:
+        functions = self.__dict__.setdefault("_settling", weakref.WeakKeyDictionary())
+        if what not in functions:
+            traffic, kept = self._traffic, weakref.ref(what)  # A function must not keep an optimizer alive.
+
+            def wire() -> Wire:
+                # Layer state is averaged where weights have been.
+                is_sync = not isinstance(kept(), layer_state.LocalLayerState)
+                return self.wire() if traffic is None else traffic.counted(self.wire(), None, is_sync)
+
+            # Traced anew when `what` has grown.
+            functions[what] = tf.function(lambda _: self.run(lambda: settle(kept(), wire())), autograph=False)
+        functions[what](size)
 
     def settle_steps(self) -> None:
-        """Waits for the steps that are in flight before variables are read for a backup."""
+        """Waits for the steps that are in flight before variables are read for a backup.
+
+        Afterwards all replicas have the same weights. All ranks call it.
+        """
+        self.settle_weights()
 
     def abandon_steps(self) -> None:
         """Lets go of the steps that are in flight, after an error."""

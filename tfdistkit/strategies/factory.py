@@ -44,6 +44,11 @@ _ALIASES = {
     "multi_worker_mirrored": "multiworker",
 }
 
+# The options of what processes send each other.
+_SENT_BETWEEN_PROCESSES = (
+    'Use "multiworker" or "horovod", whose workers are processes that send gradients to each other, or leave it out.'
+)
+
 # The entry point group in which other packages register strategies.
 ENTRY_POINT_GROUP = "tfdistkit.strategies"
 
@@ -226,6 +231,7 @@ def _require_known(name: str, allowed: list[str], options: dict[str, Any]) -> No
                     f"The strategy {name!r} has no option `{option}`.{nearest(option, allowed)}",
                     received=f"{option}={options[option]!r}",
                     expected=f"one of: {', '.join(allowed) or 'none'}",
+                    do=_SENT_BETWEEN_PROCESSES if option in ("algorithm", "compression") else None,
                 )
             )
 

@@ -21,11 +21,14 @@ from tfdistkit.data.batch_info import info_of
 from tfdistkit.data.rows import rows_error
 from tfdistkit.keras_adapter import fit, private_api, private_datasets, private_lookup, table_parts, table_rows
 from tfdistkit.strategies import epoch_data, model_scope
+from tfdistkit.strategies.local_steps import keras_steps
+from tfdistkit.strategies.local_steps import logs as local_logs
 from tfdistkit.strategies.metrics import metric_patches
 from tfdistkit.strategies.metrics.metric_sync import agree
 from tfdistkit.strategies.parameter_server import atomic_updates, inflight
 from tfdistkit.strategies.step_clock import clock_of
 from tfdistkit.strategies.sync import (
+    batch_shapes,
     batch_sharding,
     collective_keys,
     collective_timeout,
@@ -63,7 +66,10 @@ def _make_function(original: Any, model: Any, step_function: Any) -> Any:
 
 
 def _make_agreeing_function(original: Any, model: Any, step_function: Any) -> Any:
-    """The replica's part of a train or test step: afterwards logs and layer state agree on all replicas."""
+    """The replica's part of a train or test step: afterwards logs and layer state agree on all replicas.
+
+    Between two averages of an algorithm they are each replica's own after a train step.
+    """
     strategy = model.distribute_strategy
     if not private_api.is_ours(strategy) or strategy.num_replicas_in_sync == 1:
         return original(model, step_function)
@@ -71,7 +77,25 @@ def _make_agreeing_function(original: Any, model: Any, step_function: Any) -> An
         strategy.check_jit_compile()
         collective_timeout.leave_to_tensorflow()
 
+    trains, functions = step_function != model.test_step, {}
+    if trains and strategy.reducer.is_local:
+        keras_steps.prepare(model)
+
+    def on_parts(iterator: Any) -> Any:
+        is_local = trains and keras_steps.are_next(strategy)
+        if is_local not in functions:
+            if is_local:
+                keras_steps.prepare(model)
+            functions[is_local] = _make_function_on_parts(original, model, step_function, is_local)
+        return functions[is_local](iterator)
+
+    return on_parts
+
+
+def _make_function_on_parts(original: Any, model: Any, step_function: Any, is_local: bool) -> Any:
+    strategy = model.distribute_strategy
     is_stock = gradient_scaling.is_stock_train_step(model, step_function)
+    spec: Any = None
 
     @functools.wraps(step_function)
     def keras_step(data: Any) -> Any:
@@ -80,7 +104,11 @@ def _make_agreeing_function(original: Any, model: Any, step_function: Any) -> An
             return step_function(data)
         step.model = model
         metric_patches.require_scope(model)
-        return agree(step, step_function(step.begin_keras_step(data, is_stock)))
+        data = batch_shapes.with_rows_of(spec, step.begin_keras_step(data, is_stock, is_local))
+        if is_local:
+            keras_steps.begin(step)
+        logs = step_function(data)
+        return keras_steps.end(step, logs) if is_local else agree(step, logs)
 
     @functools.wraps(step_function)
     def step_with_data(data: Any) -> Any:
@@ -90,6 +118,9 @@ def _make_agreeing_function(original: Any, model: Any, step_function: Any) -> An
     function, uncounted_function = original(model, keras_step), original(model, step_with_data)
 
     def on_parts(iterator: Any) -> Any:
+        nonlocal spec
+        spec = getattr(iterator, "element_spec", None)
+        spec = spec.data if isinstance(spec, BatchPart) else spec
         if info_of(iterator).is_uncounted:
             return uncounted_function(iterator)
         # train_on_batch and test_on_batch hand over the global batch, not an iterator over a replica's part.
@@ -97,7 +128,7 @@ def _make_agreeing_function(original: Any, model: Any, step_function: Any) -> An
             iterator = (_split_batch(strategy, batch) for batch in iterator)
         return function(iterator)
 
-    return on_parts
+    return local_logs.of_model(model).traced(on_parts) if is_local else on_parts
 
 
 def _reduce_per_replica(original: Any, values: Any, strategy: Any, reduction: str) -> Any:
@@ -169,13 +200,19 @@ def _split_batch(strategy: Any, batch: Any) -> Any:
 
 def _fit(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
     with fit.arguments_of_fit(original, model, args, kwargs) as call:
+        keras_steps.require_agreed_stops(model.distribute_strategy, call.arguments.get("callbacks"))
         return _name_lost_peer(original, *call.args, **call.kwargs)
+
+
+def _epoch_logs(original: Any, model: Any, logs: Any) -> Any:
+    return local_logs.epoch_logs(functools.partial(fit.epoch_logs, original), model, logs)
 
 
 def _predict_on_batch(original: Any, model: Any, x: Any) -> Any:
     """Each replica predicts its part of the batch; Keras lets each predict all of it, and returns all of them."""
-    strategy = model.distribute_strategy
+    strategy: Any = model.distribute_strategy
     if private_api.is_ours(strategy) and strategy.num_replicas_in_sync > 1:
+        strategy.settle_weights()
         x = _split_batch(strategy, x)
     return _name_lost_peer(original, model, x)
 
@@ -211,6 +248,14 @@ def _name_lost_peer(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any
         if clear is None:
             raise
         raise clear from error
+
+
+def _evaluate(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Evaluates, or predicts by, weights that all replicas have: an algorithm may leave each its own between steps."""
+    strategy: Any = model.distribute_strategy
+    if private_api.is_ours(strategy):
+        strategy.settle_weights()
+    return _name_lost_peer(original, model, *args, **kwargs)
 
 
 def _optimizer_variable(original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -266,8 +311,9 @@ def _capture_in_function(original: Any, graph: Any, *args: Any, **kwargs: Any) -
 
 
 _HOOKS: dict[str, Callable[..., Any]] = {
-    "all_reduce": collective_timeout.around,
+    "all_reduce": collective_keys.all_reduce,
     "all_gather": collective_timeout.around,
+    "all_to_all": collective_timeout.around,
     "launch_all_reduce": collective_keys.launch_all_reduce,
     "instance_key": collective_keys.instance_key,
     "function_context": _own_function_context,
@@ -278,12 +324,12 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "progress_bar": _one_progress_bar,
     "epoch_steps": fit.epoch_steps,
     "epoch_data": fit.epoch_data,
-    "epoch_logs": fit.epoch_logs,
+    "epoch_logs": _epoch_logs,
     "fit": _fit,
-    "evaluate": _name_lost_peer,
-    "predict": _name_lost_peer,
+    "evaluate": _evaluate,
+    "predict": _evaluate,
     "train_on_batch": _name_lost_peer,
-    "test_on_batch": _name_lost_peer,
+    "test_on_batch": _evaluate,
     "predict_on_batch": _predict_on_batch,
     "make_predict_function": _make_predict_function,
     "apply": gradient_scaling.apply,

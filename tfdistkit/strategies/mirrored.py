@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfdistkit.cluster.spec import ClusterSpec
-from tfdistkit.communication.reducer import Reducer, require_reducer
+from tfdistkit.communication.reducer import Reducer, needs_processes, require_reducer
 from tfdistkit.keras_adapter import private_api
 from tfdistkit.strategies import keras_patches
 from tfdistkit.strategies.contract import KerasStrategyMixin, require_single_process
@@ -42,10 +42,12 @@ def build(cluster: ClusterSpec, *, devices: Devices = None, reducer: Reducer | N
     Raises:
         OptionError: if `devices` are not devices of this machine, or `reducer` is none.
         TooLateError: if logical devices are needed and TensorFlow has already initialized its devices.
-        UnsupportedError: if this process is one of several workers.
+        UnsupportedError: if this process is one of several workers, or `reducer` compresses what processes send.
     """
     require_single_process("mirrored", cluster)
     names = resolve_devices(devices)
     require_reducer(reducer)
+    if reducer is not None and reducer.needs_processes:
+        raise needs_processes(f"reducer={reducer.describe()} for the strategy 'mirrored'")
     keras_patches.install()
     return MirroredStrategy(names, reducer)

@@ -7,24 +7,31 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdistkit import env
 from tfdistkit.cluster.environments.mpi_addresses import exchange_addresses
 from tfdistkit.cluster.own_address import check_own_address
 from tfdistkit.cluster.rendezvous.exchange import DEFAULT_TIMEOUT_S, exchange_facts
 from tfdistkit.cluster.spec import TRAINING_ROLES, ClusterSpec
 from tfdistkit.collectives.carriers import carriers_for
-from tfdistkit.communication.reducer import Reducer, require_reducer
+from tfdistkit.collectives.shm.transport import SharedMemoryTransport
+from tfdistkit.communication import Average, Reducer, Wire
+from tfdistkit.communication.named import chosen_reducer, require_others
 from tfdistkit.errors import ClusterConfigError, OptionError, RendezvousError, explain
 from tfdistkit.keras_adapter import private_api
 from tfdistkit.strategies import keras_patches
-from tfdistkit.strategies.consistency.shuffling import AgreedShuffling
+from tfdistkit.strategies.consistency.shuffling import AgreedShuffling, set_seed_of_job
 from tfdistkit.strategies.consistency.versions import facts
 from tfdistkit.strategies.contract import KerasStrategyMixin
 from tfdistkit.strategies.devices import require_not_started, take_gpu_of_local_rank
 from tfdistkit.strategies.sync import collective_keys, collective_timeout
+from tfdistkit.strategies.sync.gradients.wires import RingWire, SharedMemoryWire
 from tfdistkit.strategies.sync.replica import ReplicaMixin
+from tfdistkit.strategies.sync.transports import shared_host
+from tfdistkit.strategies.sync.transports.hierarchical import HierarchicalSums
+from tfdistkit.strategies.sync.transports.own_transport import OwnTransport
 from tfdistkit.validation import require_bool, require_choice, require_positive
 
-_COMMUNICATION = ("auto", "ring", "nccl")
+_COMMUNICATION = ("auto", "shm", "hierarchical", "ring", "nccl")
 
 # Dtypes that TensorFlow's broadcast cannot send, and the dtype that carries each.
 _SENT_AS = carriers_for(lambda dtype: dtype != tf.bool)
@@ -77,21 +84,50 @@ class MultiWorkerExtended(ReplicaMixin, private_api.CollectiveAllReduceExtended)
 
         return value_of_rank_0
 
+    def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        reduce, flat = super()._replica_ctx_all_reduce, tf.nest.flatten(value)
+        sums = self._container_strategy().hierarchical_sums
+        large = sums.takes(flat) if sums is not None else []
+        if not large:
+            return reduce(reduce_op, value, options)
+        results = dict(zip(large, sums.all_reduce([flat[i] for i in large], reduce_op)))
+        small = [i for i in range(len(flat)) if i not in results]
+        if small:
+            results.update(zip(small, reduce(reduce_op, [flat[i] for i in small], options)))
+        return tf.nest.pack_sequence_as(value, [results[i] for i in range(len(flat))])
+
+
+class SharedMemoryExtended(ReplicaMixin, OwnTransport, private_api.CollectiveAllReduceExtended):
+    """Runs the replica of this process, and communicates with its peers through the memory of their host."""
+
 
 class MultiWorkerStrategy(AgreedShuffling, KerasStrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):
     """A `tf.distribute.MultiWorkerMirroredStrategy` that is exact under Keras 3."""
 
     _collective_key_base = collective_keys.BASE_OF_PROCESSES  # TensorFlow reads it from the strategy.
 
-    def __init__(self, resolver: Any, communication_options: Any):
-        extended = MultiWorkerExtended(self, cluster_resolver=resolver, communication_options=communication_options)
-        tf.distribute.Strategy.__init__(self, extended)
+    # What sums large tensors of ranks on several hosts, of which some share one.
+    hierarchical_sums: HierarchicalSums | None = None
+
+    def __init__(self, resolver: Any, communication_options: Any, transport: SharedMemoryTransport | None = None):
+        self.transport = transport
+        extended = MultiWorkerExtended if transport is None else SharedMemoryExtended
+        options = {"cluster_resolver": resolver, "communication_options": communication_options}
+        tf.distribute.Strategy.__init__(self, extended(self, **options))
+
+    def wire(self) -> Wire:
+        if self.transport is not None:
+            return SharedMemoryWire(self.transport)
+        # A process with several GPUs has several replicas, which TensorFlow's collectives join.
+        return RingWire(self) if len(self.extended.worker_devices) == 1 else super().wire()
 
 
 def build(
     cluster: ClusterSpec,
     *,
     communication: str = "auto",
+    compression: str | Reducer = "none",
+    algorithm: Reducer | None = None,
     reducer: Reducer | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     check_data: bool = True,
@@ -103,9 +139,16 @@ def build(
 
     Args:
         cluster: Which process this is, and the addresses of all.
-        communication: `"auto"`, `"ring"` (CPUs and GPUs, over gRPC) or `"nccl"` (GPUs).
-        reducer: What turns the gradients of the workers into those of the global batch; default: their sum. Every
-            worker gives the same (`tfdistkit.communication.Reducer`).
+        communication: `"shm"` (CPUs, through the memory of the host that all workers are on), `"hierarchical"` (CPUs,
+            through the memory of each host, then over gRPC between one worker of each), `"ring"` (CPUs and GPUs, over
+            gRPC) or `"nccl"` (GPUs). `"auto"` is `"shm"` where that is possible and there are no GPUs, and else what
+            TensorFlow chooses. The same on all workers.
+        compression: What gradients travel as: `"none"`, `"fp16"`, `"bf16"`, or one of `tfdistkit.compression`. The
+            same on all workers.
+        algorithm: When the workers talk, one of `tfdistkit.algorithms`. Default: in every step. The same on all
+            workers.
+        reducer: What turns the gradients of the workers into those of the global batch, in place of `compression`
+            (`tfdistkit.communication.Reducer`). Default: their sum. The same on all workers.
         timeout_s: Seconds that a worker waits for its peers: at the rendezvous, and in every collective. A worker
             that does longer work alone (an evaluation on the chief, say) needs a larger one.
         check_data: Whether `fit`, `evaluate`, `predict` and `tfdistkit.data.shard` compare the data of the workers.
@@ -116,13 +159,15 @@ def build(
 
     Raises:
         OptionError: if an option is wrong.
-        ClusterConfigError: if this process cannot bind its address, or the workers' clusters or versions differ.
+        ClusterConfigError: if this process cannot bind its address, if the workers' clusters or versions differ, or if
+            the workers are not on the hosts that `communication` needs.
         TooLateError: if TensorFlow has already initialized its devices.
         RendezvousError: if a worker is missing after `timeout_s`.
         UnsupportedError: if there are fewer GPUs than workers on this host.
     """
     options: Any = {"communication": communication, "timeout_s": timeout_s, "check_data": check_data}
-    return build_as(MultiWorkerStrategy, cluster, reducer=reducer, **options)
+    reducers: Any = {"compression": compression, "algorithm": algorithm, "reducer": reducer}
+    return build_as(MultiWorkerStrategy, cluster, **reducers, **options)
 
 
 def build_as(
@@ -130,6 +175,8 @@ def build_as(
     cluster: ClusterSpec,
     *,
     communication: str = "auto",
+    compression: str | Reducer = "none",
+    algorithm: Reducer | None = None,
     reducer: Reducer | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     check_data: bool = True,
@@ -140,33 +187,62 @@ def build_as(
         strategy_class: A subclass of `MultiWorkerStrategy`, which overrides hooks of `strategies.contract`.
         cluster: As for `build`, and so are the other arguments and the errors.
         communication: See `build`.
+        compression: See `build`.
+        algorithm: See `build`.
         reducer: See `build`.
         timeout_s: See `build`.
         check_data: See `build`.
     """
-    options = _communication_options(communication, timeout_s)
+    name = _communication(communication)
+    options = _communication_options(name, timeout_s)
     require_bool("check_data", check_data)
-    require_reducer(reducer)
+    reducer = chosen_reducer(compression, reducer, algorithm) or Average()
     if not cluster.is_training or cluster.world_size == 1:
+        require_others(reducer)
         keras_patches.install()
         alone = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({}))
         strategy = strategy_class(alone, options)
-        strategy.reducer = reducer or strategy.reducer
+        strategy.reducer = reducer
         return strategy
     cluster = exchange_addresses(cluster, timeout_s)
     _require_addresses(cluster)
     require_not_started(f"rank {cluster.rank} of {cluster.world_size}")
     keras_patches.install()
     check_own_address(cluster)
-    rendezvous = exchange_facts(cluster, facts(), timeout_s)
+    offer = shared_host.offer(name, reducer.describe())
+    try:
+        rendezvous = exchange_facts(cluster, {**facts(), **offer.facts}, timeout_s)
+    except BaseException:
+        offer.close()
+        raise
     take_gpu_of_local_rank(cluster)
-    strategy = _start(strategy_class, cluster, options, timeout_s)
+    shared = shared_host.share(offer, cluster, rendezvous.facts, timeout_s)
+    strategy = _joined(strategy_class, cluster, options, timeout_s, shared)
     strategy.check_data = check_data
-    strategy.reducer = reducer or strategy.reducer
-    collective_timeout.start(options.timeout_seconds)
+    strategy.reducer = reducer
     if private_api.global_seed() is None:
         # Without a seed of the user, all ranks still need one shuffle order.
-        tf.random.set_seed(int(rendezvous.facts[0]["seed"]))
+        set_seed_of_job(int(rendezvous.facts[0]["seed"]))
+    return strategy
+
+
+def _joined(
+    strategy_class: type[MultiWorkerStrategy],
+    cluster: ClusterSpec,
+    options: Any,
+    timeout_s: float,
+    shared: shared_host.Shared | None,
+) -> MultiWorkerStrategy:
+    """Makes the strategy over what the ranks share: the memory of one host, of several hosts, or none."""
+    if shared is not None and len(shared.hosts) == 1:
+        alone = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({}))
+        return strategy_class(alone, options, shared.transport)
+    strategy = _start(strategy_class, cluster, options, timeout_s)
+    collective_timeout.start(options.timeout_seconds)
+    if shared is not None:
+        sums = HierarchicalSums(shared.transport, cluster.rank, shared.hosts, timeout_s)
+        sums.start(strategy)
+        strategy.hierarchical_sums = sums
     return strategy
 
 
@@ -208,17 +284,32 @@ def _start(
         ) from error
 
 
-def _communication_options(communication: str, timeout_s: float) -> Any:
-    name = require_choice("communication", str(communication).lower(), _COMMUNICATION)
+def _communication(given: str) -> str:
+    """Returns the option `communication`; where it is "auto", what the environment says."""
+    name = require_choice("communication", str(given).lower(), _COMMUNICATION)
+    wished = env.text(env.COMMUNICATION)
+    return require_choice(env.COMMUNICATION, wished.lower(), _COMMUNICATION) if name == "auto" and wished else name
+
+
+def _communication_options(name: str, timeout_s: float) -> Any:
     timeout_s = require_positive("timeout_s", timeout_s, "seconds")
-    if name == "nccl" and not tf.config.list_physical_devices("GPU"):
+    has_gpus = bool(tf.config.list_physical_devices("GPU"))
+    if name == "nccl" and not has_gpus:
         raise OptionError(
             explain(
-                '`communication` must be "auto" or "ring" where TensorFlow finds no GPUs.',
-                received=f"communication={communication!r}",
+                '`communication` must be "auto", "shm", "hierarchical" or "ring" where TensorFlow finds no GPUs.',
+                received=f"communication={name!r}",
             )
         )
+    if name == "hierarchical" and has_gpus:
+        raise OptionError(
+            explain(
+                '`communication="hierarchical"` must have no GPUs: it sums in the memory of the hosts.',
+                received=f"{len(tf.config.list_physical_devices('GPU'))} GPUs",
+                do='Use communication="auto", or hide the GPUs: CUDA_VISIBLE_DEVICES=-1.',
+            )
+        )
+    kinds = tf.distribute.experimental.CommunicationImplementation
     return tf.distribute.experimental.CommunicationOptions(
-        timeout_seconds=timeout_s,
-        implementation=tf.distribute.experimental.CommunicationImplementation[name.upper()],
+        timeout_seconds=timeout_s, implementation=kinds[name.upper()] if name in ("ring", "nccl") else kinds.AUTO
     )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # As in `tfdistkit.strategies.devices`, which loads TensorFlow.
 Devices = int | str | Sequence[str] | None
-Communication = Literal["auto", "ring", "nccl"]
+Communication = Literal["auto", "shm", "hierarchical", "ring", "nccl"]
 Op = Literal["average", "sum", "adasum"]
 Compression = Literal["none", "fp16", "bf16"]
 ProcessSets = Sequence[int] | Sequence[Sequence[int]] | None
@@ -38,7 +38,8 @@ def strategy(
     heartbeat_timeout_s: float = ...,
     synchronous: Literal[False] = ...,
     op: Op = ...,
-    compression: Compression = ...,
+    compression: Compression | Reducer = ...,
+    algorithm: Reducer | None = ...,
     sparse_as_dense: bool = ...,
     process_set: ProcessSets = ...,
     fusion_threshold_bytes: int | None = ...,
@@ -72,6 +73,8 @@ def strategy(
     name: Literal["multiworker", "multi_worker", "multi_worker_mirrored", "ddp"],
     *,
     communication: Communication = ...,
+    compression: Compression | Reducer = ...,
+    algorithm: Reducer | None = ...,
     reducer: Reducer | None = ...,
     timeout_s: float = ...,
     check_data: bool = ...,
@@ -95,7 +98,8 @@ def strategy(
     name: Literal["horovod"],
     *,
     op: Op = ...,
-    compression: Compression = ...,
+    compression: Compression | Reducer = ...,
+    algorithm: Reducer | None = ...,
     sparse_as_dense: bool = ...,
     reducer: Reducer | None = ...,
     process_set: ProcessSets = ...,

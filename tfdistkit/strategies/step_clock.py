@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfdistkit.communication.traffic import Traffic
 from tfdistkit.keras_adapter import private_api
 from tfdistkit.strategies.sync import step as steps
 
@@ -52,6 +53,7 @@ class StepClock:
         extended = model.distribute_strategy.extended
         self._replicas_here = max(1, len(extended.worker_devices)) if private_api.strategy_of(model) else 1
         self._is_inside = False
+        self.traffic = _traffic_of(model, self._replicas_here)
         with tf.device("CPU:0"), tf.init_scope():
             # Sums of seconds or rows; the end of the last step; the last wait.
             self._gaps, self._communication, self._rows, self._end, self._gap = (
@@ -63,6 +65,8 @@ class StepClock:
         """Begins an epoch."""
         for variable in (self._gaps, self._communication, self._rows):
             variable.assign(0.0)
+        if self.traffic is not None:
+            self.traffic.reset()
         self._executions, self._outside_s, self._per_call_s = 0, 0.0, _MOST_PER_CALL_S
         self._began = self._returned = 0.0
 
@@ -121,8 +125,10 @@ class StepClock:
             rows = step.total_rows if step is not None and step.rows is not None else steps.count_rows(data)[0]
             if rows is not None:
                 self._rows.assign_add(tf.cast(rows, tf.float64))
+            if self.traffic is not None:
+                self.traffic.count_step()
             if step is not None:
-                step.clock = self
+                step.clock, step.traffic = self, self.traffic
             first = _operations()
             logs = step_function(data)
             with tf.control_dependencies(_changes(first)):
@@ -158,6 +164,8 @@ def attach(model: Any) -> Any:
     if model not in _OF_MODEL:
         strategy = model.distribute_strategy
         _OF_MODEL[model] = strategy.clock(model) if private_api.is_ours(strategy) else StepClock(model)
+        if private_api.is_ours(strategy):
+            strategy.count_settling(getattr(_OF_MODEL[model], "traffic", None))
         model.make_train_function(force=True)
     return _OF_MODEL[model]
 
@@ -165,6 +173,17 @@ def attach(model: Any) -> Any:
 def clock_of(model: Any, step_function: Any) -> Any:
     """Returns the clock of a model whose train function is being made; None for other functions and models."""
     return None if step_function == model.test_step else _OF_MODEL.get(model)
+
+
+def _traffic_of(model: Any, replicas_here: int) -> Traffic | None:
+    """Returns what counts the bytes of a model's steps; None where they are not known."""
+    strategy = private_api.strategy_of(model)
+    replicas = strategy.num_replicas_in_sync if strategy else 1
+    if replicas == replicas_here:
+        return Traffic(1)  # The replicas share the memory of this process.
+    # A process of several replicas sends as TensorFlow chooses, and so does a strategy of TensorFlow's own.
+    is_known = replicas_here == 1 and private_api.is_ours(strategy) and not model.jit_compile
+    return Traffic(replicas) if is_known else None
 
 
 def _time_of(structure: Any) -> tf.Tensor:

@@ -34,16 +34,24 @@ class LayerState(private_api.MirroredVariable):
 
     Keras creates it without aggregation, so the copies of the replicas would diverge. Inside a Keras step it is
     written locally and synchronized with all other state at the end of the step, in one collective; elsewhere
-    at once. Replicas are weighted by their rows.
+    at once. Replicas are weighted by their rows. In a local step it stays local, and a placeholder row writes nothing.
     """
 
     def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
         step = steps.current()
         if step is not None and step.in_keras_step:
             step.add_layer_state(self)
+            if step.is_local and step.may_be_empty:
+                return self._update_if_any_rows(step, update_fn, value, **kwargs)
         elif step is not None:
             value = step.weighted_sum(tf.convert_to_tensor(value, self.dtype))
         return update_fn(self._get_on_device_or_primary(), value, **kwargs)
+
+    def _update_if_any_rows(self, step: steps.ReplicaStep, update_fn: Any, value: Any, **kwargs: Any) -> Any:
+        own = self._get_on_device_or_primary()
+        before = tf.identity(tf.convert_to_tensor(own))
+        update_fn(own, value)
+        return own.assign(step.if_any_rows(tf.convert_to_tensor(own), before), **kwargs)
 
     def write_local(self, value: tf.Tensor) -> None:
         """Writes this replica's copy."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfdistkit.callbacks.process_group import Ranks
 from tfdistkit.errors import UnsupportedError, explain
 from tfdistkit.keras_adapter import private_api
+from tfdistkit.strategies.sync.gradients.reducer_state import variables_of_replicas
 
 
 def optimizers_of(model: keras.Model) -> list[Any]:
@@ -23,14 +24,19 @@ def optimizers_of(model: keras.Model) -> list[Any]:
 
 def variables_of(model: keras.Model) -> list[Any]:
     """Returns the variables that are equal on all ranks: weights, layer state, seeds, optimizer variables."""
-    metrics = {id(v) for v in model.metrics_variables}
-    return [v for v in _all_variables(model) if id(v) not in metrics and not _is_on_read(v)]
+    others = {id(v) for v in (*model.metrics_variables, *(one for one, _ in _of_replicas(model)))}
+    return [v for v in _all_variables(model) if id(v) not in others and not _is_on_read(v)]
 
 
 def counts_of(model: keras.Model) -> list[Any]:
     """Returns the variables that differ per replica: metrics, and those with `synchronization="on_read"`."""
     metrics = {id(v) for v in model.metrics_variables}
     return [v for v in _all_variables(model) if id(v) in metrics or _is_on_read(v)]
+
+
+def _of_replicas(model: keras.Model) -> list[tuple[Any, str]]:
+    """Returns the variables that a compression or an algorithm keeps for each replica, and how they are combined."""
+    return [pair for one in optimizers_of(model) for pair in variables_of_replicas(one)]
 
 
 def value_of(variable: Any) -> np.ndarray:
@@ -50,7 +56,7 @@ def require_known_optimizers(model: keras.Model, known: list[Any]) -> None:
     Raises:
         UnsupportedError: if an optimizer has new variables.
     """
-    before = {id(v) for v in known}
+    before = {id(v) for v in (*known, *(one for one, _ in _of_replicas(model)))}
     for optimizer in optimizers_of(model):
         if any(id(v) not in before for v in optimizer.variables):
             raise UnsupportedError(
@@ -97,11 +103,13 @@ class ModelState:
         values: The values of the variables.
         counts: The values of each replica's counts, one row per replica.
         names: The names of the variables and counts.
+        of_replicas: The values of what a compression or an algorithm keeps for each replica, one row per replica.
     """
 
     values: list[np.ndarray]
     counts: list[np.ndarray]
     names: list[str]
+    of_replicas: list[np.ndarray] = field(default_factory=list)
 
 
 def copy_state(model: keras.Model, ranks: Ranks, with_values: bool) -> ModelState:
@@ -116,7 +124,11 @@ def copy_state(model: keras.Model, ranks: Ranks, with_values: bool) -> ModelStat
     names = [str(getattr(v, "path", v.name)) for v in (*variables, *counts)]
     # Copied: on a CPU the array shares the variable's memory.
     values = [value_of(v).copy() for v in variables] if with_values else []
-    return ModelState(values, _rows_of_all_replicas(model, counts, ranks), names)
+    kept: list[np.ndarray] = []
+    for variable, _ in _of_replicas(model):  # As large as the weights: one by one, and only who writes keeps them.
+        rows = _rows_of_all_replicas(model, [variable], ranks)
+        kept += rows if with_values else []
+    return ModelState(values, _rows_of_all_replicas(model, counts, ranks), names, kept)
 
 
 def put_state(
@@ -143,14 +155,23 @@ def put_state(
     _require_same(variables, values, state.names, 0)
     for variable, value in zip(variables, values):
         variable.assign(tf.constant(value, dtype=_raw(variable).dtype))
+    if with_optimizers:
+        kept = _of_replicas(model)
+        _require_same([one for one, _ in kept], [rows[0] for rows in state.of_replicas], [], len(variables))
+        for (variable, aggregation), rows in zip(kept, state.of_replicas):
+            _put_rows(model, variable, rows, ranks, aggregation)
     if not with_counts:
         return
     _require_same(counts, [rows[0] for rows in state.counts], state.names[len(state.values) :], len(variables))
     for variable, rows in zip(counts, state.counts):
-        local = _local(model, variable)
-        mine = _for_replicas(rows, len(local) * ranks.size, str(getattr(variable, "aggregation", "sum")))
-        for i, component in enumerate(local):
-            component.assign(tf.constant(mine[ranks.rank * len(local) + i], dtype=component.dtype))
+        _put_rows(model, variable, rows, ranks, str(getattr(variable, "aggregation", "sum")))
+
+
+def _put_rows(model: keras.Model, variable: Any, rows: np.ndarray, ranks: Ranks, aggregation: str) -> None:
+    local = _local(model, variable)
+    mine = _for_replicas(rows, len(local) * ranks.size, aggregation)
+    for i, component in enumerate(local):
+        component.assign(tf.constant(mine[ranks.rank * len(local) + i], dtype=component.dtype))
 
 
 def _local(model: keras.Model, variable: Any) -> list[Any]:
@@ -192,7 +213,7 @@ def _require_same(variables: list[Any], values: list[np.ndarray], names: list[st
         return
     at = next((i for i, (a, b) in enumerate(zip(has, saved)) if a != b), min(len(has), len(saved)))
     here = f"{getattr(variables[at], 'path', '')} {has[at]}" if at < len(has) else "no more variables"
-    there = f"{names[at]} {saved[at]}" if at < len(saved) else "no more variables"
+    there = f"{names[at] if at < len(names) else ''} {saved[at]}".strip() if at < len(saved) else "no more variables"
     raise UnsupportedError(
         explain(
             "The model and optimizer must have the same variables as the backup.",

@@ -18,6 +18,7 @@ from tfdistkit.callbacks.checkpoints.atomic import whole_file
 from tfdistkit.callbacks.checkpoints.checkpoint_files import files_of, is_own, names_each_file, seal
 from tfdistkit.callbacks.chief import writes_files
 from tfdistkit.errors import OptionError, explain
+from tfdistkit.keras_adapter import private_api
 from tfdistkit.validation import require_integer
 
 
@@ -150,12 +151,19 @@ class _Saver:
         return getattr(self._model, name)
 
     def save(self, filepath: str, **options: Any) -> None:
-        self.has_saved = True
+        self._settle()
         self._save_by(self._model, lambda path: self._model.save(path, **options), filepath)
 
     def save_weights(self, filepath: str, **options: Any) -> None:
-        self.has_saved = True
+        self._settle()
         self._save_by(self._model, lambda path: self._model.save_weights(path, **options), filepath)
+
+    def _settle(self) -> None:
+        """Lets an algorithm that trains on each rank alone average the weights; all ranks come here."""
+        self.has_saved = True
+        strategy: Any = private_api.strategy_of(self._model)
+        if private_api.is_ours(strategy):
+            strategy.settle_weights()
 
 
 def _write(model: keras.Model, save: Callable[[str], None], filepath: str) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tfdistkit.cluster.rendezvous.protocol import Facts, Hello, printable
 from tfdistkit.cluster.spec import ClusterSpec
-from tfdistkit.errors import ClusterConfigError, RendezvousError, explain
+from tfdistkit.errors import ClusterConfigError, OptionError, RendezvousError, explain
 
 # Packages whose version decides what the processes compute and exchange.
 MUST_AGREE = ("tensorflow", "keras", "tfdistkit")
@@ -94,6 +94,23 @@ def version_difference(facts: Sequence[Facts]) -> ClusterConfigError | None:
     what = f"All processes must have the same version of {' and '.join(differing)}."
     do = "Install the same versions everywhere:\n  " + "\n  ".join(table)
     return ClusterConfigError(explain(what, do=do))
+
+
+def require_same_options(facts: Sequence[Mapping[str, str | int]], options: Sequence[str]) -> None:
+    """Requires options of a strategy to be the same on all ranks.
+
+    Args:
+        facts: What each rank told, in rank order.
+        options: The names of the options in them.
+
+    Raises:
+        OptionError: for the first that differs.
+    """
+    for option in options:
+        given = [printable(str(one.get(option, ""))) for one in facts]
+        if len(set(given)) > 1:
+            received = "; ".join(f"rank {rank}: {value!r}" for rank, value in enumerate(given[:_MOST_NAMED]))
+            raise OptionError(explain(f"`{option}` must be the same on all ranks.", received=received))
 
 
 def missing_error(

@@ -15,6 +15,24 @@ from tfdistkit.strategies.consistency.data_comparison import agree_on_data, is_c
 from tfdistkit.strategies.consistency.first_elements import noted
 from tfdistkit.strategies.consistency.row_exchange import table
 
+# One of so many orders is that of a job without a seed of the user.
+_ORDERS = 1 << 12
+
+
+def set_seed_of_job(seed: int) -> None:
+    """Lets whatever has no seed of the user shuffle alike on all ranks; called where no global seed is set.
+
+    What has one, such as `shuffle(100, seed=3)`, keeps the order that it has in one process: the global seed becomes
+    the one that TensorFlow takes for it where none is set, and the job's seed chooses what is drawn from it next.
+
+    Args:
+        seed: The seed of this job, the same on all ranks.
+    """
+    assumed, _ = tf.compat.v1.random.get_seed(1)
+    tf.random.set_seed(assumed)
+    for _ in range(seed % _ORDERS):
+        tf.compat.v1.random.get_seed(None)
+
 
 class AgreedShuffling:
     """A mixin that gives a strategy of several processes one shuffle order."""

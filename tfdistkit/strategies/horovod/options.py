@@ -11,7 +11,6 @@ from tfdistkit.errors import OptionError, TooLateError, explain
 from tfdistkit.validation import require_bool, require_integer, require_positive
 
 OPS = ("average", "sum", "adasum")
-COMPRESSIONS = ("none", "fp16", "bf16")
 
 
 def set_variables(

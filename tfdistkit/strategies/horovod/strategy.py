@@ -4,81 +4,62 @@ from __future__ import annotations
 
 import atexit
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tfdistkit.cluster.rendezvous.validation import version_difference
+from tfdistkit.cluster.rendezvous.validation import require_same_options, version_difference
 from tfdistkit.cluster.spec import ClusterSpec
 from tfdistkit.collectives import horovod_transport as transport
 from tfdistkit.collectives.horovod_transport import hvd
-from tfdistkit.communication import BF16, FP16, Adasum, Average, Reducer, Sum
+from tfdistkit.communication import Adasum, Average, Reducer, Sum
 from tfdistkit.communication.horovod_wire import HorovodWire
-from tfdistkit.communication.reducer import require_reducer
+from tfdistkit.communication.named import chosen_reducer, require_others
 from tfdistkit.communication.sums import densify
 from tfdistkit.errors import ClusterConfigError, OptionError, TooLateError, UnsupportedError, explain
 from tfdistkit.keras_adapter import private_api
 from tfdistkit.strategies import keras_patches
-from tfdistkit.strategies.consistency.shuffling import AgreedShuffling
+from tfdistkit.strategies.consistency.shuffling import AgreedShuffling, set_seed_of_job
 from tfdistkit.strategies.consistency.versions import facts
 from tfdistkit.strategies.contract import KerasStrategyMixin
 from tfdistkit.strategies.devices import take_gpu_of_local_rank
-from tfdistkit.strategies.horovod.options import (
-    COMPRESSIONS,
-    OPS,
-    require_ranks,
-    set_variables,
-)
+from tfdistkit.strategies.horovod.options import OPS, require_ranks, set_variables
 from tfdistkit.strategies.horovod.rendezvous import run_rendezvous
 from tfdistkit.strategies.sync.replica import ReplicaMixin
+from tfdistkit.strategies.sync.transports.own_transport import OwnTransport
 from tfdistkit.validation import require_bool, require_choice
 
 # The process sets that Horovod was initialised with, by their ranks.
 _process_sets: dict[tuple[int, ...], Any] = {}
 
 
-class HorovodTransport:
-    """Replaces the collectives of TensorFlow's extended class by Horovod's; a base after `ReplicaMixin`."""
+class ProcessSetTransport:
+    """Horovod's operations between the ranks of a process set.
 
-    def _initialize_local(self, cluster_resolver: Any, devices: Any = None) -> None:
-        super()._initialize_local(cluster_resolver, devices=devices)
-        self._process_set = self._container_strategy().process_set
-        self._num_workers = self._process_set.size()
-        self._id_in_cluster = self._process_set.rank()
-        self._is_chief = self._id_in_cluster == 0
+    Args:
+        process_set: The Horovod process set.
+    """
+
+    def __init__(self, process_set: Any):
+        self._process_set = process_set
+        self.size, self.rank = process_set.size(), process_set.rank()
+
+    def all_reduce(self, tensors: Sequence[Any], reduce_op: Any) -> list[Any]:
+        """Sums or averages tensors, dense or IndexedSlices, over the ranks."""
+        return transport.all_reduce(list(tensors), reduce_op, self._process_set)
+
+    def all_gather(self, tensor: Any, axis: int = 0) -> tf.Tensor:
+        """Concatenates the tensors of all ranks in rank order; their lengths along the axis may differ."""
+        return transport.all_gather(tensor, axis, self._process_set)
+
+    def broadcast(self, tensor: Any) -> tf.Tensor:
+        """Returns the tensor of rank 0."""
         # Horovod's root rank is a rank of the whole job, also in a process set.
-        self._root_rank = (self._process_set.ranks or [0])[0]
-
-    def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
-        flat = tf.nest.flatten(value)
-        return tf.nest.pack_sequence_as(value, transport.all_reduce(flat, reduce_op, self._process_set))
-
-    def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
-        if private_api.is_mirrored(value) and reduce_op == tf.distribute.ReduceOp.MEAN:
-            return value
-        return transport.all_reduce([self._local(value)], reduce_op, self._process_set)[0]
-
-    def _batch_reduce_to(self, reduce_op: Any, value_destination_pairs: Any, options: Any) -> Any:
-        values = [self._local(value) for value, _ in value_destination_pairs]
-        return transport.all_reduce(values, reduce_op, self._process_set)
-
-    def _gather_to_implementation(self, value: Any, destinations: Any, axis: int, options: Any) -> Any:
-        return transport.all_gather(self._local(value), axis, self._process_set)
-
-    def _local(self, value: Any) -> Any:
-        return self._container_strategy().experimental_local_results(value)[0]
-
-    def _get_variable_creator_initial_value(self, replica_id: int, device: str, primary_var: Any, **kwargs: Any) -> Any:
-        def value_of_rank_0() -> Any:
-            with tf.device(device):
-                initial = private_api.initial_value(kwargs["initial_value"])
-                value = tf.convert_to_tensor(initial, dtype=kwargs.get("dtype"))
-                return transport.broadcast(value, self._root_rank, self._process_set)
-
-        return value_of_rank_0
+        return transport.broadcast(tensor, (self._process_set.ranks or [0])[0], self._process_set)
 
 
-class HorovodExtended(ReplicaMixin, HorovodTransport, private_api.CollectiveAllReduceExtended):
+class HorovodExtended(ReplicaMixin, OwnTransport, private_api.CollectiveAllReduceExtended):
     """Runs the replica of this process, and communicates with its peers."""
 
 
@@ -96,6 +77,7 @@ class HorovodStrategy(AgreedShuffling, KerasStrategyMixin, tf.distribute.MultiWo
 
     def __init__(self, reducer: Reducer, sparse_as_dense: bool, process_set: Any):
         self.reducer, self.sparse_as_dense, self.process_set = reducer, sparse_as_dense, process_set
+        self.transport = ProcessSetTransport(process_set)
         alone = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({}))
         options = tf.distribute.experimental.CommunicationOptions()
         extended = HorovodExtended(self, cluster_resolver=alone, communication_options=options)
@@ -112,7 +94,8 @@ def build(
     cluster: ClusterSpec,
     *,
     op: str = "average",
-    compression: str = "none",
+    compression: str | Reducer = "none",
+    algorithm: Reducer | None = None,
     sparse_as_dense: bool = False,
     reducer: Reducer | None = None,
     process_set: list[int] | list[list[int]] | None = None,
@@ -130,7 +113,8 @@ def build(
         cluster: Which process this is, as far as the launcher set it.
         op: `"average"` (exact: the gradient of the global batch), `"sum"` (the average times the number of ranks), or
             `"adasum"` (needs MPI and a power of two of ranks).
-        compression: The dtype in which gradients are sent: `"none"`, `"fp16"` or `"bf16"`.
+        compression: What gradients travel as: `"none"`, `"fp16"`, `"bf16"`, or one of `tfdistkit.compression`.
+        algorithm: When the ranks talk, one of `tfdistkit.algorithms`. Default: in every step.
         sparse_as_dense: Whether the gradients of embeddings are sent as dense tensors.
         reducer: What reduces the gradients in place of `op` and `compression` (`tfdistkit.communication.Reducer`).
         process_set: The ranks that train together, or several lists of ranks, of which the one with this rank
@@ -155,10 +139,9 @@ def build(
         UnsupportedError: if this rank is in no process set, or `adasum` cannot work here.
     """
     require_choice("op", op, OPS)
-    require_choice("compression", compression, COMPRESSIONS)
     require_bool("sparse_as_dense", sparse_as_dense)
     require_bool("check_data", check_data)
-    _require_a_combination(op, compression, reducer)
+    _require_a_combination(op, compression, reducer, algorithm)
     lists = None if process_set is None else require_ranks(process_set, cluster.world_size)
     set_variables(
         is_initialized=hvd.is_initialized(),
@@ -173,20 +156,29 @@ def build(
     run_rendezvous(cluster)
     chosen = _join(lists, cluster.world_size)
     keras_patches.install()
-    _require_all_ranks(cluster)
+    chosen_by_options = _reducer(op, compression, reducer, algorithm)
+    _require_all_ranks(cluster, chosen_by_options)
+    if chosen.size() == 1:
+        require_others(chosen_by_options)
     if op == "adasum":
         _require_adasum(chosen)
     take_gpu_of_local_rank(cluster)
-    strategy = HorovodStrategy(_reducer(op, compression, reducer), sparse_as_dense, chosen)
+    strategy = HorovodStrategy(chosen_by_options, sparse_as_dense, chosen)
     strategy.check_data = check_data
     if private_api.global_seed() is None:
         # Without a seed of the user, all ranks still need one shuffle order.
-        tf.random.set_seed(int(transport.broadcast(tf.constant(int(facts()["seed"]), tf.int64))))
+        set_seed_of_job(int(transport.broadcast(tf.constant(int(facts()["seed"]), tf.int64))))
     return strategy
 
 
-def _require_a_combination(op: str, compression: str, reducer: Reducer | None) -> None:
-    if op == "adasum" and compression == "bf16":
+def _require_a_combination(
+    op: str, compression: str | Reducer, reducer: Reducer | None, algorithm: Reducer | None
+) -> None:
+    if op != "average" and algorithm is not None:
+        raise OptionError(
+            explain('`op` must be "average" with `algorithm`, which averages weights.', received=f"op={op!r}")
+        )
+    if op == "adasum" and compression not in ("none", "fp16"):
         raise OptionError(
             explain(
                 '`compression` must be "none" or "fp16" with `op="adasum"`: Horovod\'s Adasum has no bfloat16.',
@@ -196,19 +188,17 @@ def _require_a_combination(op: str, compression: str, reducer: Reducer | None) -
     if reducer is not None and (op, compression) != ("average", "none"):
         raise OptionError(
             explain(
-                "`reducer` must be given in place of `op` and `compression`, which choose one.",
+                "`reducer` must not be given together with `op` or `compression`.",
                 received=f"op={op!r}, compression={compression!r}, reducer={reducer!r}",
             )
         )
-    require_reducer(reducer)
+    chosen_reducer(compression, reducer, algorithm)
 
 
-def _reducer(op: str, compression: str, given: Reducer | None) -> Reducer:
-    if given is not None:
-        return given
+def _reducer(op: str, compression: str | Reducer, given: Reducer | None, algorithm: Reducer | None) -> Reducer:
     if op == "adasum":
         return Adasum(tf.float16 if compression == "fp16" else None)
-    reducer = {"none": Average, "fp16": FP16, "bf16": BF16}[compression]()
+    reducer = chosen_reducer(compression, given, algorithm) or Average()
     return Sum(reducer) if op == "sum" else reducer
 
 
@@ -249,8 +239,8 @@ def _end_together() -> None:
         transport.all_reduce([tf.zeros([])], tf.distribute.ReduceOp.SUM)
 
 
-def _require_all_ranks(cluster: ClusterSpec) -> None:
-    """Checks that Horovod has all processes of the job, and that they run the same versions."""
+def _require_all_ranks(cluster: ClusterSpec, reducer: Reducer) -> None:
+    """Checks that Horovod has all processes of the job, and that they run the same versions with the same reducer."""
     if cluster.world_size != hvd.size():
         raise ClusterConfigError(
             explain(
@@ -259,10 +249,11 @@ def _require_all_ranks(cluster: ClusterSpec) -> None:
                 do="Start it with `tfdistkit run --backend horovod`, `horovodrun` or `mpirun`.",
             )
         )
-    everyone = hvd.allgather_object(facts())
+    everyone = hvd.allgather_object({**facts(), "compression": reducer.describe()})
     difference = version_difference(everyone)
     if difference is not None:
         raise difference
+    require_same_options(everyone, ("compression",))
 
 
 def _require_adasum(process_set: Any) -> None:

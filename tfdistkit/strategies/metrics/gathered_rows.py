@@ -49,7 +49,7 @@ def gather_rows(step: steps.ReplicaStep, tensors: Sequence[tf.Tensor]) -> list[t
     if step.rows is not None and not step.static_rows:
         counts = [tf.where(step.rows > 0, count, 0) for count in counts]  # Placeholder rows do not count.
     own = tf.one_hot(step.replica_id, step.replicas, dtype=tf.int32)
-    of_replicas = step.sum(own[:, None] * tf.stack(counts)[None])
+    of_replicas = step.sum_of_all(own[:, None] * tf.stack(counts)[None])
     before = tf.reduce_sum(of_replicas[: step.replica_id], 0)
     totals = tf.reduce_sum(of_replicas, 0)
     return _sum_slices(step, tensors, counts, tf.unstack(before), tf.unstack(totals))
@@ -81,7 +81,7 @@ def _sum_slices(
         placed.append(tf.pad(bits, [[offset, after], *[[0, 0]] * (bits.shape.rank - 1)]))
     end = step.begin_sum(placed)
     flat = tf.concat([tf.reshape(p, [-1]) for p in placed], 0)
-    packed = step.sum(flat) if flat.shape.is_fully_defined() else _sum_of_any_size(step, flat)
+    packed = step.sum_of_all(flat) if flat.shape.is_fully_defined() else _sum_of_any_size(step, flat)
     end(packed)
     parts = tf.split(packed, tf.stack([tf.size(p) for p in placed])) if len(placed) > 1 else [packed]
     results = []
@@ -98,7 +98,7 @@ def _sum_of_any_size(step: steps.ReplicaStep, flat: tf.Tensor) -> tf.Tensor:
     number, of_all = collective_keys.size_above(size)
     padded = tf.pad(flat, [[0, of_all - size]])
     with collective_keys.of_size(number):
-        return step.sum(padded)[:size]
+        return step.sum_of_all(padded)[:size]
 
 
 def _as_bits(tensor: tf.Tensor) -> tf.Tensor:

@@ -25,19 +25,20 @@ def hooked_result(metric: Any, result: Callable[..., Any]) -> Any:
         result: Its own `result`, bound.
 
     Returns:
-        The result, with tensors in place of variables, which a `tf.function` cannot return.
+        The result, with tensors in place of variables, which a `tf.function` cannot return. In a local step that of
+        this replica alone, unless the step computes something from it (`LocalLogs`).
     """
     step = steps.current()
     if step is None or not step.in_keras_step or isinstance(step, WholeBatch) or private_api.is_stateless():
         return _as_tensors(result())
-    mapping = _merged(step, metric)
+    mapping = _merged(step, metric) if step.merges_results else []
     if not mapping:
         found = _as_tensors(result())
     else:
         with keras.StatelessScope(state_mapping=mapping):
             found = _as_tensors(result())
-    for value in tf.nest.flatten(found):
-        step.results[id(value)] = value
+    for index, value in enumerate(tf.nest.flatten(found)):
+        step.results.setdefault(id(value), (value, metric, index))
     return found
 
 
@@ -57,7 +58,9 @@ def merge(step: steps.ReplicaStep, variables: list[Any], others: list[tf.Tensor]
     Returns:
         The sums of `others`.
     """
-    states, step.layer_state = step.layer_state, []
+    states: list[Any] = []
+    if not step.is_local:  # There the state is averaged when the weights are.
+        states, step.layer_state = step.layer_state, []
     local = [tf.convert_to_tensor(v) for v in states]
     parts = step.without_empty([v * tf.cast(step.share(), v.dtype) for v in local])
     parts += [private_api.local_part(v, step.replicas) for v in variables]
@@ -94,7 +97,7 @@ def _sum_packed(step: steps.ReplicaStep, parts: list[tf.Tensor]) -> list[tf.Tens
     end = step.begin_sum(parts)
     for dtype in dict.fromkeys(p.dtype for p in parts):  # The same order on every rank.
         of_dtype = [i for i, p in enumerate(parts) if p.dtype == dtype]
-        packed = step.sum(tf.concat([tf.reshape(parts[i], [-1]) for i in of_dtype], 0))
+        packed = step.sum_of_all(tf.concat([tf.reshape(parts[i], [-1]) for i in of_dtype], 0))
         for i, value in zip(of_dtype, tf.split(packed, [parts[i].shape.num_elements() for i in of_dtype])):
             summed[i] = tf.reshape(value, parts[i].shape)
     end(summed)

@@ -63,11 +63,11 @@ class WholeBatch(steps.ReplicaStep):
         """Returns False: the global batch has rows, even if this replica has none."""
         return False
 
-    def share(self) -> float:
+    def global_share(self) -> float:
         """Returns 1: the rows are those of the global batch."""
         return 1.0
 
-    def sum(self, value: tf.Tensor) -> tf.Tensor:
+    def sum_of_all(self, value: tf.Tensor) -> tf.Tensor:
         """Returns the value: it is already that of all replicas."""
         return value
 
@@ -146,7 +146,7 @@ def _weighted(
         return args, kwargs
     if weight is not None and _adds_up_over_rows(step, weight):
         return args, kwargs
-    share = tf.cast(step.share(), metric.dtype)
+    share = tf.cast(step.global_share(), metric.dtype)
     weight = share if weight is None else keras.ops.cast(weight, metric.dtype) * share
     return (values, tf.broadcast_to(weight, tf.shape(tensor))), {}
 

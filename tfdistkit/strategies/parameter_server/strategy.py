@@ -14,6 +14,7 @@ from tfdistkit.cluster.liveness import Sign, Watch, wait_for
 from tfdistkit.cluster.own_address import check_own_address
 from tfdistkit.cluster.rendezvous.exchange import DEFAULT_TIMEOUT_S
 from tfdistkit.cluster.spec import ClusterSpec
+from tfdistkit.communication import Reducer
 from tfdistkit.errors import ClusterConfigError, OptionError, RendezvousError, UnsupportedError, explain
 from tfdistkit.keras_adapter import private_api
 from tfdistkit.report.broken_exit import leave_at_once
@@ -114,6 +115,18 @@ class ParameterServerStrategy(KerasStrategyMixin, tf.distribute.ParameterServerS
                 )
             )
         return CoordinatedFunction(self, model, step_function, clock)
+
+    def check_own_reducer(self, reducer: Reducer) -> None:
+        """Raises:
+        UnsupportedError: always. A worker sends its gradients to servers, as they are.
+        """
+        raise UnsupportedError(
+            explain(
+                "An optimizer that compresses what workers send each other cannot work with parameter servers.",
+                received=reducer.describe(),
+                do='Use keras.optimizers.Adam(...), or tfdistkit.strategy("multiworker").',
+            )
+        )
 
     def finish_steps(self) -> None:
         """Waits for the steps in flight."""

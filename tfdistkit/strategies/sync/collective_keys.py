@@ -18,7 +18,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdistkit.keras_adapter import private_api
+from tfdistkit.keras_adapter import private_collectives
+from tfdistkit.strategies.sync import collective_timeout
 
 # Group keys of strategies with all replicas in one process. A strategy takes one key for each group of devices;
 # TensorFlow's own strategies begin at 0.
@@ -42,6 +43,11 @@ _SIZED = 1 << 30
 _SIZES = 1 << 5
 # Tensors of other sizes are padded to the next of these.
 _PADDED = [1 << n for n in range(6, 31)]
+
+# From this size on more pieces were faster in every measurement: 100 MB over two processes 1.7 times, 25 MB over four
+# 1.1 times. 10 MB over four took 1.06 times as long.
+_LARGE_BYTES = 16 << 20
+_PIECES = 32
 
 _launching = threading.local()
 
@@ -72,7 +78,7 @@ def of_size(number: tf.Tensor) -> Iterator[None]:
 def launch_all_reduce(original: Any, launcher: Any, input_tensor: Any, *args: Any, **kwargs: Any) -> Any:
     """Hook of the launch of a replica's all-reduce; reuses keys only for a static shape, which TensorFlow requires."""
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-    is_here = _FIRST_BASE <= private_api.group_key_of(launcher) < BASE_OF_PROCESSES
+    is_here = _FIRST_BASE <= private_collectives.group_key_of(launcher) < BASE_OF_PROCESSES
     can_reuse = is_here and graph is not None and graph.building_function
     _launching.can_reuse = can_reuse and tf.TensorShape(input_tensor.shape).is_fully_defined()
     try:
@@ -88,7 +94,27 @@ def instance_key(original: Any, launcher: Any) -> Any:
         return _SIZED + tf.math.floormod(original(launcher), _SIZED // _SIZES) * _SIZES + size
     if not getattr(_launching, "can_reuse", False):
         return original(launcher)
-    return private_api.capture_at_every_call(tf.compat.v1.get_default_graph(), _Keys(launcher))
+    return private_collectives.capture_at_every_call(tf.compat.v1.get_default_graph(), _Keys(launcher))
+
+
+def all_reduce(original: Any, t: Any, *args: Any, **kwargs: Any) -> Any:
+    """Hook of TensorFlow's all-reduce: cuts large tensors into pieces, so that some travel while others are added.
+
+    TensorFlow makes at most two pieces for each device, whatever the size.
+
+    Args:
+        original: TensorFlow's own function.
+        t: The tensor.
+        args: As in TensorFlow.
+        kwargs: As in TensorFlow.
+
+    Returns:
+        The sum.
+    """
+    t = tf.convert_to_tensor(t)
+    if t.shape.is_fully_defined() and t.shape.num_elements() * t.dtype.size >= _LARGE_BYTES:
+        kwargs = {"max_subdivs_per_device": _PIECES, **kwargs}
+    return collective_timeout.around(original, t, *args, **kwargs)
 
 
 class _Keys:
@@ -105,7 +131,7 @@ class _Keys:
 
     def __call__(self) -> tf.Tensor:
         if len(self._keys) < _KEYS_OF_ONE:
-            self._keys.append(private_api.draw_instance_key(self._launcher))
+            self._keys.append(private_collectives.draw_instance_key(self._launcher))
         key = self._keys[self._calls % _KEYS_OF_ONE]
         self._calls += 1
         return key

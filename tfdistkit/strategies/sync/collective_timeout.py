@@ -20,7 +20,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdistkit.keras_adapter import private_api
+from tfdistkit.keras_adapter import private_collectives
 
 # Poll interval in seconds; a timeout below 10 of them is divided into 10 polls.
 _POLL_EVERY_S = 1.0
@@ -91,7 +91,7 @@ class CollectiveDeadline:
             if begun <= ended or ended != last_ended or not _waits_in_tensorflow():
                 since, last_ended = time.monotonic(), ended
             elif time.monotonic() - since > self.timeout_s:
-                private_api.abort_collectives(self._message)
+                private_collectives.abort_collectives(self._message)
                 return
 
 

@@ -41,7 +41,7 @@ def global_gradients(gradients: Any) -> list[Any]:
             explain(
                 "`tfdistkit.global_gradients` must be called in a Keras step (`fit`, `train_on_batch`).",
                 received="a call in a function that `strategy.run` runs",
-                do="Sum them there: tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, ...).",
+                do='In your own loop, sum them: tf.distribute.get_replica_context().all_reduce("SUM", gradients).',
             )
         )
     present = [i for i, g in enumerate(gradients) if g is not None]

@@ -6,6 +6,8 @@ There are two conventions, one for each kind of step:
   Gradients are averaged over the replicas, weighted by rows. A mean over rows and a term without rows (a regularizer,
   a penalty) are exact without changes. Other losses of Keras (sums, means over masks or weights) are scaled here so
   that their weighted mean is exact.
+  In a local step the loss is that of this replica's rows alone, means over masks or weights included; a sum over rows
+  is scaled to as many rows as the global batch has.
 - In a custom loop (`strategy.run`) gradients are summed over the replicas, as in TensorFlow: a loss is this replica's
   part of the loss of the global batch.
   https://www.tensorflow.org/tutorials/distribute/custom_training
@@ -36,7 +38,7 @@ def reduce_values(original: Any, values: Any, sample_weight: Any = None, reducti
         total = step.sum(step.if_any_rows(tf.reduce_sum(tf.cast(sample_weight, values.dtype))))
         return _part(step, tf.math.divide_no_nan(tf.reduce_sum(values), total))
     if reduction == "sum":
-        return _part(step, tf.reduce_sum(values))
+        return _part_of_sum(step, tf.reduce_sum(values))
     if graph_sizes.depends_on_data(values):
         # The number of values depends on content (`tf.boolean_mask`): take the mean over the values of all replicas.
         count = step.sum(step.if_any_rows(tf.cast(tf.size(values), values.dtype)))
@@ -68,7 +70,9 @@ def reduce_weighted_values(
     if reduction in (None, "none"):  # One element for each weight; their sum is this replica's part.
         part = values * tf.cast(step.share(), values.dtype) * sums[0] / tf.cast(tf.size(weight), values.dtype)
         return part * tf.ones_like(weight)
-    return scale_loss(None, values) * (sums[0] if reduction == "sum" else tf.math.divide_no_nan(sums[0], sums[1]))
+    if reduction != "sum":
+        return scale_loss(None, values) * tf.math.divide_no_nan(sums[0], sums[1])
+    return scale_loss(None, values) * (step.sum_like_global(sums[0]) if step.is_local else sums[0])
 
 
 def _weight(sample_weight: Any, mask: Any, dtype: Any) -> tuple[Any, Any]:
@@ -122,7 +126,7 @@ def compute_average_loss(
     if step is None or not step.in_keras_step:
         return original(per_example_loss, sample_weight, global_batch_size)
     if global_batch_size is not None:
-        return _part(step, original(per_example_loss, sample_weight, global_batch_size))
+        return _part_of_sum(step, original(per_example_loss, sample_weight, global_batch_size))
     return original(per_example_loss, sample_weight) * step.replicas
 
 
@@ -138,3 +142,8 @@ def _part(step: steps.ReplicaStep, value: Any) -> Any:
     if not step.in_keras_step:
         return value
     return tf.math.divide_no_nan(value, tf.cast(step.share(), value.dtype))
+
+
+def _part_of_sum(step: steps.ReplicaStep, value: Any) -> Any:
+    """As `_part`, for a sum over rows, or a part of it that the user divided by the rows of the global batch."""
+    return step.sum_like_global(value) if step.in_keras_step else value

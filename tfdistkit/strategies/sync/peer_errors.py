@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Callable
 
 import tensorflow as tf
 
 from tfdistkit.cluster.detection import detect_cluster
+from tfdistkit.collectives.shm.engine import LostPeer, Mismatch, TimedOut
 from tfdistkit.errors import explain
-from tfdistkit.keras_adapter import private_api
+from tfdistkit.keras_adapter import private_collectives
 from tfdistkit.strategies.consistency import call_positions
 
 # Parts of TensorFlow's messages when a peer died, stopped, or cannot be reached ...
@@ -24,9 +26,28 @@ _TIMED_OUT = ("Collective has timed out",)
 # ... and when two ranks join a collective with different tensors.
 _MISMATCHED = ("mismatch in the collective", "but got type")
 
+# In the errors of `collectives.shm`.
+_OWN_SIGN = "over shared memory"
+
 # The prefix of TensorFlow's error for an eager operation.
 _NODE = re.compile(r"^\{\{[^}]*\}\} ?")
+# Of ours, over shared memory.
+_WAITED = re.compile("over shared memory: it waited ")
+_RANKS = re.compile(r"rank (\d+(?:, \d+)*) has left")
 _TASK = re.compile(r"/job:(chief|worker)(?:/replica:\d+)?/task:(\d+)")
+
+# Ends the collectives within this host, where its ranks wait for what one of them receives over TensorFlow.
+_tell_host: Callable[[Exception], object] | None = None
+
+
+def tell_host_by(tell: Callable[[Exception], object]) -> None:
+    """Sets what tells the other ranks of this host of an error that TensorFlow raised here.
+
+    Args:
+        tell: Called with a `LostPeer`, `TimedOut` or `Mismatch`.
+    """
+    global _tell_host
+    _tell_host = tell
 
 
 def explained(error: tf.errors.OpError) -> tf.errors.OpError | None:
@@ -67,34 +88,64 @@ def explained(error: tf.errors.OpError) -> tf.errors.OpError | None:
         )
     else:
         return None
-    short = type(error)(error.node_def, error.op, text)
+    if _tell_host is not None:
+        _tell_host(_for_host(message))
+    # An error that Python code of a graph raised has lost its type.
+    kind = _kind(message) if isinstance(error, tf.errors.UnknownError) else type(error)
+    short = kind(error.node_def, error.op, text)
     short.names_lost_peer = True
     return short
+
+
+def _kind(message: str) -> type[tf.errors.OpError]:
+    kinds = {_TIMED_OUT: tf.errors.DeadlineExceededError, _MISMATCHED: tf.errors.InvalidArgumentError}
+    found = (kind for signs, kind in kinds.items() if any(sign in message for sign in signs))
+    return next(found, tf.errors.UnavailableError)
 
 
 def _report_to_peers(line: str) -> None:
     """Reports the error to the other ranks: TensorFlow raises it on one rank only, and the others would wait for it."""
     cluster = detect_cluster()
+    if _OWN_SIGN in line and _tell_host is None:  # All ranks have been told.
+        return
     if cluster.world_size > 1 and cluster.has_addresses and "Error reported from" not in line:
         with contextlib.suppress(tf.errors.OpError):  # A peer has reported it first.
-            private_api.tell_other_workers(f"Collective ops: {line}")
+            private_collectives.tell_other_workers(f"Collective ops: {line}")
+
+
+def _for_host(message: str) -> Exception:
+    if any(sign in message for sign in _TIMED_OUT):
+        return TimedOut(_WAITED.split(_first_line(message))[-1])
+    if any(sign in message for sign in _MISMATCHED):
+        return Mismatch(_first_line(message))
+    ranks = _lost_ranks(message)
+    return LostPeer(f"rank {', '.join(str(rank) for rank in ranks)}" if ranks else "another worker")
 
 
 def _lost_peer(message: str) -> str:
-    """Returns the name of the lost peer: the first task in TensorFlow's message that is not this process."""
+    """Returns the name of the lost peer."""
     cluster = detect_cluster()
+    ranks = _lost_ranks(message)
+    if not ranks:
+        return "Another worker"
+    return f"Rank {' and '.join(f'{r} ({cluster.workers[r]})' if cluster.has_addresses else str(r) for r in ranks)}"
+
+
+def _lost_ranks(message: str) -> list[int]:
+    """Returns the lost ranks: those that the message names, or the first task in it that is not this process."""
+    cluster = detect_cluster()
+    by_rank = _RANKS.search(message.partition("aborted by")[2])
+    if by_rank is not None:
+        return [int(rank) for rank in by_rank[1].split(", ")]
     # The operation name at the start of the message contains this process's own task.
     named = [(role, int(index)) for role, index in _TASK.findall(message.partition("aborted by")[2])]
     for role, index in named:
         addresses = cluster.addresses.get(role, ())
         if (role, index) != (cluster.task.role, cluster.task.index) and index < len(addresses):
-            rank = cluster.workers.index(addresses[index])
-            return f"Rank {rank} ({addresses[index]})"
+            return [cluster.workers.index(addresses[index])]
     if cluster.world_size == 2 and not cluster.has_addresses:
-        return f"Rank {1 - cluster.rank}"  # Horovod does not name the peer; of two ranks it is the other one.
-    if "Heartbeat" in message and not cluster.is_chief:
-        return f"Rank 0 ({cluster.workers[0]})"
-    return "Another worker"
+        return [1 - cluster.rank]  # Horovod does not name the peer; of two ranks it is the other one.
+    return [0] if "Heartbeat" in message and not cluster.is_chief else []
 
 
 def _first_line(message: str) -> str:

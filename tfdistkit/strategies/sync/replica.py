@@ -147,6 +147,9 @@ class ReplicaMixin:
     def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
         if self._num_replicas_in_sync == 1:
             return value
+        own = step.current()
+        if own is not None and own.traffic is not None:
+            own.traffic.count_others(tf.nest.flatten(value))
         reduce = functools.partial(super()._replica_ctx_all_reduce, reduce_op, options=options)
         return reduce(value) if len(self.worker_devices) == 1 else sum_without_deadlock(reduce, value)
 

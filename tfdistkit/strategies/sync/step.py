@@ -55,20 +55,27 @@ class ReplicaStep:
         self.check_rows: Callable[[], Any] = lambda: None
         # Whether the loss of the gradients is already weighted by `share()`.
         self.loss_is_weighted = False
+        # Whether the step trains on the rows of this replica alone: an algorithm averages the weights later.
+        self.is_local = False
+        # Whether it computes results of metrics from the rows of all replicas: yes, unless the step is local.
+        self.merges_results = True
         self.gradients_are_reduced = False
         self.updates_alone = False
         self.is_summing = False
         self.layer_state: list[Any] = []
         # The model of a Keras step.
         self.model: Any = None
-        # Inputs and results of metrics in this step: `metric_updates`, `metric_results`.
+        # Inputs of metrics in this step, merged state, and results with their metric and position in its results:
+        # `metric_updates`, `metric_results`.
         self.gathered: dict[int, tuple[Any, Any]] = {}
         self.merged: dict[int, Any] = {}
-        self.results: dict[int, Any] = {}
+        self.results: dict[int, tuple[Any, Any, int]] = {}
         # The layers of an eager step, by id, with the losses that they added (`layer_losses`).
         self.losses: dict[int, tuple[Any, list[Any]]] = {}
         # Measures the sums of this step, if not None (`step_clock`).
         self.clock: Any = None
+        # Counts the bytes of this step, if not None (`communication.traffic`).
+        self.traffic: Any = None
         self._own_traces = object()
         self._sum_rows = sum_rows
         self._total: tf.Tensor | None = None
@@ -83,7 +90,7 @@ class ReplicaStep:
         if self._graph is not None:
             return self._own_traces
         flags = (self.in_keras_step, self.in_stock_train_step, self.loss_is_weighted, self.gradients_are_reduced)
-        return (self.replicas, self.replica_id, self._rows is None, *flags, self.updates_alone)
+        return (self.replicas, self.replica_id, self._rows is None, *flags, self.updates_alone, self.is_local)
 
     @property
     def rows(self) -> tf.Tensor | None:
@@ -141,6 +148,10 @@ class ReplicaStep:
         return (None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()) is not self._graph
 
     def share(self) -> tf.Tensor | float:
+        """Returns this replica's weight in a mean over the rows that the step trains on: 1 in a local step."""
+        return 1.0 if self.is_local else self.global_share()
+
+    def global_share(self) -> tf.Tensor | float:
         """Returns this replica's weight in a mean over the global batch; the weights of all replicas sum to 1.
 
         In float64, for float64 models; cast to float32 it equals the quotient in float32.
@@ -148,6 +159,10 @@ class ReplicaStep:
         if self.rows is None:
             return 1.0 / self.replicas
         return tf.math.divide_no_nan(tf.cast(self.rows, tf.float64), tf.cast(self.total_rows, tf.float64))
+
+    def sum_like_global(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns what a sum over this replica's rows would be over as many rows as the global batch has."""
+        return tf.math.divide_no_nan(value, tf.cast(self.global_share(), value.dtype))
 
     @property
     def may_be_empty(self) -> bool:
@@ -167,9 +182,13 @@ class ReplicaStep:
             gradients: Tensors or IndexedSlices.
         """
         share = self.share()
-        return [times(g, share) for g in gradients]
+        return gradients if self.is_local else [times(g, share) for g in gradients]
 
     def sum(self, value: tf.Tensor) -> tf.Tensor:
+        """Sums a tensor over the replicas whose rows the step trains on: in a local step, returns it."""
+        return value if self.is_local else self.sum_of_all(value)
+
+    def sum_of_all(self, value: tf.Tensor) -> tf.Tensor:
         """Sums a tensor over all replicas, including replicas without rows."""
         with self.summing():
             return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)
@@ -187,17 +206,18 @@ class ReplicaStep:
         """Sums `value * share()` over all replicas, except replicas without rows, whose value may be NaN."""
         return self.sum(self.without_empty([value * tf.cast(self.share(), value.dtype)])[0])
 
-    def begin_keras_step(self, data: Any, is_stock: bool) -> Any:
+    def begin_keras_step(self, data: Any, is_stock: bool, is_local: bool = False) -> Any:
         """Begins a step of Keras.
 
         Args:
             data: This replica's batch.
             is_stock: Whether it is Keras's own train step.
+            is_local: Whether it trains on the rows of this replica alone.
 
         Returns:
             The batch, with a placeholder row if it had none.
         """
-        self.in_keras_step, self.in_stock_train_step = True, is_stock
+        self.in_keras_step, self.in_stock_train_step, self.is_local = True, is_stock, is_local
         if self.has_placeholder:
             return data
         # A worker's own data: its loss is a mean over the targets; other tensors may have other numbers of rows.

@@ -15,7 +15,7 @@ from tfdistkit.communication.reducer import times
 from tfdistkit.keras_adapter import private_api
 from tfdistkit.strategies.parameter_server import profiling
 from tfdistkit.strategies.sync import step as steps
-from tfdistkit.strategies.sync.gradients import missing_gradients
+from tfdistkit.strategies.sync.gradients import missing_gradients, reducer_state
 
 
 def apply(original: Any, optimizer: Any, grads: Any, trainable_variables: Any = None) -> None:
@@ -32,6 +32,7 @@ def apply(original: Any, optimizer: Any, grads: Any, trainable_variables: Any = 
     grads = list(grads)
     if trainable_variables is not None:
         trainable_variables = list(trainable_variables)
+    reducer_state.require_built(optimizer, trainable_variables)
     known = trainable_variables if trainable_variables is not None else private_api.variables_of(optimizer)
     if tf.executing_eagerly():
         grads = missing_gradients.added(step, grads, known)
@@ -110,9 +111,14 @@ def all_reduce(original: Any, context: Any, reduce_op: Any, value: Any, options:
 
 
 def gradient_share() -> Any:
-    """Returns the factor by which this replica's gradients are multiplied after the tape; None for no factor."""
+    """Returns the factor by which this replica's gradients are multiplied after the tape; None for no factor.
+
+    After a local step this is their weight in the average of the weights.
+    """
     step = steps.current()
-    return step.share() if step is not None and step.in_keras_step and not step.in_stock_train_step else None
+    if step is None or not step.in_keras_step or (step.in_stock_train_step and not step.is_local):
+        return None
+    return step.global_share()
 
 
 def scale_optimizer_loss(original: Any, optimizer: Any, loss: Any) -> Any:
@@ -125,6 +131,8 @@ def scale_optimizer_loss(original: Any, optimizer: Any, loss: Any) -> Any:
     if step is None or not step.in_stock_train_step:
         return loss
     step.loss_is_weighted = True
+    if step.is_local:
+        return step.sum_like_global(loss) if _is_of_rows(step, loss) else loss
     return loss if _is_of_rows(step, loss) else loss * tf.cast(step.share(), loss.dtype)
 
 
@@ -151,7 +159,7 @@ def tape_gradient(original: Any, tape: Any, target: Any, sources: Any, *args: An
     are_variables = all(isinstance(s, (tf.Variable, keras.Variable)) for s in tf.nest.flatten(sources))
     if not are_variables or not all(_is_of_rows(step, t) for t in tf.nest.flatten(target)):
         return gradients
-    inverse = tf.math.divide_no_nan(tf.constant(1.0, tf.float64), tf.cast(step.share(), tf.float64))
+    inverse = tf.math.divide_no_nan(tf.constant(1.0, tf.float64), tf.cast(step.global_share(), tf.float64))
     return tf.nest.map_structure(lambda g: None if g is None else times(g, inverse), gradients)
 
 

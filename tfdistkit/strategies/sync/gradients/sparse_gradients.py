@@ -32,7 +32,14 @@ def sum_over_replicas(gradients: list[Any]) -> list[Any]:
 
 
 def _all_reduce(context: Any, values: Any) -> Any:
-    return context.all_reduce(tf.distribute.ReduceOp.SUM, values)
+    if not isinstance(values, list):
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, values)
+    # TensorFlow packs all of a call into one tensor, which has one dtype.
+    sums: dict[int, Any] = {}
+    for dtype in dict.fromkeys(value.dtype for value in values):  # The same order on every replica.
+        of_dtype = [i for i, value in enumerate(values) if value.dtype == dtype]
+        sums.update(zip(of_dtype, context.all_reduce(tf.distribute.ReduceOp.SUM, [values[i] for i in of_dtype])))
+    return [sums[i] for i in range(len(values))]
 
 
 def _with_a_row(gradient: Any) -> Any:
