@@ -35,13 +35,13 @@ def check_exposure(interfaces: Mapping[str, str]) -> Finding:
     if not outside:
         return Finding("network", _NAME, Level.GOOD, "none: this machine has only loopback addresses")
     more = f" and {len(outside) - _SHOWN} more" if len(outside) > _SHOWN else ""
-    told = (
+    text = (
         f"multiworker and parameter_server listen on {', '.join(outside[:_SHOWN])}{more} without authentication:\n"
         "every host that can connect, unless a firewall prevents it, can run code with your permissions"
     )
     alone = "For jobs on this machine only, use tfdistkit run --isolate. For others, " if _can_isolate() else ""
     do = alone + _FIREWALL
-    return Finding("network", _NAME, Level.WARNING, told, do[0].upper() + do[1:])
+    return Finding("network", _NAME, Level.WARNING, text, do[0].upper() + do[1:])
 
 
 def _ipv6_addresses() -> list[tuple[str, str]]:

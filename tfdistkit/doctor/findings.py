@@ -22,17 +22,18 @@ class Finding:
     """Holds the result of one check.
 
     Args:
-        topic: One of `versions`, `devices`, `network`, `programs`, `strategies`, `hosts`, `links`.
+        topic: One of `versions`, `devices`, `network`, `programs`, `strategies`, `hosts`, `links`,
+            `estimates`.
         name: The name of the check.
         level: The rating.
-        told: The result as text.
+        text: The result as text.
         do: The fix, a command or a step; an empty string if there is nothing to fix.
     """
 
     topic: str
     name: str
     level: Level
-    told: str
+    text: str
     do: str = ""
 
 
@@ -49,10 +50,10 @@ def as_text(findings: Sequence[Finding]) -> str:
         lines += ["", topic]
         for finding in findings:
             if finding.topic == topic:
-                told = finding.told
+                text = finding.text
                 if finding.level is Level.NOTE and finding.do:
-                    told = f"{told} ({finding.do})"
-                first, *rest = told.splitlines() or [""]
+                    text = f"{text} ({finding.do})"
+                first, *rest = text.splitlines() or [""]
                 lines.append(f"  {finding.level.value:<8} {finding.name:<{width}}  {first}".rstrip())
                 lines += [f"  {'':<8} {'':<{width}}  {line}" for line in rest]
     steps = [finding for finding in findings if finding.do and finding.level in (Level.WARNING, Level.PROBLEM)]

@@ -82,12 +82,12 @@ def check_network() -> list[Finding]:
     """Checks interfaces, ports, the host name, the exposure of ports, and proxies."""
     findings = []
     interfaces = list_interfaces()
-    told = ", ".join(f"{name} {address}" for name, address in interfaces.items()) or "none"
-    findings.append(Finding("network", "interfaces", Level.GOOD if interfaces else Level.PROBLEM, told))
+    text = ", ".join(f"{name} {address}" for name, address in interfaces.items()) or "none"
+    findings.append(Finding("network", "interfaces", Level.GOOD if interfaces else Level.PROBLEM, text))
     try:
         ports = free_ports(_WANTED_PORTS)
-        told = f"{_WANTED_PORTS} free ports found, such as {ports[0]}"
-        findings.append(Finding("network", "ports", Level.GOOD, told))
+        text = f"{_WANTED_PORTS} free ports found, such as {ports[0]}"
+        findings.append(Finding("network", "ports", Level.GOOD, text))
     except ClusterConfigError as error:
         do = "End the processes that hold them: ss -ltnp"
         findings.append(Finding("network", "ports", Level.PROBLEM, str(error), do))
@@ -95,9 +95,9 @@ def check_network() -> list[Finding]:
     findings.append(check_exposure(interfaces))
     proxies = [name for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY") if env.text(name)]
     if proxies and not (env.text("no_proxy") or env.text("NO_PROXY")):
-        told = f"{', '.join(proxies)} set without no_proxy: gRPC of TensorFlow connects to hosts through the proxy"
+        text = f"{', '.join(proxies)} set without no_proxy: gRPC of TensorFlow connects to hosts through the proxy"
         do = "export no_proxy=127.0.0.1,localhost,<the hosts of your jobs>"
-        findings.append(Finding("network", "proxy", Level.WARNING, told, do))
+        findings.append(Finding("network", "proxy", Level.WARNING, text, do))
     return findings
 
 
@@ -145,8 +145,8 @@ def _version(name: str, version: str, wanted: tuple[tuple[int, int], tuple[int, 
     lowest, before = wanted
     if lowest <= numbers < before:
         return Finding("versions", name, Level.GOOD, version)
-    told = f"{version}; supported are {supported.range_text(wanted)}"
-    return Finding("versions", name, Level.PROBLEM if numbers < lowest else Level.WARNING, told, do)
+    text = f"{version}; supported are {supported.range_text(wanted)}"
+    return Finding("versions", name, Level.PROBLEM if numbers < lowest else Level.WARNING, text, do)
 
 
 def _gpu_findings(facts: Mapping[str, Any]) -> list[Finding]:
@@ -157,11 +157,11 @@ def _gpu_findings(facts: Mapping[str, Any]) -> list[Finding]:
         if not has_gpu:
             return [built, cores, Finding("devices", "GPU", Level.NOTE, "none")]
         do = supported.INSTALL_TENSORFLOW_CUDA
-        told = "present, but this TensorFlow is built without CUDA"
-        return [built, cores, Finding("devices", "GPU", Level.WARNING, told, do)]
+        text = "present, but this TensorFlow is built without CUDA"
+        return [built, cores, Finding("devices", "GPU", Level.WARNING, text, do)]
     nccl = f", NCCL {facts['nccl']}" if facts["nccl"] else ""
-    told = f"built with {facts['cuda']}, cuDNN {facts['cudnn']}{nccl}"
-    built = Finding("versions", "CUDA", Level.GOOD, told)
+    text = f"built with {facts['cuda']}, cuDNN {facts['cudnn']}{nccl}"
+    built = Finding("versions", "CUDA", Level.GOOD, text)
     if facts["gpus"]:
         return [built, cores, Finding("devices", "GPU", Level.GOOD, ", ".join(facts["gpus"]))]
     if not has_gpu:
@@ -180,8 +180,8 @@ def _horovod_finding(facts: Mapping[str, Any]) -> Finding:
     built = ", ".join(name for name in ("gloo", "mpi", "nccl") if getattr(status, name)) or "nothing"
     if not status.is_good:
         against = status.built_against or "?"
-        told = f"{status.horovod}, built against TensorFlow {against}, does not load: {status.problem}"
-        return Finding("versions", "Horovod", Level.PROBLEM, told, INSTALL)
+        text = f"{status.horovod}, built against TensorFlow {against}, does not load: {status.problem}"
+        return Finding("versions", "Horovod", Level.PROBLEM, text, INSTALL)
     return Finding("versions", "Horovod", Level.GOOD, f"{status.horovod}, with {built}")
 
 

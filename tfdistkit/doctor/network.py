@@ -6,6 +6,7 @@ import itertools
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from tfdistkit.doctor.findings import Finding, Level
 from tfdistkit.errors import TfdistkitError
@@ -23,12 +24,39 @@ _SLOW_BYTES_PER_S = 50e6
 _LONG_ROUND_TRIP_S = 0.005
 
 
-def check_hosts(hosts: HostsSpec, env: Mapping[str, str]) -> list[Finding]:
+class Link(NamedTuple):
+    """A measured link.
+
+    Args:
+        name: From where to where.
+        bytes_per_s: How much it carries.
+        round_trip_s: How long a message and its answer take.
+        is_memory: Whether it is the memory of a machine.
+    """
+
+    name: str
+    bytes_per_s: float
+    round_trip_s: float
+    is_memory: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.text}"
+
+    @property
+    def text(self) -> str:
+        """What was measured."""
+        return f"{self.bytes_per_s * 8 / 1e9:.2f} Gbit/s, {self.round_trip_s * 1e3:.2f} ms round trip"
+
+
+def check_hosts(hosts: HostsSpec, env: Mapping[str, str]) -> tuple[list[Finding], list[Link]]:
     """Checks hosts and measures the links between them.
 
     Args:
         hosts: The hosts, one slot each.
         env: Variables for the processes there.
+
+    Returns:
+        The findings, and the links that could be measured.
     """
     run_dir = temporary_run_dir(Path(tempfile.gettempdir()))
     job = JobSpec(len(hosts.slots), ("-m", "tfdistkit.doctor.probe"), run_dir, env, hosts=hosts)
@@ -37,12 +65,14 @@ def check_hosts(hosts: HostsSpec, env: Mapping[str, str]) -> list[Finding]:
     except HostsNotReady as error:
         found = [Finding("hosts", "all", Level.PROBLEM, error.table)]
         bad = [(host, problem) for host, listed in error.problems.items() for problem in listed]
-        return found + [Finding("hosts", host, Level.PROBLEM, problem.text, problem.do) for host, problem in bad]
+        return found + [Finding("hosts", host, Level.PROBLEM, problem.text, problem.do) for host, problem in bad], []
     except TfdistkitError as error:
-        return [Finding("hosts", "all", Level.PROBLEM, str(error))]
+        return [Finding("hosts", "all", Level.PROBLEM, str(error))], []
     try:
         found = [Finding("hosts", "all", Level.GOOD, launcher.table)]
-        return found + [_measure(launcher, *pair) for pair in _pairs(launcher.places)]
+        measured = [_measure(launcher, *pair) for pair in _pairs(launcher.places)]
+        found += [as_finding(one) if isinstance(one, Link) else one for one in measured]
+        return found, [one for one in measured if isinstance(one, Link)]
     finally:
         launcher.close()
 
@@ -52,14 +82,22 @@ def _pairs(places: Sequence[Place]) -> list[tuple[Place, Place]]:
     return pairs if len(pairs) <= _MOST_PAIRS else list(zip(places, [*places[1:], places[0]], strict=True))
 
 
-def _measure(launcher: Launcher, server: Place, client: Place) -> Finding:
+def _measure(launcher: Launcher, server: Place, client: Place) -> Link | Finding:
     name = f"{client.host} -> {server.host}"
     try:
         link = launcher.measure(server, client, _MEASURE_S)
     except TfdistkitError as error:
         return Finding("links", name, Level.PROBLEM, str(error), "Check the network between the two hosts.")
-    told = f"{link['bytes_per_s'] * 8 / 1e9:.2f} Gbit/s, {link['round_trip_s'] * 1e3:.2f} ms round trip"
-    if link["bytes_per_s"] >= _SLOW_BYTES_PER_S and link["round_trip_s"] <= _LONG_ROUND_TRIP_S:
-        return Finding("links", name, Level.GOOD, told)
+    return Link(name, link["bytes_per_s"], link["round_trip_s"])
+
+
+def as_finding(link: Link) -> Finding:
+    """Rates a link.
+
+    Args:
+        link: The link.
+    """
+    if link.bytes_per_s >= _SLOW_BYTES_PER_S and link.round_trip_s <= _LONG_ROUND_TRIP_S:
+        return Finding("links", link.name, Level.GOOD, link.text)
     do = "Choose a faster interface, if the hosts have one: --network-interface NAME"
-    return Finding("links", name, Level.WARNING, told, do)
+    return Finding("links", link.name, Level.WARNING, link.text, f"{do}; or send less: docs/communication.md")

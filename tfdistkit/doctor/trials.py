@@ -100,8 +100,8 @@ def _try(name: str, trial: Trial, hosts: HostsSpec | None, env: Mapping[str, str
             "strategies", name, Level.PROBLEM, f"{place} did not finish within {_TIMEOUT_S:g} s", _step(name)
         )
     failure = result.failures[0] if result.failures else None
-    told = f"{failure.name} {failure.headline}: {_end_of(failure.message or failure.loss)}" if failure else "it exited"
-    return Finding("strategies", name, Level.PROBLEM, told, _step(name))
+    text = f"{failure.name} {failure.headline}: {_end_of(failure.message or failure.loss)}" if failure else "it exited"
+    return Finding("strategies", name, Level.PROBLEM, text, _step(name))
 
 
 def _end_of(text: str) -> str:

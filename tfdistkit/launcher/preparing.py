@@ -18,21 +18,21 @@ class Prepared:
     Args:
         processes: The processes to start.
         backend: The open backend, which the caller must close; None if `registry.load_backend` still has to open one.
-        told: The preflight report for the user; empty without one.
+        report: The preflight report for the user; empty without one.
     """
 
     processes: tuple[ProcessSpec, ...]
     backend: Backend | None = None
-    told: str = ""
+    report: str = ""
 
 
-def prepare_attempt(job: JobSpec, attempt: int = 0, hurry: Callable[[], bool] = lambda: False) -> Prepared:
+def prepare_attempt(job: JobSpec, attempt: int = 0, stop_requested: Callable[[], bool] = lambda: False) -> Prepared:
     """Plans an attempt at a job; for other hosts, also connects to them and runs the preflight check.
 
     Args:
         job: The job.
         attempt: The number of earlier attempts.
-        hurry: Whether the user has asked to stop.
+        stop_requested: Whether the user has asked to stop.
 
     Raises:
         TfdistkitError: if this machine or a host lacks what the job needs.
@@ -40,7 +40,7 @@ def prepare_attempt(job: JobSpec, attempt: int = 0, hurry: Callable[[], bool] = 
     if job.hosts is None:
         return Prepared(plan_job(job, attempt))
     row = row_of(job.backend)
-    backend = row.load(row.on_hosts)(job, hurry)
+    backend = row.load(row.on_hosts)(job, stop_requested)
     try:
         processes = plan_processes(job, backend.places, python=job.hosts.python, attempt=attempt)
     except BaseException:

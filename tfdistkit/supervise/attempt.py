@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from tfdistkit.launcher.backend import Backend, WorkerHandle
 from tfdistkit.launcher.output.console import Console
@@ -17,7 +18,7 @@ from tfdistkit.report.events import EventLog
 from tfdistkit.report.failures import Failure, first_cause_first, signal_name
 from tfdistkit.report.names import ProcessName
 from tfdistkit.report.private_files import make_folder
-from tfdistkit.report.progress import read_steps
+from tfdistkit.report.progress import read_communication, read_steps
 from tfdistkit.supervise.coordinated import SUSPENDED_S
 from tfdistkit.supervise.decision import Action, Decision, Outcome
 from tfdistkit.supervise.policy import decide
@@ -81,6 +82,7 @@ class Attempt:
         self._statuses: list[WorkerStatus] = []
         self._remarks: dict[int, str] = {}
         self._is_closed = False
+        self._communication: dict[str, Any] = {}
 
     def to_the_end(self, processes: Sequence[ProcessSpec]) -> tuple[JobResult, bool]:
         """Runs the attempt.
@@ -132,6 +134,8 @@ class Attempt:
         for index, (worker, before) in enumerate(zip(self._workers, self._statuses, strict=True)):
             if not before.has_ended:
                 self._statuses[index] = look_at(worker, before)
+                if not worker.spec.name.index:
+                    self._log_communication(worker)
                 if self._statuses[index].has_ended:
                     self._log_event("worker_ended", worker, exit_code=self._statuses[index].exit_code)
         return GroupStatus(
@@ -283,6 +287,13 @@ class Attempt:
     def _log_event(self, event: str, worker: WorkerHandle, **fields: object) -> None:
         name = worker.spec.name
         self._events.add(event, process=str(name), role=name.role, rank=name.index, **fields)
+
+    def _log_communication(self, worker: WorkerHandle) -> None:
+        """Logs what the chief wrote at the end of an epoch of what a worker sends (`StepTimer`)."""
+        facts = read_communication(worker.spec.folder)
+        if facts and facts != self._communication:
+            self._communication = facts
+            self._log_event("communication", worker, **facts)
 
 
 def _exit_code(decision: Decision, failures: Sequence[Failure]) -> int:

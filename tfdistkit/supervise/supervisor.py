@@ -132,7 +132,7 @@ def _prepare(
     if history.elapsed_s >= timeout_s:
         return replace(result, outcome=Outcome.TIMED_OUT, exit_code=TIMED_OUT_EXIT_CODE), None
     try:
-        prepared = prepare_attempt(job, history.attempt, hurry=lambda: bool(signals))
+        prepared = prepare_attempt(job, history.attempt, stop_requested=lambda: bool(signals))
         with contextlib.ExitStack() as stack:
             if prepared.backend is not None:
                 stack.callback(prepared.backend.close)
@@ -143,8 +143,8 @@ def _prepare(
     except (TfdistkitError, OSError) as problem:
         console.note(f"tfdistkit: the job cannot be restarted: {problem}")
         return result, None
-    if prepared.told:
-        console.note(prepared.told)
+    if prepared.report:
+        console.note(prepared.report)
     return result, (prepared.processes, backend)
 
 

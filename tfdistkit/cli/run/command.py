@@ -61,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
             job = job_of(options, piped)
             if row_of(job.backend).is_submitted:
                 return run_in_slurm(job, options, inbox.received)
-            prepared = prepare_attempt(job, hurry=lambda: bool(inbox.received))
+            prepared = prepare_attempt(job, stop_requested=lambda: bool(inbox.received))
             if inbox.received:
                 if prepared.backend is not None:
                     prepared.backend.close()
@@ -109,7 +109,7 @@ def job_of(options: RunOptions, piped: PipedScript | None) -> JobSpec:
 def _show(prepared: Prepared) -> int:
     if prepared.backend is not None:
         prepared.backend.close()
-    print("\n".join([*filter(None, [prepared.told]), *map(_as_shell_line, prepared.processes)]))
+    print("\n".join([*filter(None, [prepared.report]), *map(_as_shell_line, prepared.processes)]))
     return 0
 
 
@@ -124,8 +124,8 @@ def _run(
     if env.text(env.TF_CONFIG):
         gets = "each worker gets its own" if options.backend == "local" else "the workers get none"
         console.note(f"tfdistkit: TF_CONFIG of this shell is not used: {gets}.")
-    if prepared.told:
-        console.note(prepared.told)
+    if prepared.report:
+        console.note(prepared.report)
     if not options.is_quiet:
         line = starting_line(job, options.is_isolated)
         console.note("\n".join([line, *map(_as_shell_line, processes if options.is_verbose else ())]))

@@ -25,7 +25,8 @@ With --ps, starts parameter servers and a coordinator (chief) too, for tfdistkit
 With --backend slurm, submits a job to SLURM whose tasks are these processes.
 
 When a worker fails, the others are stopped, and the first failure is reported; --max-restarts restarts all of them.
-With --ps, only the failed worker is restarted, or the others continue without it. No process is left running."""
+With --ps, a failed worker is restarted alone; without restarts left, the others continue. A failed server or
+coordinator restarts all processes. No process is left running."""
 
 _FEW_EXAMPLES = """\
 examples:
@@ -51,7 +52,7 @@ examples:
 exit codes:
   0 all workers succeeded (with --ps: the coordinator did);
   the first failing worker's own code (128 + the signal's number if it was killed);
-  2 wrong usage; 124 --timeout or --time; 129, 130, 143 after SIGHUP, Ctrl-C, SIGTERM"""
+  2 wrong usage; 124 --timeout or --time; 129 SIGHUP; 130 Ctrl-C; 138 SIGUSR1; 143 SIGTERM"""
 
 # Options in `--help`, which fits on one screen; the others are in `--help-all`.
 _COMMON = frozenset(
@@ -102,7 +103,7 @@ def make_parser() -> Parser:
         type=int,
         default=0,
         metavar="N",
-        help="restart all workers after a failure, or with --ps the failed one, up to N times (default: 0)",
+        help="restart the job after a failure up to N times; with --ps a failed worker alone (default: 0)",
     )
     add(
         "--backend",
