@@ -16,7 +16,7 @@ _QUICK_JOBS = (
 # Files of many similar tests: those whose name has one of the words are not slow.
 _SOME = {
     "parity/test_exactness.py": ("test_every_looser", "test_reasons_are"),
-    "parity/test_seams.py": ("",),
+    "parity/test_seams.py": ("seam", "attribute", "name_that", "parameter", "canaries", "another_behaviour"),
     "single/test_callbacks_changed_training.py": ("equal_setups", "other_data_is_refused[arrays]"),
     "single/test_callbacks_damaged_backup.py": ("[bit]", "unreadable"),
     "single/test_callbacks_data_order.py": ("[twice]", "refused", "[cached]"),
@@ -31,10 +31,9 @@ _SOME = {
 
 # Of the parity table, the cases that `mirrored` and `multiworker` run each time: one of each kind.
 QUICK_CASES = (
-    *("dense_sgd", "dense_adamw", "loss_scale_clip", "global_clipnorm", "ema", "accumulation", "batch_norm_97"),
-    *("embedding", "masks_103", "dropout", "sample_weight", "class_weight", "no_reduction", "two_outputs", "strings"),
-    *("own_metrics_65", "trackers_65_eager", "scalar_loss_1", "on_batch_1", "execution_3_embedding", "eager"),
-    *("arrays_shuffled", "generator", "validation_split", "own_train_step", "gan", "loop_average_loss"),
+    *("dense_sgd", "loss_scale_clip", "global_clipnorm", "ema", "accumulation", "batch_norm_97", "embedding"),
+    *("masks_103", "sample_weight", "two_outputs", "own_metrics_65", "scalar_loss_1", "on_batch_1"),
+    *("execution_3_embedding", "eager", "arrays_shuffled", "own_train_step", "loop_average_loss"),
 )
 
 

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "error_texts.md"
 _HEAD = """# Error texts
 
-All messages that tfdistkit raises, by room and class: what must hold, and the fix. What depends on the case stands in
+Most messages of tfdistkit, by folder and class: what must hold, and the fix. What depends on the case stands in
 braces; each message also says what was received. [Errors](errors.md) has the reasons for those that need some.
 
 This page is made by `python tests/house/error_texts.py`.

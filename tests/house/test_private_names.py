@@ -1,4 +1,4 @@
-"""Private names of Keras and TensorFlow are used in two modules, and every one of them is in a list."""
+"""Private names of Keras and TensorFlow are used in three modules, and every one of them is in a list."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ import tfdistkit
 
 PACKAGE = Path(tfdistkit.__file__).parent
 TREES = {file: ast.parse(file.read_text()) for file in sorted(PACKAGE.rglob("*.py"))}
-ADAPTERS = [PACKAGE / "keras_adapter" / f"{name}.py" for name in ("private_api", "private_datasets")]
+ADAPTERS = [
+    PACKAGE / "keras_adapter" / f"{name}.py" for name in ("private_api", "private_collectives", "private_datasets")
+]
 NAMES = PACKAGE / "keras_adapter" / "private_names.py"
 PRIVATE = re.compile(r"_[a-z]\w*$")
 # Of the standard library: the frames of a program, and the groups of a parser that has no other way to name them.

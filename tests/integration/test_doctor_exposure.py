@@ -52,7 +52,7 @@ def look_in_network(*commands: str) -> dict[str, Any]:
 def test_loopback_alone_is_not_exposed() -> None:
     found = look_in_network("ip link set lo up")
     assert (found["level"], found["do"]) == ("ok", "")
-    assert found["told"] == "none: this machine has only loopback addresses"
+    assert found["text"] == "none: this machine has only loopback addresses"
 
 
 @pytest.mark.parametrize("address", ["10.9.8.7", "2001:db8::7"])
@@ -60,7 +60,7 @@ def test_an_interface_is_exposed(address: str) -> None:
     size = 64 if ":" in address else 24
     found = look_in_network("ip link set lo up", CABLE, f"ip address add {address}/{size} dev v0")
     assert found["level"] == "warning"
-    assert f"multiworker and parameter_server listen on v0 {address} without authentication" in found["told"]
+    assert f"multiworker and parameter_server listen on v0 {address} without authentication" in found["text"]
     assert "tfdistkit run --isolate" in found["do"] and "firewall" in found["do"]
 
 

@@ -13,10 +13,10 @@ from job_process import Job, job, write_script
 # Generous: three processes load TensorFlow on a busy machine.
 DEADLINE_S = 240.0
 
-# What a test runs over: parametrize `engine` by it. All but the last start what is called like them; the last one is
-# the one before over another transport.
+# What a test runs over: parametrize `engine` by it. A word after the strategy's name is its transport.
 ENGINES = [
     "multiworker",
+    pytest.param("multiworker_ring", marks=pytest.mark.thorough),
     pytest.param("horovod", marks=pytest.mark.horovod),
     pytest.param("horovod_mpi", marks=[pytest.mark.horovod, pytest.mark.thorough]),
 ]
@@ -30,6 +30,11 @@ RunRanks = Callable[..., list[str]]
 Provide = Callable[[str], Path]
 
 
+def strategy_of(engine: str) -> str:
+    """Returns the name of the strategy of one of `ENGINES`."""
+    return engine.removesuffix("_mpi").removesuffix("_ring")
+
+
 def engine_options(provide: Provide, engine: str) -> tuple[list[str], dict[str, str]]:
     """Returns the options of `tfdistkit run` for an engine, and variables for its ranks.
 
@@ -40,7 +45,7 @@ def engine_options(provide: Provide, engine: str) -> tuple[list[str], dict[str, 
     if engine == "parameter_server":
         return ["--ps", "1"], {}
     if engine not in _BACKENDS:
-        return [], {}
+        return [], {"TFDISTKIT_COMMUNICATION": "ring"} if engine == "multiworker_ring" else {}
     backend, fixture = _BACKENDS[engine]
     path = [str(provide(fixture)), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     return ["--backend", backend], {"PYTHONPATH": os.pathsep.join(filter(None, path))}
@@ -80,7 +85,7 @@ def runner(request: pytest.FixtureRequest) -> RunRanks:
             world_size: How many ranks.
             **variables: For the environment of the ranks.
         """
-        words = [write_script(folder, code), engine.removesuffix("_mpi")]
+        words = [write_script(folder, code), strategy_of(engine)]
         with start_ranks(request.getfixturevalue, engine, words, folder, world_size, **variables) as running:
             ended = running.end(DEADLINE_S)
             assert ended.code == 0, f"{ended.stdout}\n{ended.stderr}"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from rank_jobs import Provide, start_ranks
+from rank_jobs import Provide, start_ranks, strategy_of
 
 # Generous: dozens of parts on a busy machine. A job that stands still fails after this.
 DEADLINE_S = 900.0
@@ -130,7 +130,7 @@ class SharedJobs:
         for name, part in zip(names, parts):
             (folder / f"{name}.py").write_text(textwrap.dedent(part.code))
         options = ["--ends-job"] if parts[-1].ends_job else []
-        words = [str(RUN_PARTS), *options, sort.engine.removesuffix("_mpi"), *names]
+        words = [str(RUN_PARTS), *options, strategy_of(sort.engine), *names]
         with start_ranks(self._provide, sort.engine, words, folder, sort.world_size, **dict(sort.variables)) as running:
             try:
                 ended = running.end(DEADLINE_S)

@@ -20,6 +20,7 @@ on_two_or_three = pytest.mark.parametrize(
     [
         pytest.param("multiworker", 2),
         pytest.param("multiworker", 3),
+        pytest.param("multiworker_ring", 2),
         pytest.param("horovod", 2, marks=pytest.mark.horovod),
         pytest.param("horovod_mpi", 2, marks=pytest.mark.horovod),
     ],

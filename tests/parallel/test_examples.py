@@ -128,6 +128,23 @@ def test_quickstart_does_what_it_says(tmp_path: pathlib.Path, monkeypatch: pytes
     np.testing.assert_allclose(float(losses[1]), float(losses[0]), rtol=1e-5)
 
 
-@pytest.mark.parametrize("example", ("digits.py", "char_lm.py"))
+def test_slow_link_tells_bytes_time_and_loss() -> None:
+    output = start(*TWO_WORKERS, EXAMPLES / "slow_link.py", "--send=local_sgd", "--epochs=3")
+    line = r"^\[0\] local_sgd +([\d.]+) MB +[\d.]+ ms   loss ([\d.]+)   accuracy ([\d.]+)$"
+    found = re.search(line, output, re.MULTILINE)
+    # Weights and momentum of 1.076 million numbers, after 20 steps and at the end of an epoch of 23.
+    assert found is not None and float(found[1]) == pytest.approx(2 * 2 * 4.304 / 23, rel=0.01), output
+    assert float(found[3]) > 0.8, output
+
+
+@pytest.mark.thorough
+def test_slow_link_compares_the_ways_to_send() -> None:
+    lines = start(*PLAIN, EXAMPLES / "slow_link.py", "--epochs=2").splitlines()[-5:]
+    sent = {line.split()[0]: float(line.split()[1]) for line in lines[1:]}
+    assert list(sent) == ["none", "fp16", "power_sgd", "local_sgd"], lines
+    assert sent["fp16"] == pytest.approx(sent["none"] / 2, rel=0.01) and sent["power_sgd"] < 0.1 * sent["none"], lines
+
+
+@pytest.mark.parametrize("example", ("digits.py", "char_lm.py", "slow_link.py"))
 def test_examples_are_short(example: str) -> None:
     assert len((EXAMPLES / example).read_text().splitlines()) < 80

@@ -44,6 +44,24 @@ REDUCE = """
 """
 
 
+ALONE = """
+    import keras, numpy as np, tfdistkit
+    from my_algorithm import AverageEvery
+    strategy = tfdistkit.strategy("multiworker", algorithm=AverageEvery(2))
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
+        model.compile(keras.optimizers.SGD(0.5), "mse")  # One step goes to the target of a rank's own rows.
+    x, y = np.ones((4, 1), "float32"), np.array([[1], [1], [3], [3]], "float32")
+    kernel = lambda: round(float(model.trainable_weights[0].numpy()[0, 0]), 4)
+    seen = []
+    for _ in range(3):
+        model.train_on_batch(x, y)
+        seen.append(kernel())
+    model.evaluate(x, y, verbose=0)
+    print("kernel", seen, "then", kernel(), flush=True)
+"""
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the files of the page, installed as a package is: a folder with its entry points beside them."""
@@ -51,7 +69,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("extensions")
     files = re.findall(r"```python\n# (my_\w+\.py)\n(.*?)```", text, re.DOTALL)
     names = [name for name, _ in files]
-    assert names == [f"my_{what}.py" for what in ("strategy", "environment", "backend", "reducer", "callback")]
+    assert names == [
+        f"my_{what}.py" for what in ("strategy", "environment", "backend", "reducer", "algorithm", "callback")
+    ]
     for name, code in files:
         (folder / name).write_text(code)
     config = configparser.ConfigParser()
@@ -102,6 +122,15 @@ def test_a_reducer(folder: Path) -> None:
         found = re.search(rf"\[{rank}\] went ([\d.]+) states 1", ended.stdout)
         # Without feedback, 8 steps of bfloat16 would go 8.0.
         assert found and 8.0 < float(found[1]) < 8.02, ended.stdout
+
+
+@pytest.mark.tensorflow
+def test_an_algorithm(folder: Path) -> None:
+    (folder / "alone.py").write_text(textwrap.dedent(ALONE))
+    ended = run(folder, "run", "-np", "2", "alone.py")
+    assert ended.returncode == 0, ended.stderr
+    assert "[0] kernel [1.0, 2.0, 1.0] then 2.0" in ended.stdout, ended.stdout
+    assert "[1] kernel [3.0, 2.0, 3.0] then 2.0" in ended.stdout, ended.stdout
 
 
 def test_a_worker_of_the_backend_that_fails(folder: Path) -> None:

@@ -334,7 +334,7 @@ SETS_OF_COLLECTIVES = """
     if last.included:
         assert c.broadcast_object(rank, 1, last) == 2
         c.barrier(process_set=last)
-    for wrong in ([], [0, 0], [3], ["0"], [-1, 1]):
+    for wrong in ([], [0, 0], [3], ["0"], [-1, 1], [True]):
         try:
             c.ProcessSet(wrong)
         except ValueError as error:

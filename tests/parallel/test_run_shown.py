@@ -54,7 +54,7 @@ def test_the_startup_of_tensorflow_is_one_line(tmp_path: Path) -> None:
     """Of the TensorFlow that is installed here: what it logs today is known."""
     script = """
         import tensorflow as tf, tfdistkit
-        strategy = tfdistkit.strategy("multiworker")
+        strategy = tfdistkit.strategy("multiworker", communication="ring")  # It starts a server.
         with strategy.scope():
             variable = tf.Variable(1.0)
         print(strategy.num_replicas_in_sync, flush=True)

@@ -93,8 +93,8 @@ def adam(**options: Any) -> Call:
 
 
 CANCELLED = (
-    "A bias ends at 0.01 after updates of 0.1 that cancel each other: the rounding is that of the updates (2e-8), "
-    "which is more relative to what is left."
+    "A bias ends at 0.01 after updates of 0.1 that cancel each other: the updates carry a rounding error of 2e-8 each, "
+    "which is larger relative to the bias that remains."
 )
 
 _OPTIMIZERS = (

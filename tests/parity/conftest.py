@@ -126,7 +126,13 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 # Engines that share most code with `multiworker`, which runs all cases: they run every n-th case, as (n, offset), and
 # `mirrored` the quick ones. The other cases are `thorough`; the programs of tests/fuzz run under these engines too.
-_SOME = {"mirrored": (4, 0), "central_storage": (6, 0), "horovod": (12, 1), "horovod_mpi": (24, 4)}
+_SOME = {
+    "mirrored": (8, 0),
+    "central_storage": (6, 0),
+    "multiworker_ring": (8, 2),
+    "horovod": (12, 1),
+    "horovod_mpi": (48, 4),
+}
 
 
 @pytest.hookimpl(tryfirst=True)  # Before marks select tests.

@@ -13,10 +13,17 @@ from pathlib import Path
 
 from tfdistkit.cluster import free_ports
 
-PROCESSES = {"multiworker": 2, "horovod": 2, "horovod_mpi": 2, "stock_multiworker": 2}  # all others are one process
+# All others are one process.
+PROCESSES = {
+    **{"multiworker": 2, "multiworker_ring": 2, "multiworker_hierarchical": 3},
+    **{"horovod": 2, "horovod_mpi": 2, "stock_multiworker": 2},
+}
 
 # How `tfdistkit run` starts an engine of several processes.
-_BACKENDS = {"multiworker": "local", "horovod": "horovod", "horovod_mpi": "mpi"}
+_BACKENDS = {
+    **{"multiworker": "local", "multiworker_ring": "local", "multiworker_hierarchical": "local"},
+    **{"horovod": "horovod", "horovod_mpi": "mpi"},
+}
 
 _TESTS = Path(__file__).resolve().parent.parent
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import tensorflow as tf
 
 import tfdistkit
+from tfdistkit.collectives.shm import peers
+from tfdistkit.strategies.sync.transports import hierarchical
 
 
 def own_rank() -> int:
@@ -27,12 +29,22 @@ def _stock_central_storage() -> tf.distribute.Strategy:
     return tf.distribute.experimental.CentralStorageStrategy(logical_cpus(2), "CPU:0")
 
 
+def _hierarchical() -> tf.distribute.Strategy:
+    """Two ranks that say that they are on one host, and a third on another; all sums count as large."""
+    host = 1 + own_rank() // 2
+    peers.host_id = lambda: host
+    hierarchical.LARGE_BYTES = 1
+    return tfdistkit.strategy("multiworker", timeout_s=60, communication="hierarchical")
+
+
 ENGINES = {
     "one": tf.distribute.get_strategy,
     "one_device": lambda: tfdistkit.strategy("one_device"),
     "mirrored": lambda: tfdistkit.strategy("mirrored", devices=2),
     "central_storage": lambda: tfdistkit.strategy("central_storage", devices=2),
-    "multiworker": lambda: tfdistkit.strategy("multiworker", timeout_s=60),
+    "multiworker": lambda: tfdistkit.strategy("multiworker", timeout_s=60, communication="shm"),
+    "multiworker_ring": lambda: tfdistkit.strategy("multiworker", timeout_s=60, communication="ring"),
+    "multiworker_hierarchical": _hierarchical,
     "horovod": lambda: tfdistkit.strategy("horovod", timeout_s=60),
     "horovod_mpi": lambda: tfdistkit.strategy("horovod", timeout_s=60),
     "stock_mirrored": _stock_mirrored,

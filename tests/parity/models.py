@@ -69,7 +69,9 @@ def two_outputs() -> keras.Model:
     """A functional model with two named inputs and outputs."""
     a, b = keras.Input((4,), name="a"), keras.Input((6,), name="b")
     hidden = layers.Dense(16, activation="tanh")(layers.Concatenate()([a, b]))
-    return keras.Model({"a": a, "b": b}, {"one": layers.Dense(1)(hidden), "two": layers.Dense(2)(hidden)})
+    # Keras 3.10 knows outputs by the names of their layers.
+    one, two = layers.Dense(1, name="one")(hidden), layers.Dense(2, name="two")(hidden)
+    return keras.Model({"a": a, "b": b}, {"one": one, "two": two})
 
 
 class NestedInputs(keras.Model):

@@ -192,7 +192,7 @@ def main(folder: str) -> None:
         except Exception:
             seen[name] = {"error": traceback.format_exc()[-4000:]}
     with open(os.path.join(folder, "seen.json"), "w") as file:
-        json.dump(seen, file)
+        json.dump(seen, file, default=np.ndarray.tolist)  # Keras 3.10 returns arrays on a batch.
 
 
 if __name__ == "__main__":

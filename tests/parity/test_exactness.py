@@ -17,6 +17,7 @@ ENGINES = (
     "mirrored",
     "central_storage",
     "multiworker",
+    "multiworker_ring",
     pytest.param("horovod", marks=pytest.mark.horovod),
     pytest.param("horovod_mpi", marks=pytest.mark.horovod),
 )

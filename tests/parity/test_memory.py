@@ -15,13 +15,13 @@ SCRIPT = """
 import json, sys
 import tensorflow as tf
 from parity.making import make_strategy
-from tfdistkit.keras_adapter import private_api
+from tfdistkit.keras_adapter import private_collectives
 from tfdistkit.strategies.sync import collective_keys
 
 strategy = make_strategy(sys.argv[1])
 drawn = []
-draw = private_api.draw_instance_key
-private_api.draw_instance_key = lambda launcher: drawn.append(1) or draw(launcher)
+draw = private_collectives.draw_instance_key
+private_collectives.draw_instance_key = lambda launcher: drawn.append(1) or draw(launcher)
 
 
 def all_reduce(value):

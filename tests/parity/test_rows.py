@@ -6,7 +6,9 @@ fails with a message that says so: then the row and its patch can go. docs/exact
 
 from __future__ import annotations
 
+import re
 import time
+import warnings
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -16,6 +18,7 @@ import pytest
 from parity import engines
 from parity.cases import CASES
 from parity.comparing import differences
+from tfdistkit.supported import KERAS
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(1800)]
 
@@ -46,11 +49,15 @@ def _versions() -> str:
 
 
 def assert_broken(broken: bool, row: str, seen: Any) -> None:
-    """Fails if the stock strategy no longer has the fault."""
-    assert broken, (
+    """Fails if the stock strategy no longer has the fault; warns with another Keras than the newest supported one."""
+    text = (
         f"{row}: the stock strategy no longer shows this fault with {_versions()}; it gave {str(seen)[:500]}. "
         "Update docs/exactness.md, and check whether its patch can go."
     )
+    if not broken and not re.search(rf"\bkeras {KERAS[1][0]}\.{KERAS[1][1] - 1}\.", _versions()):
+        warnings.warn(text, stacklevel=2)
+        return
+    assert broken, text
 
 
 def _stock_row(runs: Any, engine: str, row: str) -> list[dict[str, Any]]:

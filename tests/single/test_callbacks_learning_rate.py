@@ -279,7 +279,8 @@ def test_invalid_arguments_are_errors() -> None:
         fit(compiled(keras.optimizers.SGD(lambda: 0.1)), [LearningRateScale(0.5)])
     with pytest.raises(UnsupportedError, match="schedule"):
         fit(compiled(OPTIMIZERS["schedule"]()), [LearningRateScale(0.5, initial_learning_rate=0.1)])
-    for wrong in ({"warmup_epochs": 0}, {"scale": "cubic"}, {"initial_learning_rate": -1}, {"warmup_steps": "many"}):
+    some = ({"warmup_epochs": 0}, {"scale": "cubic"}, {"initial_learning_rate": -1}, {"warmup_steps": "many"})
+    for wrong in (*some, {"steps_per_epoch": 2.5}, {"steps_per_epoch": True}):
         with pytest.raises(OptionError, match=next(iter(wrong))):
             LearningRateWarmup(**wrong)  # type: ignore[arg-type]
     for wrong in ({"multiplier": "cubic"}, {"multiplier": None}, {"multiplier": 1, "per": "batch"}):

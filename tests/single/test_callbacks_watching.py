@@ -58,6 +58,7 @@ def test_timer_logs_the_shares(options: dict[str, Any], capsys: pytest.CaptureFi
         assert all(history[key][epoch] >= 0 for key in SHARES)
     assert all(history["communication"][epoch] == 0 for epoch in range(3))
     assert history["examples_per_second"][1] > 0
+    assert history["bytes_per_step"] == [0.0] * 3 and history["bytes_ratio"] == [1.0] * 3
     assert capsys.readouterr().out.count("examples/s, ") == 3
 
 

@@ -92,7 +92,7 @@ def test_unknown_names_and_options_name_the_nearest() -> None:
     assert "Did you mean 'devices'?" in lines[1]
     assert "Did you mean 'communication'?" in lines[2]
     assert "Did you mean 'ring'?" in lines[3]
-    assert 'must be "auto" or "ring"' in lines[4]
+    assert 'must be "auto", "shm", "hierarchical" or "ring"' in lines[4]
     assert "timeout_s=0" in lines[5]
     assert "must be a string" in lines[6]
     assert lines[7] == "True"

@@ -38,7 +38,7 @@ def test_text() -> None:
 
 def test_json() -> None:
     first, *_, last = json.loads(json.dumps(as_json(FINDINGS)))
-    assert first == {"topic": "versions", "name": "Python", "level": "ok", "told": "3.12.1", "do": ""}
+    assert first == {"topic": "versions", "name": "Python", "level": "ok", "text": "3.12.1", "do": ""}
     assert (last["level"], last["do"]) == ("problem", "Look whether it is on.")
 
 
@@ -52,7 +52,7 @@ def test_versions(version: str, level: Level) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cuda", "gpus", "has_gpu", "level", "told"),
+    ("cuda", "gpus", "has_gpu", "level", "text"),
     [
         (None, [], False, Level.NOTE, "none"),
         (None, [], True, Level.WARNING, "built without CUDA"),
@@ -62,12 +62,12 @@ def test_versions(version: str, level: Level) -> None:
     ],
 )
 def test_gpus(
-    monkeypatch: pytest.MonkeyPatch, cuda: str | None, gpus: list[str], has_gpu: bool, level: Level, told: str
+    monkeypatch: pytest.MonkeyPatch, cuda: str | None, gpus: list[str], has_gpu: bool, level: Level, text: str
 ) -> None:
     monkeypatch.setattr(machine.os.path, "exists", lambda path: has_gpu and path == "/dev/nvidia0")
     facts: dict[str, Any] = {"cuda": cuda, "cudnn": "9", "nccl": "2.25", "gpus": gpus}
     found = {finding.name: finding for finding in machine._gpu_findings(facts)}
-    assert found["GPU"].level is level and told in found["GPU"].told
+    assert found["GPU"].level is level and text in found["GPU"].text
     assert (found["GPU"].do != "") == (level is Level.WARNING)
 
 
@@ -75,7 +75,7 @@ def test_a_tensorflow_that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(machine, "_ASK_TENSORFLOW", "import sys; sys.exit('no such library: libfoo')")
     findings, facts = machine.check_versions()
     (found,) = (finding for finding in findings if finding.name == "TensorFlow")
-    assert found.level is Level.PROBLEM and "libfoo" in found.told and "pip install" in found.do
+    assert found.level is Level.PROBLEM and "libfoo" in found.text and "pip install" in found.do
     assert "problem" in facts
 
 
@@ -93,7 +93,7 @@ def test_a_proxy_between_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("no_proxy", "NO_PROXY", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("http_proxy", "http://proxy:3128")
-    assert "http_proxy set" in next(one.told for one in machine.check_network() if one.name == "proxy")
+    assert "http_proxy set" in next(one.text for one in machine.check_network() if one.name == "proxy")
     monkeypatch.setenv("no_proxy", "localhost")
     assert "proxy" not in [one.name for one in machine.check_network()]
 

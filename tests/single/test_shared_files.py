@@ -19,7 +19,7 @@ def test_one_warning_names_the_replacement(caplog: pytest.LogCaptureFixture) -> 
     import keras
 
     from tfdistkit.callbacks import ChiefCheckpoint, ChiefOnly
-    from tfdistkit.keras_adapter.shared_files import warn_of_shared_files
+    from tfdistkit.keras_adapter.fit import warn_of_shared_files
 
     class Own(keras.callbacks.CSVLogger):
         pass

@@ -152,6 +152,19 @@ class Short(Feedback):
         return [None]
 
 
+@pytest.mark.parametrize("name", ("mirrored", "central_storage"))
+def test_optimizers_that_compress_what_processes_send(name: Any) -> None:
+    for devices in (1, 2):
+        with tfdistkit.strategy(name, devices=devices).scope():
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+            model.compile(tfdistkit.compression.OneBitAdam(0.1, freeze_after=1), "mse")
+        if devices == 1:
+            model.fit(X, Y, batch_size=4, verbose=0)
+            continue
+        with pytest.raises(UnsupportedError, match="needs replicas in processes of their own"):
+            model.fit(X, Y, batch_size=4, verbose=0)
+
+
 def test_bad_reducers_are_refused() -> None:
     for wrong in ("fp16", FP16):
         with pytest.raises(OptionError, match="`reducer` must be a tfdistkit.communication.Reducer"):
@@ -160,5 +173,7 @@ def test_bad_reducers_are_refused() -> None:
         update_of(Short())
     with pytest.raises(UnsupportedError, match="Adasum needs Horovod over MPI"):
         update_of(Adasum())
+    with pytest.raises(UnsupportedError, match="needs replicas in processes of their own"):
+        tfdistkit.strategy("mirrored", devices=2, reducer=tfdistkit.compression.ByteGrad())
     with pytest.raises(OptionError, match="has no option `reducer`"):
         tfdistkit.strategy("one_device", reducer=FP16())  # type: ignore[call-overload]
