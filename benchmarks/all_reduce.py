@@ -1,4 +1,4 @@
-"""One tensor summed over 2 local processes: multiworker, horovod over Gloo and over MPI, raw Horovod, torch, memcpy.
+"""One tensor summed over local processes: multiworker (shm, ring), horovod (Gloo, MPI), raw Horovod, torch, memcpy.
 
 tfdistkit and raw Horovod take turns within one process; the jobs take turns too. Goal: at least 0.95 of the speed of
 raw Horovod. Run: python benchmarks/all_reduce.py
@@ -20,7 +20,8 @@ from pathlib import Path
 _SIZES = {"4 kB": 10**3, "1 MB": 250_000, "10 MB": 2_500_000, "100 MB": 25_000_000}
 _THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "2", "OMP_NUM_THREADS": "1"}
 _JOBS = {
-    "multiworker": ["--backend", "local"],
+    "shm": ["--backend", "local"],
+    "ring": ["--backend", "local"],
     "horovod Gloo": ["--backend", "horovod"],
     "horovod MPI": ["--backend", "mpi"],
     "torch Gloo": ["--backend", "local"],
@@ -45,7 +46,8 @@ def calls(job: str) -> dict[str, Callable[[int], Callable[[], object]]]:
 
         workers = json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"]
         torch.set_num_threads(1)
-        dist.init_process_group("gloo", f"tcp://{workers[0]}", rank=int(os.environ["TFDISTKIT_RANK"]), world_size=2)
+        size = len(workers)
+        dist.init_process_group("gloo", f"tcp://{workers[0]}", rank=int(os.environ["TFDISTKIT_RANK"]), world_size=size)
 
         def by_torch(elements: int) -> Callable[[], object]:
             tensor = torch.ones(elements)
@@ -54,7 +56,10 @@ def calls(job: str) -> dict[str, Callable[[int], Callable[[], object]]]:
         return {"torch Gloo": by_torch}
     import tfdistkit
 
-    strategy = tfdistkit.strategy("multiworker" if job == "multiworker" else "horovod")
+    over_tensorflow = job in ("shm", "ring")
+    strategy = (
+        tfdistkit.strategy("multiworker", communication=job) if over_tensorflow else tfdistkit.strategy("horovod")
+    )
     import tensorflow as tf
 
     def ours(elements: int) -> Callable[[], object]:
@@ -71,8 +76,8 @@ def calls(job: str) -> dict[str, Callable[[int], Callable[[], object]]]:
         tensor = tf.ones(elements).numpy()
         return tensor.copy
 
-    if job == "multiworker":
-        return {"multiworker": ours, "memory copy": memory_copy}
+    if over_tensorflow:
+        return {job: ours} if job == "ring" else {job: ours, "memory copy": memory_copy}
     import horovod.tensorflow as hvd
 
     def raw(elements: int) -> Callable[[], object]:
@@ -99,6 +104,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--jobs", nargs="+", default=list(_JOBS), choices=list(_JOBS))
+    parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
@@ -108,7 +114,7 @@ def main() -> None:
     for _ in range(args.rounds):
         for job in args.jobs:
             with tempfile.NamedTemporaryFile() as out:
-                command = [sys.executable, "-m", "tfdistkit", "run", *_JOBS[job], "-np", "2", __file__]
+                command = [sys.executable, "-m", "tfdistkit", "run", *_JOBS[job], "-np", str(args.ranks), __file__]
                 done = subprocess.run([*command, "--worker", job, out.name], env={**os.environ, **_THREADS},
                                       capture_output=True, timeout=600)  # fmt: skip
                 if done.returncode:
@@ -120,6 +126,10 @@ def main() -> None:
     print(f"{'median milliseconds':<22}" + "".join(f"{size:>12}" for size in _SIZES))
     for name, sizes in rounds.items():
         print(f"{name:<22}" + "".join(f"{statistics.median(sizes[s]) * 1e3:>12.3f}" for s in _SIZES))
+    for name in [name for name in rounds if name not in ("shm", "memory copy") and "shm" in rounds]:
+        pairs = {s: zip(rounds[name][s], rounds["shm"][s]) for s in _SIZES}
+        speeds = (f"{statistics.median(other / shm for other, shm in pairs[s]):>12.2f}" for s in _SIZES)
+        print(f"{'speed of shm over ' + name:<22}" + "".join(speeds))
     for name in ("horovod Gloo", "horovod MPI"):
         if name in rounds:
             pairs = {s: zip(rounds[f"raw {name}"][s], rounds[name][s]) for s in _SIZES}

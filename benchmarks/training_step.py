@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 _THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "2", "OMP_NUM_THREADS": "1"}
+_OWN = {"TFDISTKIT_OWN_MODELS": "1"}  # Raw Horovod trains models that are in no strategy.
 _JOBS = {"horovod Gloo": "horovod", "horovod MPI": "mpi", "multiworker": "local", "torch DDP": "local"}
 # Model -> shape of a row, timed steps in a round. 32 rows a worker.
 _MODELS: dict[str, tuple[tuple[int, ...], int]] = {
@@ -223,7 +224,7 @@ def worker(job: str, out: str, turns: int) -> None:
 def run_job(job: str, turns: int) -> dict[str, dict[str, list[float]]]:
     with tempfile.NamedTemporaryFile() as out:
         command = [sys.executable, "-m", "tfdistkit", "run", "--backend", _JOBS[job], "-np", "2", __file__]
-        done = subprocess.run([*command, "--worker", job, out.name, str(turns)], env={**os.environ, **_THREADS},
+        done = subprocess.run([*command, "--worker", job, out.name, str(turns)], env={**os.environ, **_THREADS, **_OWN},
                               capture_output=True, timeout=600)  # fmt: skip
         if done.returncode:
             print(f"{job}: not measured: {done.stderr.decode().strip().splitlines()[-3:]}")
