@@ -43,6 +43,8 @@ _TIMED_OUT_EXIT_CODE = 124
 # Exit codes for states in which the job has none of its own.
 _EXIT_CODES = {"CANCELLED": 143, "OUT_OF_MEMORY": 137}
 _OTHER_EXIT_CODE = 1
+# SLURM itself ends the tasks of jobs in these states, with SIGTERM first and SIGKILL after its grace period.
+_ENDED_BY_SLURM = ("BOOT_FAIL", "CANCELLED", "NODE_FAIL", "PREEMPTED")
 
 
 def submit_batch_job(job: BatchJob, script: str, variables: Mapping[str, str]) -> str:
@@ -167,9 +169,7 @@ def _result(state: slurm.JobState, job: BatchJob, signals: Sequence[int], elapse
     if state.is_good:
         return JobResult(Outcome.SUCCEEDED, 0, elapsed_s=elapsed_s)
     tasks = _tasks_of_last_attempt(job)
-    first, *rest = first_cause_first(task.failure for task in tasks if task.failure is not None) or (None,)
-    # After a failure SLURM sends SIGTERM to the other tasks; those deaths are consequences.
-    failures = tuple(one for one in (first, *rest) if one is not None and (one is first or one.signal != "SIGTERM"))
+    failures = _causes(state, [task.failure for task in tasks if task.failure is not None])
     stopped = tuple(task.name for task in tasks if task.failure not in failures and not task.has_ended_well)
     if signals:
         return JobResult(Outcome.INTERRUPTED, 128 + signals[0], elapsed_s=elapsed_s)
@@ -180,6 +180,14 @@ def _result(state: slurm.JobState, job: BatchJob, signals: Sequence[int], elapse
         code = state.exit_code or (128 + state.signal if state.signal else _OTHER_EXIT_CODE)
     code = (failures[0].exit_code if failures else 0) or code
     return JobResult(Outcome.FAILED, code, failures, (), stopped, elapsed_s)
+
+
+def _causes(state: slurm.JobState, failures: Sequence[Failure]) -> tuple[Failure, ...]:
+    """Returns the failures that SLURM did not cause when it ended the tasks, the first cause first."""
+    ended_with = ("SIGTERM", "SIGKILL") if state.name in _ENDED_BY_SLURM else ()
+    first, *rest = first_cause_first(one for one in failures if one.signal not in ended_with) or (None,)
+    # After a failure SLURM sends SIGTERM to the other tasks.
+    return tuple(one for one in (first, *rest) if one is not None and (one is first or one.signal != "SIGTERM"))
 
 
 def _remembered(state: slurm.JobState, job: BatchJob) -> slurm.JobState:
