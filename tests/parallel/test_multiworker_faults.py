@@ -125,6 +125,7 @@ def test_jit_compile_on_cpus_is_refused_before_training(tmp_path: Path) -> None:
     (
         ("communication", '["shm", "ring"]', "rank 0: 'shm'; rank 1: 'ring'"),
         ("compression", '["fp16", "none"]', "rank 0: 'FP16'; rank 1: 'Average'"),
+        ("fusion_bytes", "[1, 2]", "rank 0: '1'; rank 1: '2'"),
         ("compression", "[c.ByteGrad(), c.ByteGrad(64)]", "(block=512, min_size=0)'; rank 1: 'ByteGrad(block=64"),
     ),
 )

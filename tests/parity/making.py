@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import tensorflow as tf
 
 import tfdistkit
@@ -37,16 +39,23 @@ def _hierarchical() -> tf.distribute.Strategy:
     return tfdistkit.strategy("multiworker", timeout_s=60, communication="hierarchical")
 
 
+def _in_buckets(name: str, **options: Any) -> tf.distribute.Strategy:
+    """Makes a strategy of several processes that sums nearly each gradient by itself, as those of large models."""
+    strategy = tfdistkit.strategy(name, timeout_s=60, **options)
+    strategy.fusion_bytes = 256
+    return strategy
+
+
 ENGINES = {
     "one": tf.distribute.get_strategy,
     "one_device": lambda: tfdistkit.strategy("one_device"),
     "mirrored": lambda: tfdistkit.strategy("mirrored", devices=2),
     "central_storage": lambda: tfdistkit.strategy("central_storage", devices=2),
-    "multiworker": lambda: tfdistkit.strategy("multiworker", timeout_s=60, communication="shm"),
-    "multiworker_ring": lambda: tfdistkit.strategy("multiworker", timeout_s=60, communication="ring"),
+    "multiworker": lambda: _in_buckets("multiworker", communication="shm"),
+    "multiworker_ring": lambda: _in_buckets("multiworker", communication="ring"),
     "multiworker_hierarchical": _hierarchical,
-    "horovod": lambda: tfdistkit.strategy("horovod", timeout_s=60),
-    "horovod_mpi": lambda: tfdistkit.strategy("horovod", timeout_s=60),
+    "horovod": lambda: _in_buckets("horovod"),
+    "horovod_mpi": lambda: _in_buckets("horovod"),
     "stock_mirrored": _stock_mirrored,
     "stock_central_storage": _stock_central_storage,
     "stock_multiworker": lambda: tf.distribute.MultiWorkerMirroredStrategy(),

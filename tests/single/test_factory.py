@@ -83,6 +83,7 @@ def test_unknown_names_and_options_name_the_nearest() -> None:
         error(lambda: tfdistkit.strategy("multiworker", communication="rong"))
         error(lambda: tfdistkit.strategy("multiworker", communication="nccl"))
         error(lambda: tfdistkit.strategy("multiworker", timeout_s=0))
+        error(lambda: tfdistkit.strategy("multiworker", fusion_bytes=0))
         error(lambda: tfdistkit.strategy(3))
         print(issubclass(tfdistkit.errors.OptionError, ValueError))
         """
@@ -94,8 +95,9 @@ def test_unknown_names_and_options_name_the_nearest() -> None:
     assert "Did you mean 'ring'?" in lines[3]
     assert 'must be "auto", "shm", "hierarchical" or "ring"' in lines[4]
     assert "timeout_s=0" in lines[5]
-    assert "must be a string" in lines[6]
-    assert lines[7] == "True"
+    assert "fusion_bytes=0" in lines[6]
+    assert "must be a string" in lines[7]
+    assert lines[8] == "True"
 
 
 def test_devices_by_name_and_by_number() -> None:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
+from tfdistkit.communication.buckets import buckets
 from tfdistkit.errors import OptionError, UnsupportedError, explain
 
 
@@ -26,6 +27,7 @@ class Wire:
         share: Their share of the rows that the step trains on, a scalar tensor or a float; 1.0 in a local step.
         is_local_step: Whether the step trains on the rows of this replica alone (`Reducer.trains_alone`).
         on_average: To be called in a local step when the replicas have got the same weights: layer state follows.
+        fusion_bytes: The most bytes of tensors that travel together; None for no limit.
     """
 
     def __init__(self, replicas: int, replica_id: Any, sum_tensors: Callable[[list[Any]], list[Any]]):
@@ -34,6 +36,7 @@ class Wire:
         self.share: Any = 1.0 / replicas
         self.is_local_step = False
         self.on_average: Callable[[], None] = lambda: None
+        self.fusion_bytes: int | None = None
 
     def sum(self, tensors: list[Any]) -> list[Any]:
         """Returns the sums over the replicas, the same on all of them.
@@ -41,7 +44,10 @@ class Wire:
         Args:
             tensors: Dense tensors, or IndexedSlices, whose rows are concatenated.
         """
-        return self._sum_tensors(tensors) if tensors else []
+        sums: dict[int, Any] = {}
+        for bucket in buckets(tensors, self.fusion_bytes):
+            sums.update(zip(bucket, self._sum_tensors([tensors[i] for i in bucket])))
+        return [sums[i] for i in range(len(tensors))]
 
     def sum_as(self, tensors: list[Any], dtype: Any) -> list[Any]:
         """Returns the sums of tensors that travel, and are added, as another dtype.

@@ -15,6 +15,7 @@ from tfdistkit.cluster.spec import TRAINING_ROLES, ClusterSpec
 from tfdistkit.collectives.carriers import carriers_for
 from tfdistkit.collectives.shm.transport import SharedMemoryTransport
 from tfdistkit.communication import Average, Reducer, Wire
+from tfdistkit.communication.buckets import FUSION_BYTES
 from tfdistkit.communication.named import chosen_reducer, require_others
 from tfdistkit.errors import ClusterConfigError, OptionError, RendezvousError, explain
 from tfdistkit.keras_adapter import private_api
@@ -29,7 +30,7 @@ from tfdistkit.strategies.sync.replica import ReplicaMixin
 from tfdistkit.strategies.sync.transports import shared_host
 from tfdistkit.strategies.sync.transports.hierarchical import HierarchicalSums
 from tfdistkit.strategies.sync.transports.own_transport import OwnTransport
-from tfdistkit.validation import require_bool, require_choice, require_positive
+from tfdistkit.validation import require_bool, require_choice, require_integer, require_positive
 
 _COMMUNICATION = ("auto", "shm", "hierarchical", "ring", "nccl")
 
@@ -108,6 +109,7 @@ class MultiWorkerStrategy(AgreedShuffling, KerasStrategyMixin, tf.distribute.Mul
 
     # What sums large tensors of ranks on several hosts, of which some share one.
     hierarchical_sums: HierarchicalSums | None = None
+    fusion_bytes = FUSION_BYTES
 
     def __init__(self, resolver: Any, communication_options: Any, transport: SharedMemoryTransport | None = None):
         self.transport = transport
@@ -116,6 +118,11 @@ class MultiWorkerStrategy(AgreedShuffling, KerasStrategyMixin, tf.distribute.Mul
         tf.distribute.Strategy.__init__(self, extended(self, **options))
 
     def wire(self) -> Wire:
+        wire = self._wire_of_transport()
+        wire.fusion_bytes = self.fusion_bytes
+        return wire
+
+    def _wire_of_transport(self) -> Wire:
         if self.transport is not None:
             return SharedMemoryWire(self.transport)
         # A process with several GPUs has several replicas, which TensorFlow's collectives join.
@@ -129,6 +136,7 @@ def build(
     compression: str | Reducer = "none",
     algorithm: Reducer | None = None,
     reducer: Reducer | None = None,
+    fusion_bytes: int = FUSION_BYTES,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     check_data: bool = True,
 ) -> MultiWorkerStrategy:
@@ -149,6 +157,8 @@ def build(
             workers.
         reducer: What turns the gradients of the workers into those of the global batch, in place of `compression`
             (`tfdistkit.communication.Reducer`). Default: their sum. The same on all workers.
+        fusion_bytes: The most bytes of gradients that travel together, while the backward pass computes the others. The
+            same on all workers.
         timeout_s: Seconds that a worker waits for its peers: at the rendezvous, and in every collective. A worker
             that does longer work alone (an evaluation on the chief, say) needs a larger one.
         check_data: Whether `fit`, `evaluate`, `predict` and `tfdistkit.data.shard` compare the data of the workers.
@@ -166,6 +176,7 @@ def build(
         UnsupportedError: if there are fewer GPUs than workers on this host.
     """
     options: Any = {"communication": communication, "timeout_s": timeout_s, "check_data": check_data}
+    options["fusion_bytes"] = fusion_bytes
     reducers: Any = {"compression": compression, "algorithm": algorithm, "reducer": reducer}
     return build_as(MultiWorkerStrategy, cluster, **reducers, **options)
 
@@ -178,6 +189,7 @@ def build_as(
     compression: str | Reducer = "none",
     algorithm: Reducer | None = None,
     reducer: Reducer | None = None,
+    fusion_bytes: int = FUSION_BYTES,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     check_data: bool = True,
 ) -> MultiWorkerStrategy:
@@ -190,12 +202,14 @@ def build_as(
         compression: See `build`.
         algorithm: See `build`.
         reducer: See `build`.
+        fusion_bytes: See `build`.
         timeout_s: See `build`.
         check_data: See `build`.
     """
     name = _communication(communication)
     options = _communication_options(name, timeout_s)
     require_bool("check_data", check_data)
+    require_integer("fusion_bytes", fusion_bytes)
     reducer = chosen_reducer(compression, reducer, algorithm) or Average()
     if not cluster.is_training or cluster.world_size == 1:
         require_others(reducer)
@@ -209,7 +223,7 @@ def build_as(
     require_not_started(f"rank {cluster.rank} of {cluster.world_size}")
     keras_patches.install()
     check_own_address(cluster)
-    offer = shared_host.offer(name, reducer.describe())
+    offer = shared_host.offer(name, reducer.describe(), fusion_bytes)
     try:
         rendezvous = exchange_facts(cluster, {**facts(), **offer.facts}, timeout_s)
     except BaseException:
@@ -219,7 +233,7 @@ def build_as(
     shared = shared_host.share(offer, cluster, rendezvous.facts, timeout_s)
     strategy = _joined(strategy_class, cluster, options, timeout_s, shared)
     strategy.check_data = check_data
-    strategy.reducer = reducer
+    strategy.reducer, strategy.fusion_bytes = reducer, fusion_bytes
     if private_api.global_seed() is None:
         # Without a seed of the user, all ranks still need one shuffle order.
         set_seed_of_job(int(rendezvous.facts[0]["seed"]))

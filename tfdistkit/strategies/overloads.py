@@ -76,6 +76,7 @@ def strategy(
     compression: Compression | Reducer = ...,
     algorithm: Reducer | None = ...,
     reducer: Reducer | None = ...,
+    fusion_bytes: int = ...,
     timeout_s: float = ...,
     check_data: bool = ...,
 ) -> tf.distribute.Strategy: ...

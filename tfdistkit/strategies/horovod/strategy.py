@@ -14,6 +14,7 @@ from tfdistkit.cluster.spec import ClusterSpec
 from tfdistkit.collectives import horovod_transport as transport
 from tfdistkit.collectives.horovod_transport import hvd
 from tfdistkit.communication import Adasum, Average, Reducer, Sum
+from tfdistkit.communication.buckets import FUSION_BYTES
 from tfdistkit.communication.horovod_wire import HorovodWire
 from tfdistkit.communication.named import chosen_reducer, require_others
 from tfdistkit.communication.sums import densify
@@ -73,7 +74,12 @@ class HorovodStrategy(AgreedShuffling, KerasStrategyMixin, tf.distribute.MultiWo
         reducer: What turns the gradients of the ranks into those of the global batch.
         sparse_as_dense: Whether IndexedSlices are sent as dense tensors.
         process_set: The Horovod process set of the ranks that train together.
+
+    Attributes:
+        fusion_bytes: The most bytes of gradients of one operation; Horovod waits for all tensors of an operation.
     """
+
+    fusion_bytes = FUSION_BYTES
 
     def __init__(self, reducer: Reducer, sparse_as_dense: bool, process_set: Any):
         self.reducer, self.sparse_as_dense, self.process_set = reducer, sparse_as_dense, process_set
@@ -84,7 +90,9 @@ class HorovodStrategy(AgreedShuffling, KerasStrategyMixin, tf.distribute.MultiWo
         tf.distribute.Strategy.__init__(self, extended)
 
     def wire(self) -> HorovodWire:
-        return HorovodWire(self.process_set)
+        wire = HorovodWire(self.process_set)
+        wire.fusion_bytes = self.fusion_bytes
+        return wire
 
     def sum_gradients(self, gradients: list[Any], variables: list[Any], optimizer: Any) -> list[Any]:
         return super().sum_gradients(densify(gradients) if self.sparse_as_dense else gradients, variables, optimizer)

@@ -15,12 +15,13 @@ from tfdistkit.cluster.rendezvous.validation import require_same_options
 from tfdistkit.cluster.spec import ClusterSpec
 from tfdistkit.collectives.shm import engine, peers
 from tfdistkit.collectives.shm.transport import SharedMemoryTransport
+from tfdistkit.communication.buckets import FUSION_BYTES
 from tfdistkit.errors import ClusterConfigError, OptionError, explain
 
 _LOG = logging.getLogger(__name__)
 
 # The options that must be the same on all ranks.
-_OPTIONS = ("communication", "compression")
+_OPTIONS = ("communication", "compression", "fusion_bytes")
 
 
 @dataclass
@@ -31,17 +32,19 @@ class Offer:
         communication: The option of this rank.
         reducer: What describes its reducer.
         listener: Where the others find it on this host; None if they cannot.
+        fusion_bytes: The option of this rank.
     """
 
     communication: str
     reducer: str
     listener: peers.Listener | None
+    fusion_bytes: int = FUSION_BYTES
 
     @property
     def facts(self) -> dict[str, str | int]:
         """Returns what the others have to know."""
         place = {} if self.listener is None else {peers.FACT: self.listener.place}
-        return {**dict(zip(_OPTIONS, (self.communication, self.reducer))), **place}
+        return {**dict(zip(_OPTIONS, (self.communication, self.reducer, self.fusion_bytes))), **place}
 
     def close(self) -> None:
         """Takes it back."""
@@ -49,16 +52,17 @@ class Offer:
             self.listener.close()
 
 
-def offer(communication: str, reducer: str) -> Offer:
+def offer(communication: str, reducer: str, fusion_bytes: int = FUSION_BYTES) -> Offer:
     """Returns what this rank offers.
 
     Args:
         communication: The option; with `"ring"` and `"nccl"` no memory is shared, and neither are GPUs' results.
         reducer: What describes the reducer (`Reducer.describe`).
+        fusion_bytes: The option.
     """
     has_gpus = bool(tf.config.list_physical_devices("GPU"))
     wants_it = communication in ("shm", "hierarchical") or (communication == "auto" and not has_gpus)
-    return Offer(communication, reducer, peers.listen() if wants_it else None)
+    return Offer(communication, reducer, peers.listen() if wants_it else None, fusion_bytes)
 
 
 @dataclass
