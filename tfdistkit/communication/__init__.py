@@ -1,4 +1,4 @@
-"""How the replicas' gradients meet: the contract of a reducer, and the reducers of the package."""
+"""Gradient all-reduce: the contract of a reducer, and the reducers of the package."""
 
 from tfdistkit.communication.reducer import Reducer, Wire
 from tfdistkit.communication.sums import BF16, FP16, Adasum, Average, Sum

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 # Bytes of a bucket. PyTorch's DistributedDataParallel has 25 MB, too.
 FUSION_BYTES = 25 << 20
-# Bytes of the bucket that is sent first: the sooner something is on its way, the more of the backward pass is left.
+# Bytes of the bucket that is sent first: the sooner it is sent, the more of the backward pass is left.
 _FIRST_BYTES = 1 << 20
 
 

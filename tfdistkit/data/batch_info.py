@@ -14,7 +14,7 @@ class BatchInfo:
 
     Args:
         element_spec: The structure of the global batches of a dataset.
-        is_own_part: Whether a dataset is the part of the data of this worker alone, whose steps nobody counted.
+        is_own_part: Whether a dataset is the part of the data of this worker alone, whose number of steps is unknown.
         ends_every_epoch: Whether each epoch over a dataset lasts as long as its data, which may differ.
         is_uncounted: Whether an iterator may be asked for a step where there is no more data.
         position: The position of an epoch iterator in the data, which a backup follows (`DataPosition`).

@@ -71,7 +71,7 @@ def _read(iterator: Any) -> int:
 
 
 def an_epoch_ends_with_its_data() -> bool:
-    """An epoch whose steps nobody counted ends when its data does, and says so by `catch_stop_iteration`."""
+    """An epoch of unknown length ends when its data does, and says so by `catch_stop_iteration`."""
     iterator = _iterator(_dataset(3))
     made: list[Any] = []
     dataset = private_api.dataset_of(iterator)

@@ -73,9 +73,9 @@ def given_dataset_of(epoch_iterator: Any) -> Any:
 
 
 def let_data_end_epoch(epoch_iterator: Any, dataset: Any) -> None:
-    """Puts a dataset in whose steps nobody counted, so that an epoch ends when it has no more data."""
+    """Puts a dataset in whose number of steps is unknown, so that an epoch ends when it has no more data."""
     # Where Keras knows the number of batches, as it does in one process, it makes an iterator at the end of an epoch
-    # that nobody uses. A shuffled dataset counts it: the next epoch has the order after the next.
+    # that is not used. A shuffled dataset counts it: the next epoch has the order after the next.
     makes_another = epoch_iterator._num_batches is not None
     epoch_iterator._distributed_dataset = dataset
     epoch_iterator._num_batches = None
@@ -136,7 +136,7 @@ def let_data_end_every_epoch(epoch_iterator: Any) -> None:
 
 
 def num_batches_of(epoch_iterator: Any) -> int | None:
-    """Returns how many batches an epoch has; None as long as nobody knows."""
+    """Returns how many batches an epoch has; None while that is unknown."""
     return epoch_iterator._num_batches
 
 
@@ -276,7 +276,7 @@ def set_mask(tensor: Any, mask: Any) -> None:
 
 
 def apply_if_finite(optimizer: Any, grads: list[Any], trainable_variables: list[Any] | None) -> None:
-    """What `LossScaleOptimizer.apply` does where nobody has to be met."""
+    """What `LossScaleOptimizer.apply` does where there are no peers to agree with."""
     optimizer._common_apply(grads, trainable_variables)
 
 
@@ -381,7 +381,7 @@ def is_summed(variable: Any) -> bool:
 
 
 def assign_without_reading(variable: Any, new: Any) -> None:
-    """Gives the state of a metric a value on all replicas; TensorFlow would also sum it over them, for nobody."""
+    """Gives the state of a metric a value on all replicas; TensorFlow would also sum it over them, unused."""
     own = variable._value
     own.assign(tf.cast(new, own.dtype), read_value=False)
 

@@ -146,7 +146,7 @@ def arrays_of_dataset(dataset: tf.data.Dataset) -> list[tf.Tensor]:
 
 
 def datasets_of_variants(variants: list[tf.Tensor], wrapper: Any) -> list[tf.data.Dataset]:
-    """Returns the datasets that a function took from outside; those that nobody holds any more are left out.
+    """Returns the datasets that a function took from outside; those that were garbage-collected are left out.
 
     Args:
         variants: The variant tensors that the graph of the function captured.

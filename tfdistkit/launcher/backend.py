@@ -58,7 +58,7 @@ class WorkerHandle(Protocol):
         """Whether it has ended, and all of its group too."""
 
     def is_suspended(self) -> bool:
-        """Whether somebody stopped it (SIGSTOP), so that it neither works nor ends."""
+        """Whether it is suspended (SIGSTOP), so that it neither works nor ends."""
 
 
 class Backend(Protocol):

@@ -20,7 +20,7 @@ _EXIT_S = 2.0
 class BackgroundAverage:
     """The averages of one optimizer's weights, one at a time.
 
-    A rank takes part in an average when its time has come, at the end of a step. It waits for nobody: the average ends
+    A rank takes part in an average when its time has come, at the end of a step. It does not wait: the average ends
     when all ranks have taken part. Where all ranks have to become equal, a rank takes part in one average after the
     other, each time with the word that it has no more steps, until an average in which all have said so. So all ranks
     take part in the same averages, and no rank begins one that others do not know of.

@@ -29,7 +29,7 @@ def count_step(current: Any, wire: Wire, warmup_steps: int = 0) -> tuple[tf.Tens
 
 
 def share_of(rows: tf.Tensor, all_rows: tf.Tensor) -> tf.Tensor:
-    """Returns this replica's share of the rows of all; 0 where nobody has any."""
+    """Returns this replica's share of the rows of all; 0 where no replica has a row."""
     return tf.math.divide_no_nan(tf.cast(rows, tf.float64), tf.cast(all_rows, tf.float64))
 
 

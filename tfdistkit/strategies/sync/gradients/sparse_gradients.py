@@ -45,7 +45,7 @@ def _all_reduce(context: Any, values: Any) -> Any:
 def _with_a_row(gradient: Any) -> Any:
     """Gives IndexedSlices without rows one of zeros: TensorFlow crashes when all replicas gather nothing.
 
-    That happens to a table, or a part of one, in which nobody looked anything up in a batch.
+    That happens to a table, or a part of one, from which a batch looked nothing up.
     """
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
