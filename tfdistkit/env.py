@@ -28,6 +28,8 @@ TASK_DIR = "TFDISTKIT_TASK_DIR"
 RANK = "TFDISTKIT_RANK"
 # Number of restarts of the job so far, from 0 (TORCHELASTIC_RESTART_COUNT of torchrun).
 ATTEMPT = "TFDISTKIT_ATTEMPT"
+# The fewest and the most workers of an elastic job, as `2:4`; unset where their number is fixed.
+ELASTIC = "TFDISTKIT_ELASTIC"
 # Unique id of the job: all descendants of a worker inherit it, so the launcher finds and ends every one of them.
 JOB_ID = "TFDISTKIT_JOB_ID"
 # Shared secret of the job: processes authenticate each other with it before they exchange data.
@@ -56,7 +58,7 @@ XDG_CACHE_HOME = "XDG_CACHE_HOME"
 KUBERNETES = "KUBERNETES_SERVICE_HOST"
 
 # All variables that the launcher sets for a worker, besides TF_CONFIG.
-LETTERBOX = (LOCAL_RANK, LOCAL_WORLD_SIZE, RUN_DIR, TASK_DIR, PARENT_PID, RANK, ATTEMPT, JOB_ID, SECRET)
+LETTERBOX = (LOCAL_RANK, LOCAL_WORLD_SIZE, RUN_DIR, TASK_DIR, PARENT_PID, RANK, ATTEMPT, ELASTIC, JOB_ID, SECRET)
 
 # TensorFlow reads the first two when it creates its thread pools.
 INTRA_OP_THREADS = "TF_NUM_INTRAOP_THREADS"

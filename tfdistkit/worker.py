@@ -43,6 +43,9 @@ _PR_SET_PDEATHSIG = 1
 def main() -> None:
     """Runs the program named in `sys.argv`, and exits as the program does."""
     _die_with_launcher()
+    if env.text(env.ELASTIC) is not None:
+        # The launcher asks for a backup by it; only `BackupAndResume` can make one. Child processes ignore it too.
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     if not faulthandler.is_enabled():
         faulthandler.enable()
     pid = os.getpid()

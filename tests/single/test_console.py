@@ -255,7 +255,7 @@ def test_a_repeated_traceback_is_replaced(second: bytes, shown: bytes | None) ->
     console.show(1, "stderr", second)
     console.end(1, "stderr")
     assert screen.written == (shown or b"".join(b"[1] " + line for line in second.splitlines(True))).rstrip() + b"\n"
-    console.begin_attempt()
+    console.begin_attempt(["0", "1"])
     screen.written = b""
     console.show(1, "stderr", TRACEBACK)
     assert screen.written.count(b"\n") == 4

@@ -200,3 +200,25 @@ def care(action: Action, *indices: int) -> Decision:
 )
 def test_decisions_with_parameter_servers(seen: GroupStatus, expected: Decision) -> None:
     assert decide(seen) == expected
+
+
+RESIZE = Decision(Action.RESIZE, Outcome.INTERRUPTED)
+LEFT = -signal.SIGUSR1
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        (status(ended(LEFT), running(1), is_elastic=True, is_asked=True), RESIZE),
+        (status(ended(LEFT), ended(-9, 1), is_elastic=True, is_asked=True), RESIZE),
+        (status(ended(LEFT), running(1), is_elastic=True, is_asked=True, signals=(signal.SIGINT,)), INTERRUPTED),
+        (status(running(), running(1), is_elastic=True, is_asked=True), WAIT),
+        (status(ended(0), ended(0, 1), is_elastic=True, is_asked=True), FINISH),
+        (status(ended(LEFT), running(1), is_elastic=True), RESTART),
+        (status(ended(LEFT), running(1)), FAIL),
+        (status(ended(-9), running(1), is_elastic=True), RESTART),
+        (status(ended(-9), running(1), is_elastic=True, timeout_s=1.0), FAIL),
+    ],
+)
+def test_elastic_jobs(seen: GroupStatus, expected: Decision) -> None:
+    assert decide(seen) == expected

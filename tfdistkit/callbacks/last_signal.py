@@ -10,6 +10,7 @@ import threading
 from types import FrameType
 from typing import Any
 
+from tfdistkit import env
 from tfdistkit.callbacks.process_group import warn_once
 
 # SIGTERM: `kill`, Kubernetes, SLURM at the time limit, a launcher. SIGUSR1: SLURM's `--signal=USR1@120`.
@@ -20,6 +21,7 @@ class LastSignal:
     """Records a signal instead of exiting at once; a watchdog thread exits after the grace period.
 
     A process that waits in TensorFlow for a dead peer runs no Python in its main thread, so only a thread can end it.
+    In an elastic job SIGUSR1 is a request: no process ends by it unless all have made a backup.
 
     Args:
         grace_s: Seconds from the signal until the process exits in any case; None installs no handlers.
@@ -28,6 +30,7 @@ class LastSignal:
     def __init__(self, grace_s: float | None):
         self._grace_s = grace_s
         self.number = 0
+        self._request = signal.SIGUSR1 if env.text(env.ELASTIC) is not None else None
         self._before: dict[int, Any] = {}
         self._done = threading.Event()
         self._read_end = self._write_end = self._wakeup_before = -1
@@ -39,7 +42,7 @@ class LastSignal:
             warn_once("BackupAndResume cannot save on signals: Python handles signals only in the main thread.")
             return self
         for number in _NUMBERS:
-            if signal.getsignal(number) not in (signal.SIG_IGN, None):
+            if signal.getsignal(number) not in (signal.SIG_IGN, None) or number == self._request:
                 self._before[number] = signal.signal(number, self._record)
         self._read_end, self._write_end = os.pipe()
         os.set_blocking(self._write_end, False)
@@ -58,16 +61,24 @@ class LastSignal:
         os.close(self._write_end)
         self._write_end = -1
 
+    def drop_request(self) -> None:
+        """Forgets a request for a backup that `fit` came to its end before."""
+        if self.number == self._request:
+            self.number = 0
+
     def end(self, number: int) -> None:
         """Ends this process by a signal, with the handlers that were installed before."""
         sys.stdout.flush()
         sys.stderr.flush()
         self.__exit__()
         self.number = 0
+        if number == self._request:
+            signal.signal(number, signal.SIG_DFL)  # ignored outside of `fit`
         os.kill(os.getpid(), number)
 
     def _record(self, number: int, frame: FrameType | None) -> None:
-        self.number = number
+        if not (number == self._request and self.number):  # a request does not replace a signal that ends the process
+            self.number = number
 
     def _watch(self) -> None:
         number = 0
@@ -75,7 +86,7 @@ class LastSignal:
             received = os.read(self._read_end, 1)
             if not received:
                 break
-            number = received[0]
+            number = 0 if received[0] == self._request else received[0]
         os.close(self._read_end)
         if number and not self._done.wait(self._grace_s):
             with contextlib.suppress(Exception):

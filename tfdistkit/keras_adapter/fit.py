@@ -11,7 +11,9 @@ from typing import Any
 
 import keras
 
+from tfdistkit import env
 from tfdistkit.data.batch_info import info_of
+from tfdistkit.errors import UnsupportedError, explain
 from tfdistkit.keras_adapter import data_position, private_api
 
 _LOG = logging.getLogger(__name__)
@@ -37,11 +39,15 @@ def arguments_of_fit(original: Any, model: Any, args: tuple, kwargs: dict) -> It
 
     Yields:
         The arguments for `fit`.
+
+    Raises:
+        UnsupportedError: in an elastic job, if `fit` does not resume.
     """
     call = inspect.signature(original).bind(model, *args, **kwargs)
     given = call.arguments.get("callbacks")
     callbacks = given.callbacks if isinstance(given, keras.callbacks.CallbackList) else keras.tree.flatten(given or [])
     warn_of_shared_files(model.distribute_strategy, callbacks)
+    require_resumption(model.distribute_strategy, callbacks)
     with contextlib.ExitStack() as stack:
         for one in list(callbacks):
             if hasattr(one, "tfdistkit_wrap_fit"):
@@ -69,6 +75,30 @@ def epoch_data(original: Any, iterator: Any) -> Any:
 def epoch_logs(original: Any, model: Any, logs: Any) -> Any:
     """Returns the logs of an epoch; those from before a restart if its last step ran before."""
     return original(model, logs or data_position.kept_logs(model))
+
+
+def require_resumption(strategy: Any, callbacks: Iterable[Any]) -> None:
+    """Refuses a `fit` that begins anew at each change of the number of workers.
+
+    Args:
+        strategy: The strategy of the model.
+        callbacks: The callbacks of `fit`.
+
+    Raises:
+        UnsupportedError: in an elastic job, if no callback resumes training.
+    """
+    elastic = env.text(env.ELASTIC)
+    if elastic is None or not private_api.is_ours(strategy):
+        return
+    if not any(getattr(one, "tfdistkit_resumes", False) for one in callbacks):
+        raise UnsupportedError(
+            explain(
+                "`callbacks` of `fit` must have a BackupAndResume in a job whose number of workers may change.",
+                received=f"a `fit` without it, and -np {elastic}",
+                do='Add it: model.fit(..., callbacks=[tfdistkit.callbacks.BackupAndResume("backup", save_freq="10 '
+                'minutes")])',
+            )
+        )
 
 
 def warn_of_shared_files(strategy: Any, callbacks: Iterable[Any]) -> None:

@@ -89,6 +89,7 @@ def plan_processes(job: JobSpec, places: Sequence[Place], *, python: str, attemp
             env.TASK_DIR: str(folder),
             env.ATTEMPT: str(attempt),
             env.SECRET: secret,
+            **({} if job.elastic is None else {env.ELASTIC: str(job.elastic)}),
         }
         reads = job.passes_stdin and job.world_size == 1 and not job.ps and job.hosts is None
         command = (python, "-m", "tfdistkit.worker", *job.program)

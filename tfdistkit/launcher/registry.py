@@ -37,6 +37,7 @@ class BackendRow:
         needs_horovod: Whether its workers need Horovod.
         is_submitted: Whether a scheduler starts the processes, later and elsewhere, when `tfdistkit run` has submitted
             the job: nothing else can start it, and the scheduler tells each process its rank.
+        is_elastic: Whether the number of its workers may change (`-np MIN:MAX`).
         suffix: What `tfdistkit: starting 2 workers` adds, such as ` by mpirun`.
         default_variables: Takes the network interface of a process, and returns variables for it that the user's win
             over.
@@ -49,6 +50,7 @@ class BackendRow:
     takes_mpi_args: bool = False
     needs_horovod: bool = False
     is_submitted: bool = False
+    is_elastic: bool = False
     suffix: str = ""
     default_variables: Callable[[str], dict[str, str]] = rank_variables.nccl_interface
 
@@ -78,12 +80,14 @@ _BUILT_IN: Mapping[str, BackendRow] = {
         variables=rank_variables.tf_config,
         on_hosts="tfdistkit.launcher.ssh.backend:Launcher",
         has_roles=True,
+        is_elastic=True,
     ),
     "horovod": BackendRow(
         launcher="tfdistkit.launcher.local.horovod:Launcher",
         variables=rank_variables.gloo,
         on_hosts="tfdistkit.launcher.ssh.backend:Launcher",
         needs_horovod=True,
+        is_elastic=True,
         suffix=" for Horovod",
         default_variables=rank_variables.gloo_interface,
     ),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tfdistkit import env
 from tfdistkit.errors import OptionError, explain
+from tfdistkit.launcher.elasticity import ElasticSpec, PreemptionSpec, check_elastic
 from tfdistkit.launcher.hosts import HostsSpec
 from tfdistkit.launcher.process_spec import ProcessSpec as ProcessSpec
 from tfdistkit.launcher.registry import names_with, row_of
@@ -39,6 +40,9 @@ class JobSpec:
         ps: The number of parameter servers. If positive, the job also has a coordinator.
         max_restarts: The number of restarts allowed after failures.
         hosts: The hosts to start it on over ssh; None for this machine.
+        restart_window_s: The seconds after which a restart no longer counts against `max_restarts`; None for never.
+        elastic: The bounds of the number of workers; None for a fixed number.
+        preemption: How preemption is announced; None without notices.
         mpi_args: Extra options for mpirun, for the backend that calls it.
         job_id: The job's mark, in the environment of all of its processes.
     """
@@ -55,6 +59,9 @@ class JobSpec:
     max_restarts: int = 0
     hosts: HostsSpec | None = None
     mpi_args: tuple[str, ...] = ()
+    restart_window_s: float | None = None
+    elastic: ElasticSpec | None = None
+    preemption: PreemptionSpec | None = None
     job_id: str = field(default_factory=lambda: secrets.token_hex(16))
 
     @property
@@ -70,9 +77,13 @@ class JobSpec:
         require_integer("max_restarts", self.max_restarts, at_least=0)
         if self.timeout_s is not None:
             require_positive("timeout", self.timeout_s, "seconds")
+        if self.restart_window_s is not None:
+            require_positive("restart_window", self.restart_window_s, "seconds")
         for name, value in self.env.items():
             _check_variable(name, value)
         row = row_of(self.backend)
+        if self.elastic is not None:
+            check_elastic(self.elastic, self.backend, self.ps)
         if self.ps and not row.has_roles:
             raise OptionError(
                 explain(

@@ -21,6 +21,7 @@ from tfdistkit.report.private_files import make_folder
 from tfdistkit.report.progress import read_communication, read_steps
 from tfdistkit.supervise.coordinated import SUSPENDED_S
 from tfdistkit.supervise.decision import Action, Decision, Outcome
+from tfdistkit.supervise.elastic.changes import Changes
 from tfdistkit.supervise.policy import decide
 from tfdistkit.supervise.restarting import is_same_failure
 from tfdistkit.supervise.result import History, JobResult
@@ -59,6 +60,7 @@ class Attempt:
         events: Records the events.
         signals: The signals that this process received; it grows.
         history: The history of the job over all attempts; this attempt adds to it.
+        changes: Observes whether the number of workers should change.
     """
 
     def __init__(
@@ -69,9 +71,10 @@ class Attempt:
         events: EventLog,
         signals: Sequence[int],
         history: History,
+        changes: Changes,
     ) -> None:
         self._job, self._backend, self._console, self._events = job, backend, console, events
-        self._signals, self._history = signals, history
+        self._signals, self._history, self._changes = signals, history, changes
         self._pumps: list[LogPump] = []
         # All of these are indexed in the order of the processes.
         self._specs: Sequence[ProcessSpec] = ()
@@ -94,16 +97,18 @@ class Attempt:
             The result, and whether to start the job again.
         """
         self._start(processes)
-        while (decision := decide(self._observe())).action not in (Action.FINISH, Action.STOP, Action.RESTART):
+        while not (decision := decide(self._observe())).ends_attempt:
             for index in decision.indices:
                 self._act_on(index, decision.action)
+            self._changes.look(self._workers)
             self._backend.wait(_POLL_S)
         received = len(self._signals)
         result = self._end(decision)
-        if decision.action is Action.RESTART and len(self._signals) > received:
+        goes_on = decision.action in (Action.RESTART, Action.RESIZE)
+        if goes_on and len(self._signals) > received:
             number = self._signals[received]
             return replace(result, outcome=Outcome.INTERRUPTED, exit_code=128 + number), False
-        return result, decision.action is Action.RESTART
+        return result, goes_on
 
     def leave_nothing(self) -> None:
         """Stops all remaining processes; a second call does nothing."""
@@ -119,7 +124,8 @@ class Attempt:
 
     def _start(self, processes: Sequence[ProcessSpec]) -> None:
         self._specs = processes
-        self._console.begin_attempt()
+        self._console.begin_attempt([spec.name.label for spec in processes])
+        self._changes.begin_attempt(len(processes))
         pump = LogPump(self._console)
         for index, spec in enumerate(processes):
             worker = self._backend.start(spec)
@@ -143,10 +149,12 @@ class Attempt:
             now=time.monotonic(),
             elapsed_s=self._history.elapsed_s,
             timeout_s=self._job.timeout_s,
-            signals=tuple(self._signals),
+            signals=(*self._signals, *self._changes.signals),
             patience_s=self._backend.patience_s,
             restarts_left=self._history.restarts_left,
             restart_wait_s=self._history.backoff.wait_s,
+            is_elastic=self._changes.is_elastic,
+            is_asked=self._changes.is_asked,
         )
 
     def _act_on(self, index: int, action: Action) -> None:
@@ -198,13 +206,16 @@ class Attempt:
     def _end(self, decision: Decision) -> JobResult:
         assert decision.outcome is not None
         elapsed_s = self._history.elapsed_s
-        ends_well = decision.action is Action.FINISH
+        is_planned = decision.action is Action.RESIZE
+        ends_well = is_planned or decision.action is Action.FINISH
         failures = () if ends_well else self._causes(decision.indices)
         suspended = [worker.spec.name for worker in self._workers if worker.is_suspended() and not ends_well]
         coordinator = self._observe().coordinator
         if coordinator is not None and coordinator.has_ended and decision.action is not Action.RESTART:
             wait_for_end(self._workers, _LEAVE_S, should_stop=lambda: bool(self._signals))
             self._observe()
+        if is_planned:
+            self._wait_for_backups()
         running = [
             index for index, status in enumerate(self._statuses) if not status.has_ended and status.crash is None
         ]
@@ -213,7 +224,7 @@ class Attempt:
             self._stop(decision, [str(name) for name in stopped])
         self.leave_nothing()
         folders = tuple(worker.spec.folder for worker in self._workers)
-        worked_alone = ends_well and all_worked_alone(folders)
+        worked_alone = ends_well and not is_planned and all_worked_alone(folders)
         if worked_alone:
             self._events.add("worked_alone")
         return JobResult(
@@ -230,7 +241,17 @@ class Attempt:
             left=self._left_early(failures),
             incomplete=tuple(problem for pump in self._pumps for problem in pump.incomplete),
             unshown_bytes=sum(pump.unshown_bytes for pump in self._pumps),
+            is_planned=is_planned,
         )
+
+    def _wait_for_backups(self) -> None:
+        """Waits until the workers that were asked for a backup have ended, or until a signal."""
+        deadline = time.monotonic() + BACKUP_GRACE_S
+        while any(worker.exit_code() is None for worker in self._workers) and time.monotonic() < deadline:
+            if self._signals:
+                break
+            self._backend.wait(_POLL_S)
+        self._observe()
 
     def _causes(self, indices: Sequence[int]) -> tuple[Failure, ...]:
         """Returns the failures so far; after a consequence, waits for its cause to become visible."""
@@ -278,11 +299,14 @@ class Attempt:
         def should_stop() -> bool:
             return len(self._signals) > received
 
-        if decision.outcome is Outcome.INTERRUPTED and decision.signal in BACKUP_SIGNALS:
+        number = decision.signal
+        if self._changes.is_elastic and number == signal.SIGUSR1:
+            number = signal.SIGTERM  # workers that are not in `fit` ignore what asks for a backup
+        if decision.outcome is Outcome.INTERRUPTED and number in BACKUP_SIGNALS:
             # Only the coordinator makes backups, and it needs the servers for that.
             coordinators = [worker for worker in self._workers if worker.spec.name.role == "chief"]
-            stop_workers(coordinators or self._workers, decision.signal, should_stop, BACKUP_GRACE_S)
-        stop_workers(self._workers, decision.signal, should_stop)
+            stop_workers(coordinators or self._workers, number, should_stop, BACKUP_GRACE_S)
+        stop_workers(self._workers, number, should_stop)
 
     def _log_event(self, event: str, worker: WorkerHandle, **fields: object) -> None:
         name = worker.spec.name

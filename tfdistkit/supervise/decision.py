@@ -16,6 +16,7 @@ class Action(enum.Enum):
     FINISH = "finish"
     STOP = "stop"
     RESTART = "restart"
+    RESIZE = "resize"
     REPLACE = "replace"
     GIVE_UP = "give up"
     KILL = "kill"
@@ -45,6 +46,11 @@ class Decision:
     outcome: Outcome | None = None
     signal: int = signal.SIGTERM
     indices: tuple[int, ...] = ()
+
+    @property
+    def ends_attempt(self) -> bool:
+        """Whether the action is about all processes, and ends the attempt."""
+        return self.action in (Action.FINISH, Action.STOP, Action.RESTART, Action.RESIZE)
 
 
 def on_failure(status: GroupStatus, indices: tuple[int, ...] = ()) -> Decision:

@@ -18,7 +18,8 @@ def decide(status: GroupStatus) -> Decision:
     Returns:
         FINISH when the job is done; STOP when a required process failed or was suspended for too long, when the
         launcher received a signal, or when the timeout expired; RESTART instead of STOP after a failure while
-        restarts are left; otherwise WAIT. See `coordinated` for parameter servers.
+        restarts are left; RESIZE when a worker of an elastic job has made the backup that it was asked for; otherwise
+        WAIT. See `coordinated` for parameter servers.
     """
     return _decide_together(status) if status.coordinator is None else decide_coordinated(status, status.coordinator)
 
@@ -27,6 +28,8 @@ def _decide_together(status: GroupStatus) -> Decision:
     """Decides for a job whose workers all depend on each other."""
     if all(worker.has_ended_well for worker in status.workers):
         return Decision(Action.FINISH, Outcome.SUCCEEDED)
+    if status.has_left_as_asked:
+        return on_request(status) or Decision(Action.RESIZE, Outcome.INTERRUPTED)
     if any(status.is_broken(worker) for worker in status.workers):
         return on_failure(status)
     # A single worker has no waiting peers: it may stay suspended.

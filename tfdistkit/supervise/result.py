@@ -30,6 +30,7 @@ class JobResult:
         left: The processes that exited successfully before their peers, with their number of steps if known: the
             cause when all failures only report a lost peer.
         incomplete: The incomplete logs, with the reason.
+        is_planned: Whether all workers ended after a backup, so that their number can change.
         unshown_bytes: The number of bytes that are only in the logs: the reader stalled while the job was stopped.
     """
 
@@ -46,6 +47,7 @@ class JobResult:
     left: tuple[tuple[ProcessName, int | None], ...] = ()
     incomplete: tuple[str, ...] = ()
     unshown_bytes: int = 0
+    is_planned: bool = False
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 
 from tfdistkit.report.crashes import CrashRecord
@@ -69,6 +70,8 @@ class GroupStatus:
         patience_s: How long a worker may stay suspended, in seconds; None where its peers detect it.
         restarts_left: The number of restarts left.
         restart_wait_s: The delay before a single worker is restarted, in seconds.
+        is_elastic: Whether the number of workers may change, so that a loss may be answered without a restart.
+        is_asked: Whether the workers were asked to make a backup and end.
     """
 
     workers: tuple[WorkerStatus, ...]
@@ -79,6 +82,8 @@ class GroupStatus:
     patience_s: float | None = None
     restarts_left: int = 0
     restart_wait_s: float = 0.0
+    is_elastic: bool = False
+    is_asked: bool = False
 
     @property
     def coordinator(self) -> WorkerStatus | None:
@@ -92,7 +97,12 @@ class GroupStatus:
     @property
     def may_restart(self) -> bool:
         """Whether a failure may be answered by a restart: not after a signal or the timeout."""
-        return self.restarts_left > 0 and not self.signals and not self.is_out_of_time
+        return (self.restarts_left > 0 or self.is_elastic) and not self.signals and not self.is_out_of_time
+
+    @property
+    def has_left_as_asked(self) -> bool:
+        """Whether a worker has ended after the backup that it was asked for."""
+        return self.is_asked and any(worker.exit_code == -signal.SIGUSR1 for worker in self.workers)
 
     def is_broken(self, worker: WorkerStatus) -> bool:
         """Returns whether a worker failed, or hangs in its shutdown after an exception."""

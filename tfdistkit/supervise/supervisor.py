@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from tfdistkit.errors import TfdistkitError
 from tfdistkit.launcher.backend import Backend
 from tfdistkit.launcher.output.console import Console
-from tfdistkit.launcher.preparing import prepare_attempt
 from tfdistkit.launcher.registry import load_backend
 from tfdistkit.launcher.spec import JobSpec, ProcessSpec, make_folders
 from tfdistkit.report.events import EventLog
@@ -23,6 +22,7 @@ from tfdistkit.report.secret_values import without_secrets_in
 from tfdistkit.report.summary import describe_run
 from tfdistkit.supervise.attempt import TIMED_OUT_EXIT_CODE, Attempt
 from tfdistkit.supervise.decision import Outcome
+from tfdistkit.supervise.elastic.changes import Changes
 from tfdistkit.supervise.restarting import first_of, is_same_failure, pause
 from tfdistkit.supervise.result import History, JobResult
 
@@ -33,6 +33,7 @@ def run_job(
     console: Console,
     signals: Sequence[int] = (),
     backend: Backend | None = None,
+    changes: Changes | None = None,
 ) -> JobResult:
     """Runs a job to its end, and leaves none of its processes running, even after an exception.
 
@@ -42,6 +43,7 @@ def run_job(
         console: Shows the workers' output.
         signals: The signals that this process received; it grows while the job runs.
         backend: The backend if it is already open (see `launcher.preparing`); this function always closes it.
+        changes: What prepared the first attempt of an elastic job; this function always closes it.
 
     Returns:
         The result of the job.
@@ -53,16 +55,19 @@ def run_job(
     with contextlib.ExitStack() as stack:
         if backend is not None:
             stack.callback(backend.close)
+        changes = changes or Changes(job, console.note)
+        stack.callback(changes.close)
         events = stack.enter_context(EventLog(job.run_dir))
         make_folders(job.run_dir, processes)
         backend = backend or load_backend(job.backend, job.job_id, job.size, job.mpi_args)
         history = History(job.max_restarts)
+        changes.begin_job(console.note, events, history)
         program = without_secrets_in(job.program)
         events.add("job_started", job_id=job.job_id, program=program, np=job.world_size, ps=job.ps)
         before: Failure | None = None
         while True:
             started = time.monotonic()
-            attempt = Attempt(job, backend, console, events, signals, history)
+            attempt = Attempt(job, backend, console, events, signals, history, changes)
             try:
                 result, goes_on = attempt.to_the_end(processes)
             finally:
@@ -70,17 +75,22 @@ def run_job(
                 attempt.leave_nothing()
             if not goes_on:
                 break
-            cause = first_of(result.failures)
-            if is_same_failure(before, cause, time.monotonic() - started):
+            cause, wait_s = first_of(result.failures), 0.0
+            if changes.answers(result, processes):
+                history.attempt += 1
+            elif history.restarts_left <= 0:  # an elastic job whose failure no change answers
+                break
+            elif is_same_failure(before, cause, time.monotonic() - started):
                 console.note(_repeated_failure_message(result, history))
                 break
+            else:
+                wait_s = history.backoff.wait_s
+                _announce(result, console, events, history, wait_s)
             before = cause
-            wait_s = history.backoff.wait_s
-            _announce(result, console, events, history, wait_s)
-            result, prepared = _prepare(job, result, console, history, wait_s, signals)
+            result, prepared = _prepare(changes, result, console, history, wait_s, signals)
             if prepared is None:
                 break
-            processes, backend = prepared
+            job, processes, backend = prepared
         events.add(
             "job_ended",
             outcome=result.outcome.value,
@@ -117,35 +127,51 @@ def _announce(result: JobResult, console: Console, events: EventLog, history: Hi
 
 
 def _prepare(
-    job: JobSpec, result: JobResult, console: Console, history: History, wait_s: float, signals: Sequence[int]
-) -> tuple[JobResult, tuple[tuple[ProcessSpec, ...], Backend] | None]:
+    changes: Changes, result: JobResult, console: Console, history: History, wait_s: float, signals: Sequence[int]
+) -> tuple[JobResult, tuple[JobSpec, tuple[ProcessSpec, ...], Backend] | None]:
     """Waits for the backoff, and prepares the next attempt with new ports.
 
     Returns:
-        The result if there is no next attempt, and the processes and backend of the next attempt; None if a signal or
-        the timeout ended the job meanwhile, or if the preparation failed.
+        The result if there is no next attempt, and the job, processes and backend of the next attempt; None if a
+        signal or the timeout ended the job meanwhile, or if the preparation failed.
     """
-    timeout_s = math.inf if job.timeout_s is None else job.timeout_s
-    pause(wait_s, lambda: bool(signals) or history.elapsed_s >= timeout_s)
-    if signals:
-        return replace(result, outcome=Outcome.INTERRUPTED, exit_code=128 + signals[0]), None
+    timeout_s = math.inf if changes.timeout_s is None else changes.timeout_s
+
+    def is_over() -> bool:
+        return bool(signals or changes.signals) or history.elapsed_s >= timeout_s
+
+    pause(wait_s, is_over)
+    problem: Exception | None = None
+    if not is_over():
+        try:
+            return result, _open_next(changes, history, console, is_over)
+        except (TfdistkitError, OSError) as error:
+            problem = error
+    if received := (*signals, *changes.signals):
+        return replace(result, outcome=Outcome.INTERRUPTED, exit_code=128 + received[0]), None
     if history.elapsed_s >= timeout_s:
         return replace(result, outcome=Outcome.TIMED_OUT, exit_code=TIMED_OUT_EXIT_CODE), None
-    try:
-        prepared = prepare_attempt(job, history.attempt, stop_requested=lambda: bool(signals))
-        with contextlib.ExitStack() as stack:
-            if prepared.backend is not None:
-                stack.callback(prepared.backend.close)
-            for process in prepared.processes:
-                make_folder(process.folder)
-            backend = prepared.backend or load_backend(job.backend, job.job_id, job.size, job.mpi_args)
-            stack.pop_all()
-    except (TfdistkitError, OSError) as problem:
-        console.note(f"tfdistkit: the job cannot be restarted: {problem}")
-        return result, None
+    console.note(f"tfdistkit: the job cannot be {'continued' if changes.is_elastic else 'restarted'}: {problem}")
+    if result.is_planned:
+        result = replace(result, outcome=Outcome.FAILED, exit_code=1)
+    return result, None
+
+
+def _open_next(
+    changes: Changes, history: History, console: Console, is_over: Callable[[], bool]
+) -> tuple[JobSpec, tuple[ProcessSpec, ...], Backend]:
+    """Plans the next attempt, creates its folders and opens its backend."""
+    job, prepared = changes.prepare(history.attempt, is_over)
+    with contextlib.ExitStack() as stack:
+        if prepared.backend is not None:
+            stack.callback(prepared.backend.close)
+        for process in prepared.processes:
+            make_folder(process.folder)
+        backend = prepared.backend or load_backend(job.backend, job.job_id, job.size, job.mpi_args)
+        stack.pop_all()
     if prepared.report:
         console.note(prepared.report)
-    return result, (prepared.processes, backend)
+    return job, prepared.processes, backend
 
 
 def _as_event(failure: Failure) -> dict[str, object]:

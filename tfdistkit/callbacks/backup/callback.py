@@ -91,6 +91,8 @@ class BackupAndResume(keras.callbacks.Callback):
 
     # Lets this callback come after `StopTogether`.
     tfdistkit_stops_all_ranks = True
+    # An elastic job needs it in each `fit`.
+    tfdistkit_resumes = True
 
     def __init__(
         self,
@@ -145,6 +147,7 @@ class BackupAndResume(keras.callbacks.Callback):
                     yield
             finally:
                 self._run = None
+                signals.drop_request()
                 if signals.number:
                     signals.end(signals.number)
 

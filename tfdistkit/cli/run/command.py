@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import shutil
@@ -23,7 +24,7 @@ from tfdistkit.launcher.output.background_sink import standard_sinks
 from tfdistkit.launcher.output.console import Console
 from tfdistkit.launcher.piped_script import PipedScript, read_piped
 from tfdistkit.launcher.placement import HERE
-from tfdistkit.launcher.preparing import Prepared, prepare_attempt
+from tfdistkit.launcher.preparing import Prepared
 from tfdistkit.launcher.registry import row_of
 from tfdistkit.launcher.spec import JobSpec, ProcessSpec, temporary_run_dir
 from tfdistkit.report.alone import describe_alone
@@ -32,6 +33,7 @@ from tfdistkit.report.failures import signal_name
 from tfdistkit.report.secret_values import without_secrets_in
 from tfdistkit.report.summary import describe_run
 from tfdistkit.supervise.decision import Outcome
+from tfdistkit.supervise.elastic.changes import Changes
 from tfdistkit.supervise.result import JobResult
 from tfdistkit.supervise.signals import SignalInbox
 from tfdistkit.supervise.supervisor import run_job
@@ -54,25 +56,32 @@ def main(arguments: Sequence[str]) -> int:
     except TfdistkitError as error:
         return _refuse(error)
     # Installed before workers start: from here on, Ctrl-C stops them and waits.
-    with SignalInbox() as inbox:
+    with contextlib.ExitStack() as stack:
+        inbox = stack.enter_context(SignalInbox())
         try:
             if options.is_isolated:
                 isolate()
             job = job_of(options, piped)
             if row_of(job.backend).is_submitted:
                 return run_in_slurm(job, options, inbox.received)
-            prepared = prepare_attempt(job, stop_requested=lambda: bool(inbox.received))
+            changes = stack.enter_context(contextlib.closing(Changes(job, _note)))
+            job, prepared = changes.prepare(0, lambda: bool(inbox.received))
             if inbox.received:
                 if prepared.backend is not None:
                     prepared.backend.close()
                 return 128 + inbox.received[0]
             if options.is_dry_run:
                 return _show(prepared)
-            return _run(job, prepared, options, inbox.received, piped)
+            return _run(job, prepared, options, inbox.received, piped, changes)
         except TfdistkitError as error:  # raised before any process was started
             if inbox.received:
                 return 128 + inbox.received[0]
             return _refuse(error)
+
+
+def _note(text: str) -> None:
+    """Shows a message before the workers, and their console, are there."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def _refuse(error: TfdistkitError) -> int:
@@ -103,6 +112,9 @@ def job_of(options: RunOptions, piped: PipedScript | None) -> JobSpec:
         max_restarts=options.max_restarts,
         hosts=options.hosts,
         mpi_args=options.mpi_args,
+        restart_window_s=options.restart_window_s,
+        elastic=options.elastic,
+        preemption=options.preemption,
     )
 
 
@@ -114,7 +126,12 @@ def _show(prepared: Prepared) -> int:
 
 
 def _run(
-    job: JobSpec, prepared: Prepared, options: RunOptions, signals: Sequence[int], piped: PipedScript | None
+    job: JobSpec,
+    prepared: Prepared,
+    options: RunOptions,
+    signals: Sequence[int],
+    piped: PipedScript | None,
+    changes: Changes,
 ) -> int:
     if options.log_dir is None:
         remove_old_runs(job.run_dir.parent)
@@ -133,7 +150,7 @@ def _run(
         if piped is not None:
             require_unused(job.run_dir)
             piped.write(job.run_dir)
-        result = run_job(job, processes, console, signals, prepared.backend)
+        result = run_job(job, processes, console, signals, prepared.backend, changes)
     except TfdistkitError:
         console.finish()
         if options.log_dir is None:

@@ -76,22 +76,37 @@ def read(found: argparse.Namespace, error: Callable[[str], NoReturn]) -> HostsSp
     except TfdistkitError as invalid:
         error(str(invalid))
     if slots is None:
+        if getattr(found, "host_discovery_script", None) is not None:
+            return None  # the script prints them
         for name, spelling in _OF_HOSTS:
             if getattr(found, name) is not None:
                 error(f"{spelling} requires other hosts. Add -H HOST:SLOTS,... or --hostfile FILE.")
         return None
     try:
-        return HostsSpec(
-            slots=slots,
-            python=found.python or sys.executable,
-            folder=os.path.abspath(found.working_dir or os.getcwd()),
-            interface=found.network_interface,
-            ssh_port=found.ssh_port,
-            ssh_identity_file=found.ssh_identity_file,
-            start_timeout_s=30.0 if found.start_timeout is None else found.start_timeout,
-        )
+        return hosts_spec(found, slots)
     except OptionError as invalid:
         error(str(invalid))
+
+
+def hosts_spec(found: argparse.Namespace, slots: tuple[HostSlots, ...]) -> HostsSpec:
+    """Returns hosts, and how the options of the command line reach them.
+
+    Args:
+        found: The parsed options.
+        slots: The hosts.
+
+    Raises:
+        OptionError: if an option is invalid.
+    """
+    return HostsSpec(
+        slots=slots,
+        python=found.python or sys.executable,
+        folder=os.path.abspath(found.working_dir or os.getcwd()),
+        interface=found.network_interface,
+        ssh_port=found.ssh_port,
+        ssh_identity_file=found.ssh_identity_file,
+        start_timeout_s=30.0 if found.start_timeout is None else found.start_timeout,
+    )
 
 
 def _slots(found: argparse.Namespace) -> tuple[HostSlots, ...] | None:
@@ -100,6 +115,8 @@ def _slots(found: argparse.Namespace) -> tuple[HostSlots, ...] | None:
         return parse_hosts(found.hosts)
     if found.hostfile is not None:
         return read_hostfile(found.hostfile)
+    if getattr(found, "host_discovery_script", None) is not None:
+        return None
     allocated = allocated_hosts()
     return allocated if allocated is not None and len(allocated) > 1 else None
 

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from tfdistkit import env
 from tfdistkit.cli.hints import translate, type_this
-from tfdistkit.cli.run import host_options, slurm_options
+from tfdistkit.cli.run import elastic_options, host_options, slurm_options
 from tfdistkit.cli.run.parser import make_parser, spellings
 from tfdistkit.cli.run.script_check import is_pipe, module_problem, piped_elsewhere, script_problem, workers_missing
 from tfdistkit.errors import nearest
+from tfdistkit.launcher.elasticity import ElasticSpec, PreemptionSpec
 from tfdistkit.launcher.hosts import HostsSpec
 from tfdistkit.launcher.slurm.batch_script import SlurmOptions
 
@@ -37,6 +38,9 @@ class RunOptions:
     slurm: SlurmOptions | None = None
     is_piped: bool = False
     is_isolated: bool = False
+    restart_window_s: float | None = None
+    elastic: ElasticSpec | None = None
+    preemption: PreemptionSpec | None = None
 
 
 def parse(arguments: Sequence[str]) -> RunOptions:
@@ -62,8 +66,11 @@ def parse(arguments: Sequence[str]) -> RunOptions:
     before = [word for word in arguments[: len(arguments) - len(words)] if word != "--"]
     if found.np is None and found.backend != slurm_options.BACKEND and found.nnodes in (None, 1):
         found.np, found.nproc_per_node, found.nnodes = found.nproc_per_node, None, None  # the spelling of torchrun
+    if found.backend == slurm_options.BACKEND and (problem := elastic_options.not_for_slurm(found)):
+        parser.error(problem)
     slurm = slurm_options.read(found, parser.error)
     hosts = host_options.read(found, parser.error)
+    elastic = elastic_options.read(found, hosts, parser.error)
     if found.np is None and hosts is not None:
         found.np = hosts.total
     if found.np is None:
@@ -94,10 +101,15 @@ def parse(arguments: Sequence[str]) -> RunOptions:
         slurm=slurm,
         is_piped=is_piped,
         is_isolated=found.isolate,
+        restart_window_s=found.restart_window,
+        elastic=elastic,
+        preemption=elastic_options.preemption_of(found, parser.error),
     )
 
 
 def _unknown(option: str, arguments: Sequence[str], known: list[str]) -> str:
     message = f"there is no option {option!r}."
+    if bounds := elastic_options.of_others(option.partition("=")[0]):
+        return f"{message} {bounds}"
     ours = translate(option, arguments)
     return f"{message}\n{type_this(ours)}" if ours else f"{message}{nearest(option.partition('=')[0], known)}"

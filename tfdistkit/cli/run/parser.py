@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tfdistkit.cli.parser import Parser
-from tfdistkit.cli.run import host_options, slurm_options
+from tfdistkit.cli.run import elastic_options, host_options, slurm_options
 from tfdistkit.launcher import registry
 
 _SUMMARY = """\
@@ -26,7 +26,8 @@ With --backend slurm, submits a job to SLURM whose tasks are these processes.
 
 When a worker fails, the others are stopped, and the first failure is reported; --max-restarts restarts all of them.
 With --ps, a failed worker is restarted alone; without restarts left, the others continue. A failed server or
-coordinator restarts all processes. No process is left running."""
+coordinator restarts all processes. With -np MIN:MAX the job continues with fewer workers when some are lost, and with
+more when there is room. No process is left running."""
 
 _FEW_EXAMPLES = """\
 examples:
@@ -47,6 +48,7 @@ examples:
   tfdistkit run -np 2 --backend horovod train.py
   tfdistkit run --ps 2 -np 4 --max-restarts 3 train.py
   tfdistkit run -H node1:4,node2:4 train.py
+  tfdistkit run -np 2:4 --host-discovery-script ./hosts.sh train.py
   tfdistkit run --backend slurm --nnodes 2 --nproc-per-node 4 --time 1:00:00 --partition gpu train.py
 
 exit codes:
@@ -95,7 +97,7 @@ def make_parser() -> Parser:
     add = parser.add_argument
     add("-h", "--help", action=_CommonHelp, nargs=0, help="show the common options")
     add("--help-all", action=_WholeHelp, nargs=0, help="show all options")
-    workers = "the number of workers (default with hosts: the sum of their slots)"
+    workers = "the number of workers, or MIN:MAX if it may change (default with hosts: the sum of their slots)"
     add("-np", "-n", "--num-proc", "--nproc", dest="np", type=_workers, metavar="N", help=workers)
     add("--ps", type=int, default=0, metavar="N", help="the number of parameter servers; adds a coordinator")
     add(
@@ -125,6 +127,7 @@ def make_parser() -> Parser:
         help="set a variable for the workers; can be given several times",
     )
     _add_rest(parser)
+    elastic_options.add_to(parser)
     slurm_options.add_to(parser)
     host_options.add_to(parser)
     add("--dry-run", action="store_true", help="print the commands, and start nothing")
@@ -169,14 +172,16 @@ def _add_rest(parser: argparse.ArgumentParser) -> None:
     add("--full-traceback", action="store_true", help="show frames of Keras, TensorFlow and tfdistkit in tracebacks")
 
 
-def _workers(text: str) -> int:
+def _workers(text: str) -> int | elastic_options.Bounds:
     try:
         return int(text)
     except ValueError:
         pass
+    if (bounds := elastic_options.bounds_of(text)) is not None:
+        return bounds
     if text[:1] == "p" and text[1:].isdecimal():  # argparse splits `-np2` into `-n p2`
         raise argparse.ArgumentTypeError(f"put a space before the number: `-np {text[1:]}`")
-    raise argparse.ArgumentTypeError(f"expected a number of workers, such as `-np 2`, received {text!r}")
+    raise argparse.ArgumentTypeError(f"expected a number of workers, such as `-np 2` or `-np 2:4`, received {text!r}")
 
 
 def _variable(text: str) -> tuple[str, str]:

@@ -23,7 +23,7 @@ def add_to(parser: argparse.ArgumentParser) -> None:
         "with --backend slurm", "write a batch script, submit it, show its output, and cancel it on Ctrl-C"
     )
     add = group.add_argument
-    add("--nnodes", type=int, metavar="N", help="the number of nodes (default: SLURM decides)")
+    add("--nnodes", type=_nodes, metavar="N", help="the number of nodes (default: SLURM decides)")
     per_node = "the number of workers on each node, instead of -np; also on this machine"
     add("--nproc-per-node", "--nproc_per_node", type=int, metavar="N", help=per_node)
     add("--time", metavar="LIMIT", help="the time limit, such as 1:30:00 or 2-00:00:00 (default: the partition's)")
@@ -42,6 +42,19 @@ def add_to(parser: argparse.ArgumentParser) -> None:
         help="an option of sbatch, such as --sbatch-arg=--gres=gpu:4; can be given several times",
     )
     add("--detach", action="store_true", help="submit, print the job id, and exit")
+
+
+def _nodes(text: str) -> int:
+    least, colon, most = text.partition(":")
+    if colon and least.isdecimal() and most.isdecimal():
+        raise argparse.ArgumentTypeError(
+            f"a range of nodes is not supported yet, received {text!r}. Give bounds for the workers: -np MIN:MAX with "
+            "-H, --hostfile or --host-discovery-script"
+        )
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a number of nodes, received {text!r}") from None
 
 
 def read(found: argparse.Namespace, error: Callable[[str], NoReturn]) -> SlurmOptions | None:

@@ -22,6 +22,8 @@ def starting_line(job: JobSpec, is_isolated: bool = False) -> str:
         is_isolated: Whether it runs in an isolated network.
     """
     what = _count(job.world_size, "worker")
+    if job.elastic is not None:
+        what += f" ({job.elastic.least} to {job.elastic.most})"
     if job.ps:
         what = f"a coordinator, {what} and {_count(job.ps, 'parameter server')}"
     how = row_of(job.backend).suffix

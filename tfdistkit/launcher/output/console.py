@@ -171,10 +171,17 @@ class Console:
                 self._print_lines(key, [buffer.unfinished])
             self._shown.pop(key, None)
 
-    def begin_attempt(self) -> None:
-        """Starts a new attempt, whose tracebacks are shown again."""
+    def begin_attempt(self, labels: Sequence[str]) -> None:
+        """Starts a new attempt, perhaps with another number of workers; its tracebacks are shown again.
+
+        Args:
+            labels: The prefix of each worker.
+        """
         with self._lock:
             self._tracebacks.forget()
+            self._labels = [label.encode() for label in labels]
+            # What was shown with prefixes so far keeps them.
+            self._is_raw = self._is_raw and len(labels) == 1
 
     def note(self, text: str) -> None:
         """Shows a message of the launcher.

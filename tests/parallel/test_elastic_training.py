@@ -1,0 +1,201 @@
+"""Real training whose number of workers changes: no element twice, and the results of the undisturbed run."""
+
+from __future__ import annotations
+
+import collections
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from job_process import Job, job, wait_until, write_script
+from rank_jobs import engine_options, strategy_of
+
+# Perhaps Horovod has to be built first.
+pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(1800)]
+
+ROWS, BATCH, EPOCH, EPOCHS = 24 * 12 - 5, 24, 12, 3
+STEPS = EPOCH * EPOCHS
+DEADLINE_S = 300.0
+
+TRAIN = """
+import json, os, pathlib, signal, sys, time
+import keras, numpy as np, tensorflow as tf
+import tfdistkit
+from tfdistkit.callbacks import BackupAndResume
+
+engine, kill_at, wait_at = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+attempt, here = int(os.environ.get("TFDISTKIT_ATTEMPT", "0")), pathlib.Path.cwd()
+strategy = tfdistkit.strategy(engine)
+rank, workers = tfdistkit.rank(), tfdistkit.world_size()
+random = np.random.default_rng(0)
+x = random.normal(size=(24 * 12 - 5, 4)).astype("float32")
+y = (x[:, :1] * 2 - x[:, 1:2]).astype("float32")
+steps = (here / f"steps.{attempt}.{rank}").open("w", buffering=1)
+
+
+class Seen(keras.Model):
+    "Writes down which rows it trains on."
+    def train_step(self, data):
+        x, y, number = data
+        self.rows.assign(tf.concat([number, -tf.ones([24 - tf.shape(number)[0]], tf.int64)], 0))
+        return super().train_step((x, y))
+
+
+class Fate(keras.callbacks.Callback):
+    epoch = 0
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+    def on_train_batch_end(self, batch, logs=None):
+        step = self.epoch * 12 + batch
+        steps.write(json.dumps([step, [int(n) for n in self.model.rows.numpy() if n >= 0]]) + "\\n")
+        if attempt == 0 and rank == 2 and step == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if attempt == 0 and step >= wait_at:
+            (here / "waits").touch()
+            time.sleep(0.3)  # until the launcher asks for a backup
+
+
+keras.utils.set_random_seed(5)
+with strategy.scope():
+    inputs = keras.Input((4,))
+    outputs = keras.layers.Dense(1)(keras.layers.Dense(8, "tanh")(inputs))
+    model = Seen(inputs, outputs)
+    model.compile(keras.optimizers.Adam(0.02), "mse", metrics=["mae"])
+model.rows = tf.Variable(tf.zeros([24], tf.int64), shape=[None], trainable=False)
+data = tf.data.Dataset.from_tensor_slices((x, y, np.arange(len(x), dtype="int64"))).shuffle(len(x), seed=1).batch(24)
+history = model.fit(data, epochs=3, verbose=0, callbacks=[BackupAndResume(here / "backup", save_freq=5), Fate()])
+if rank == 0:
+    values = [keras.ops.convert_to_numpy(v) for v in (*model.weights, *model.optimizer.variables)]
+    np.savez(here / "result.npz", *values)
+    (here / "history.json").write_text(json.dumps({"loss": history.history["loss"], "workers": workers}))
+"""
+
+
+def start(request: pytest.FixtureRequest, folder: Path, engine: str, *words: str, fate: tuple[int, int]) -> Job:
+    folder.mkdir(exist_ok=True)
+    options, variables = engine_options(request.getfixturevalue, engine)
+    variables = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3", **variables}
+    words = (*options, *words, "--log-dir", "logs", "--threads-per-worker", "1", write_script(folder, TRAIN))
+    return Job(*words, strategy_of(engine), *map(str, fate), cwd=folder, **variables)
+
+
+def result(folder: Path) -> tuple[list[Any], dict[str, Any]]:
+    with np.load(folder / "result.npz") as values:
+        weights = [values[name] for name in values.files]
+    return weights, json.loads((folder / "history.json").read_text())
+
+
+def steps_of(folder: Path, attempt: int) -> dict[int, list[list[int]]]:
+    """Returns the rows of each rank by step, as an attempt trained them."""
+    by_step: dict[int, list[list[int]]] = collections.defaultdict(list)
+    for path in sorted(folder.glob(f"steps.{attempt}.*")):
+        for line in path.read_text().splitlines():
+            step, rows = json.loads(line)
+            by_step[step].append(rows)
+    return by_step
+
+
+def require_each_row_once(*attempts: dict[int, list[list[int]]]) -> None:
+    """Checks that each step, as its last run computed it, and so each epoch, has each row once."""
+    done: dict[int, list[list[int]]] = {}
+    for attempt in attempts:
+        done.update(attempt)
+    assert sorted(done) == list(range(STEPS))
+    for epoch in range(EPOCHS):
+        seen = collections.Counter(
+            row for step in range(epoch * EPOCH, (epoch + 1) * EPOCH) for rows in done[step] for row in rows
+        )
+        assert seen == dict.fromkeys(range(ROWS), 1), (epoch, seen.most_common(3))
+
+
+def alone(request: pytest.FixtureRequest, folder: Path) -> tuple[list[Any], dict[str, Any]]:
+    """Returns what one worker comes to."""
+    running = start(request, folder, "multiworker", "-np", "1", fate=(-1, STEPS))
+    try:
+        assert running.end(DEADLINE_S).code == 0, running.stderr_path.read_text()
+    finally:
+        running.sweep()
+    return result(folder)
+
+
+ENGINES = ["multiworker", pytest.param("horovod", marks=[pytest.mark.horovod, pytest.mark.thorough])]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_killed_worker(request: pytest.FixtureRequest, tmp_path: Path, engine: str) -> None:
+    kill_at = 17
+    elastic = start(request, tmp_path / "elastic", engine, "-np", "2:3", fate=(kill_at, STEPS))
+    try:
+        ended = elastic.end(DEADLINE_S)
+        assert ended.code == 0, f"{ended.stdout}\n{ended.stderr}"
+        assert elastic.left() == []
+    finally:
+        elastic.sweep()
+    assert "the job continues with 2 workers instead of 3" in ended.stderr
+    folder = tmp_path / "elastic"
+    first, second = steps_of(folder, 0), steps_of(folder, 1)
+    assert min(second) == 15, "at most the steps since the last backup are lost"
+    assert {len(ranks) for ranks in second.values()} == {2}
+    require_each_row_once(first, second)
+
+    # The same changes at the same steps, on purpose: three workers up to the backup, then two.
+    purpose = tmp_path / "purpose"
+    three = start(request, purpose, engine, "-np", "3", fate=(kill_at, STEPS))
+    try:
+        assert three.end(DEADLINE_S).code == 137, three.stderr_path.read_text()
+    finally:
+        three.sweep()
+    two = start(request, purpose, engine, "-np", "2", fate=(-1, STEPS))
+    try:
+        assert two.end(DEADLINE_S).code == 0, two.stderr_path.read_text()
+    finally:
+        two.sweep()
+    (weights, history), (expected, expected_history) = result(folder), result(purpose)
+    for value, wanted in zip(weights, expected, strict=True):
+        np.testing.assert_array_equal(value, wanted)
+    assert history == expected_history and history["workers"] == 2
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_job_grows(request: pytest.FixtureRequest, tmp_path: Path, engine: str) -> None:
+    _, expected = alone(request, tmp_path / "alone")
+    folder = tmp_path / "elastic"
+    folder.mkdir()
+    hosts, script = folder / "hosts", folder / "hosts.sh"
+    hosts.write_text("localhost:2")
+    script.write_text(f"#!/bin/sh\ncat {hosts}\n")
+    script.chmod(0o755)
+    words = ("-np", "1:3", "--host-discovery-script", str(script), "--cool-down", "1")
+    elastic = start(request, folder, engine, *words, fate=(-1, 14))
+    try:
+        wait_until((folder / "waits").exists, "the first epoch", DEADLINE_S)
+        hosts.write_text("localhost:3")
+        ended = elastic.end(DEADLINE_S)
+        assert ended.code == 0, f"{ended.stdout}\n{ended.stderr}"
+        assert elastic.left() == []
+    finally:
+        elastic.sweep()
+    assert "the job continues with 3 workers instead of 2" in ended.stderr and "failed" not in ended.stderr
+    first, second = steps_of(folder, 0), steps_of(folder, 1)
+    assert max(first) + 1 == min(second), "no step is lost, and none is run twice"
+    assert {len(ranks) for ranks in first.values()} == {2} and {len(ranks) for ranks in second.values()} == {3}
+    require_each_row_once(first, second)
+    _, history = result(folder)
+    assert history["workers"] == 3
+    np.testing.assert_allclose(history["loss"], expected["loss"], atol=1e-6, rtol=0)
+
+
+def test_fit_without_a_backup_is_refused(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    code = TRAIN.replace('BackupAndResume(here / "backup", save_freq=5), ', "")
+    words = ("-np", "1:2", "--threads-per-worker", "1", write_script(tmp_path, code), "multiworker", "-1", "999")
+    with job(*words, cwd=tmp_path, CUDA_VISIBLE_DEVICES="-1", TF_CPP_MIN_LOG_LEVEL="3") as running:
+        ended = running.end(DEADLINE_S)
+        assert running.left() == []
+    assert ended.code == 1
+    assert (
+        "`callbacks` of `fit` must have a BackupAndResume in a job whose number of workers may change." in ended.stderr
+    )
+    assert "Add it: model.fit(..., callbacks=[tfdistkit.callbacks.BackupAndResume(" in ended.stderr
+    assert not [path.name for path in tmp_path.glob("steps.*") if path.read_text()]

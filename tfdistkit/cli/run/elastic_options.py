@@ -1,0 +1,156 @@
+"""Defines the options of `tfdistkit run` for jobs whose number of workers changes, and for preemption notices."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from tfdistkit.cli.run import host_options
+from tfdistkit.errors import OptionError
+from tfdistkit.launcher.elasticity import COOL_DOWN_S, WAIT_S, ElasticSpec, PreemptionSpec
+from tfdistkit.launcher.hosts import HostsSpec
+
+# Options that need -np MIN:MAX: attribute, spelling.
+_OF_ELASTIC_JOBS = (
+    ("host_discovery_script", "--host-discovery-script"),
+    ("cool_down", "--cool-down"),
+    ("wait", "--wait"),
+)
+_RANGE = re.compile(r"(-?\d+):(-?\d+)", re.ASCII)
+# The spelling of horovodrun and torchrun for the bounds.
+_OF_OTHERS = ("--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "--min-nodes", "--max-nodes")
+
+
+class Bounds(tuple[int, int]):
+    """The value `MIN:MAX` of -np."""
+
+
+def add_to(parser: argparse.ArgumentParser) -> None:
+    """Adds the options to those of `tfdistkit run`.
+
+    Args:
+        parser: The parser.
+    """
+    group = parser.add_argument_group(
+        "jobs that survive", "with -np MIN:MAX and BackupAndResume in the script, the number of workers may change"
+    )
+    add = group.add_argument
+    add(
+        "--host-discovery-script",
+        metavar="PATH",
+        help="a script that prints the hosts of now, as `host:slots` on each line; it runs every 2 seconds",
+    )
+    add(
+        "--cool-down",
+        type=float,
+        metavar="SECONDS",
+        help=f"the shortest time between a start of the workers and a growth (default: {COOL_DOWN_S:g})",
+    )
+    wait = f"how long to wait for room for MIN workers (default: {WAIT_S:g})"
+    add("--wait", type=float, metavar="SECONDS", help=wait)
+    window = "restarts longer ago do not count against --max-restarts (default: all count)"
+    add("--restart-window", type=float, metavar="SECONDS", help=window)
+    add(
+        "--preemption-file",
+        type=Path,
+        metavar="PATH",
+        help="when this file appears, all ranks make a backup and end; hosts of the job in it: these alone leave",
+    )
+    add(
+        "--preemption-command",
+        metavar="COMMAND",
+        help="the same when this command of the shell ends with 0; it runs every 5 seconds, and may print hosts",
+    )
+
+
+def bounds_of(text: str) -> Bounds | None:
+    """Returns the bounds in the value of -np; None if it is not `MIN:MAX`.
+
+    Args:
+        text: The value.
+    """
+    found = _RANGE.fullmatch(text)
+    return Bounds((int(found[1]), int(found[2]))) if found else None
+
+
+def read(found: argparse.Namespace, hosts: HostsSpec | None, error: Callable[[str], NoReturn]) -> ElasticSpec | None:
+    """Returns the bounds of an elastic job, and sets the number of workers (`np`) to the most.
+
+    Args:
+        found: The parsed options.
+        hosts: The hosts of the job.
+        error: Exits the command with a message.
+
+    Returns:
+        The bounds; None for a fixed number of workers.
+    """
+    if not isinstance(found.np, Bounds):
+        for name, spelling in _OF_ELASTIC_JOBS:
+            if getattr(found, name) is not None:
+                error(f"{spelling} requires -np MIN:MAX, the fewest and the most workers, such as -np 2:4.")
+        return None
+    script = found.host_discovery_script
+    if script is not None and hosts is not None:
+        error("--host-discovery-script prints the hosts: it must be used without -H and --hostfile. Remove those.")
+    if script is not None and not os.access(script, os.X_OK):
+        why = "is not executable (chmod +x)" if os.path.isfile(script) else "does not exist"
+        error(f"--host-discovery-script must be an executable file. Received: {script}, which {why}.")
+    least, most = found.np
+    found.np = most
+    try:
+        return ElasticSpec(
+            least,
+            most,
+            discovery=None if script is None else os.path.abspath(script),
+            remote=None if script is None else host_options.hosts_spec(found, ()),
+            cool_down_s=COOL_DOWN_S if found.cool_down is None else found.cool_down,
+            wait_s=WAIT_S if found.wait is None else found.wait,
+        )
+    except OptionError as invalid:
+        error(str(invalid))
+
+
+def preemption_of(found: argparse.Namespace, error: Callable[[str], NoReturn]) -> PreemptionSpec | None:
+    """Returns how preemption is announced; None without such an option.
+
+    Args:
+        found: The parsed options.
+        error: Exits the command with a message.
+    """
+    if found.preemption_file is None and not found.preemption_command:
+        return None
+    try:
+        return PreemptionSpec(found.preemption_file and found.preemption_file.absolute(), found.preemption_command)
+    except OptionError as invalid:
+        error(str(invalid))
+
+
+def not_for_slurm(found: argparse.Namespace) -> str | None:
+    """Returns the error message for options that a SLURM job does not have; None without them.
+
+    Args:
+        found: The parsed options.
+    """
+    if isinstance(found.np, Bounds):
+        return (
+            f"-np must be one number with --backend slurm. Received: -np {found.np[0]}:{found.np[1]}. Resize such a "
+            "job by submitting it again: BackupAndResume resumes with any number of workers. Inside an allocation "
+            "(salloc, sbatch) use `tfdistkit run -np MIN:MAX` without --backend slurm."
+        )
+    for name in ("restart_window", "preemption_file", "preemption_command"):
+        if getattr(found, name) is not None:
+            return f"--{name.replace('_', '-')} does not work with --backend slurm. Use --backup-before SECONDS."
+    return None
+
+
+def of_others(option: str) -> str:
+    """Returns what to write for an option of other launchers for the bounds; empty for other options.
+
+    Args:
+        option: The option.
+    """
+    return "Write both bounds in one: -np MIN:MAX, such as -np 2:4." if option in _OF_OTHERS else ""
