@@ -29,6 +29,8 @@ TRAIN = """
             how = fate.read_text()
             if how == "raise":
                 raise ValueError("not elastic")
+            if how == "later":
+                sys.exit(75)
             os.kill(os.getpid(), int(how or signal.SIGKILL))
         time.sleep(0.02)
 """
@@ -118,6 +120,14 @@ def test_below_the_fewest_a_loss_is_a_failure(tmp_path: Path) -> None:
     assert "tfdistkit: there is room for 1 worker, and the job needs 2: a failure." in ended.stderr
     assert ended.stderr.count("everything starts again as attempt 2 (restart 1 of 1)") >= 1
     assert "tfdistkit: attempt 3, the last one, failed" in ended.stderr
+
+
+def test_restarts_of_long_ago_do_not_count(tmp_path: Path) -> None:
+    words = ("-np", "1", "--max-restarts", "1", "--restart-window", "0.1")
+    script = "import os, sys\nsys.exit(4 * (int(os.environ['TFDISTKIT_ATTEMPT']) < 2))"
+    ended = run_job(*words, write_script(tmp_path, script), cwd=tmp_path)
+    assert ended.code == 0, ended.stderr
+    assert ended.stderr.count("(restart 1 of 1 within 0.1 s)") >= 2
 
 
 def test_an_exception_is_no_loss(tmp_path: Path) -> None:
@@ -275,7 +285,7 @@ def test_ctrl_c_in_each_phase(tmp_path: Path, phase: str) -> None:
         else:
             for attempt in range(4):  # until the pause is long
                 elastic.wait_for(attempt, 1)
-                elastic.kill(attempt, 0, "raise")
+                elastic.kill(attempt, 0, "later")
             elastic.wait_for_note("as attempt 4 (restart 4 of 9)")
         running.process.send_signal(signal.SIGINT)
         ended = running.end()

@@ -161,7 +161,7 @@ print("attempt", attempt, os.environ["TFDISTKIT_TASK_DIR"])
     words = ("--ps", "2", "-np", "1", "--max-restarts", "2", "--log-dir", "logs")
     ended = run_job(*words, write_script(tmp_path, play(coordinator)), cwd=tmp_path)
     assert ended.code == 0, ended.stderr
-    first, second = ended.stderr.split("tfdistkit: everything starts again as attempt 1 (restart 1 of 2) in 1 s.")
+    first, second = ended.stderr.split("tfdistkit: everything starts again as attempt 1 (restart 1 of 2) in 1")
     assert "tfdistkit: attempt 0 failed after" in first
     assert "the first failure was\nps 1 was killed by SIGKILL" in first
     assert "the first failure was\nchief was killed by SIGKILL" in second and "attempt 2 (restart 2 of 2)" in second

@@ -10,6 +10,7 @@ import pytest
 from tfdistkit.report.failures import Failure
 from tfdistkit.supervise import restarting
 from tfdistkit.supervise.restarting import Backoff, is_same_failure, pause
+from tfdistkit.supervise.result import History
 
 FAILURE = Failure(
     rank=0,
@@ -27,6 +28,7 @@ FAILURE = Failure(
 def test_restarts_wait_longer_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(restarting.time, "monotonic", lambda: now)
+    monkeypatch.setattr(restarting, "_JITTER", 0.0)
     backoff, waits = Backoff(), []
     for _ in range(9):
         waits.append(backoff.wait_s)
@@ -40,6 +42,29 @@ def test_restarts_wait_longer_each_time(monkeypatch: pytest.MonkeyPatch) -> None
     assert backoff.wait_s == 1, "all went well for a while"
     backoff.count()
     assert backoff.wait_s == 2
+
+
+def test_waits_differ_between_jobs_and_not_within_one() -> None:
+    backoffs = [Backoff() for _ in range(20)]
+    waits = [one.wait_s for one in backoffs]
+    assert waits == [one.wait_s for one in backoffs]
+    assert len(set(waits)) > 1 and all(1 <= wait <= 1.25 for wait in waits)
+    backoffs[0].count()
+    assert 2 <= backoffs[0].wait_s <= 2.5
+
+
+def test_restarts_of_long_ago_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(restarting.time, "monotonic", lambda: now)
+    ever, lately = History(2), History(2, window_s=60.0)
+    for _ in range(2):
+        assert ever.count_restart() == f"restart {ever.restarts} of 2"
+        lately.count_restart()
+        now += 40.0
+    assert (ever.restarts_left, lately.restarts_left) == (0, 1)
+    assert lately.count_restart() == "restart 2 of 2 within 60 s" and lately.restarts == 3
+    now += 61.0
+    assert (ever.restarts_left, lately.restarts_left) == (0, 2)
 
 
 def test_the_same_failure_on_another_rank_and_elsewhere_in_memory() -> None:

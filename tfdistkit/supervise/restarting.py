@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -9,9 +10,10 @@ from collections.abc import Callable, Sequence
 from tfdistkit.report.failures import Failure
 
 # Exponential backoff: 1, 2, 4, ... seconds, at most a minute. Kubernetes waits 10 seconds to 5 minutes, torchrun not at
-# all.
+# all. Up to a quarter more by chance, so that jobs that failed together do not hit a file server together.
 _FIRST_WAIT_S = 1.0
 _LONGEST_WAIT_S = 60.0
+_JITTER = 0.25
 # After this time without a failure, the backoff starts anew.
 _SETTLED_S = 300.0
 # A failure later than this after the start is not immediate: loading TensorFlow takes less, even on a busy machine.
@@ -37,20 +39,27 @@ class Backoff:
     def __init__(self) -> None:
         self._in_a_row = 0
         self._last = time.monotonic()
+        self._factor = _drawn()
 
     @property
     def wait_s(self) -> float:
         """The delay before the next restart, in seconds."""
-        return float(min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2.0 ** min(self._quick, 10)))
+        return float(min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2.0 ** min(self._quick, 10))) * self._factor
 
     def count(self) -> None:
         """Counts a restart."""
         self._in_a_row = self._quick + 1
         self._last = time.monotonic()
+        self._factor = _drawn()
 
     @property
     def _quick(self) -> int:
         return self._in_a_row if time.monotonic() - self._last < _SETTLED_S else 0
+
+
+def _drawn() -> float:
+    # Not from the generator that the user's script of a notebook may have seeded.
+    return 1.0 + _JITTER * random.SystemRandom().random()
 
 
 def is_same_failure(before: Failure | None, now: Failure | None, lasted_s: float) -> bool:

@@ -61,6 +61,7 @@ class History:
         incidents: The failures that the job survived, one sentence each.
         started: The start of the job, by `time.monotonic`.
         backoff: The delay before the next restart.
+        window_s: The seconds after which a restart no longer counts; None for never.
     """
 
     max_restarts: int
@@ -69,17 +70,27 @@ class History:
     incidents: list[str] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
     backoff: Backoff = field(default_factory=Backoff)
+    window_s: float | None = None
+    _times: list[float] = field(default_factory=list)
 
     @property
     def restarts_left(self) -> int:
-        return self.max_restarts - self.restarts
+        return self.max_restarts - self._counting
 
     @property
     def elapsed_s(self) -> float:
         return time.monotonic() - self.started
 
     def count_restart(self) -> str:
-        """Counts one restart; returns its description: `restart 1 of 3`."""
+        """Counts one restart; returns its description: `restart 1 of 3`, or `restart 1 of 3 within 600 s`."""
         self.restarts += 1
+        self._times.append(time.monotonic())
         self.backoff.count()
-        return f"restart {self.restarts} of {self.max_restarts}"
+        within = "" if self.window_s is None else f" within {self.window_s:g} s"
+        return f"restart {self._counting} of {self.max_restarts}{within}"
+
+    @property
+    def _counting(self) -> int:
+        """The number of restarts that count against the maximum."""
+        window_s, now = self.window_s, time.monotonic()
+        return self.restarts if window_s is None else sum(now - moment < window_s for moment in self._times)

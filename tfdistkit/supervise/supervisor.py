@@ -60,7 +60,7 @@ def run_job(
         events = stack.enter_context(EventLog(job.run_dir))
         make_folders(job.run_dir, processes)
         backend = backend or load_backend(job.backend, job.job_id, job.size, job.mpi_args)
-        history = History(job.max_restarts)
+        history = History(job.max_restarts, window_s=job.restart_window_s)
         changes.begin_job(console.note, events, history)
         program = without_secrets_in(job.program)
         events.add("job_started", job_id=job.job_id, program=program, np=job.world_size, ps=job.ps)
@@ -120,7 +120,7 @@ def _announce(result: JobResult, console: Console, events: EventLog, history: Hi
     report = describe_run(result.failures, suspended=result.suspended, stopped=result.stopped, left=result.left)
     console.note(
         f"tfdistkit: attempt {result.attempt} failed after {result.elapsed_s:.1f} s: the first failure was\n{report}\n"
-        f"tfdistkit: everything starts again as attempt {history.attempt} ({count}) in {wait_s:g} s."
+        f"tfdistkit: everything starts again as attempt {history.attempt} ({count}) in {wait_s:.2g} s."
     )
     history.incidents.append(f"{cause} after {result.elapsed_s:.1f} s: everything started again ({count}).")
     events.add("job_restarting", attempt=history.attempt, after=cause, wait_s=wait_s)

@@ -48,7 +48,7 @@ class Changes:
         self._is_slow_told = self._is_notice_told = False
         self._quick = 0
         # The loss that the next attempt answers.
-        self._incident = ""
+        self._incident, self._is_change = "", False
 
     @property
     def is_elastic(self) -> bool:
@@ -121,11 +121,12 @@ class Changes:
         """
         if self._elastic is None:
             return False
-        self._incident = ""
+        self._incident, self._is_change = "", True
         if result.is_planned or asked_itself(result):
             self._quick = 0
             return True
         lost = lost_workers(result)
+        self._is_change = bool(lost)
         if not lost:
             return False
         self._record(result, [name.index for name in lost], processes)
@@ -133,6 +134,7 @@ class Changes:
         if refusal:
             self._say(f"tfdistkit: {refusal}")
             self._room.members.forgive()
+            self._is_change = False
             return False
         report = describe_run(result.failures, suspended=result.suspended, stopped=result.stopped)
         self._say(f"tfdistkit: lost {listed(lost)} after {result.elapsed_s:.1f} s:\n{report}")
@@ -247,6 +249,8 @@ class Changes:
 
     def _announce(self, job: JobSpec) -> None:
         """Reports the number of workers of the next attempt."""
+        if not self._is_change and job.world_size == self._size:
+            return  # a restart
         change = f"{_workers(job.world_size)} instead of {self._size}"
         change = change if job.world_size != self._size else f"{_workers(self._size)} as before"
         where = f" on {', '.join(one.host for one in job.hosts.slots)}" if job.hosts is not None else ""
