@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import collections
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -199,3 +203,42 @@ def test_fit_without_a_backup_is_refused(request: pytest.FixtureRequest, tmp_pat
     )
     assert "Add it: model.fit(..., callbacks=[tfdistkit.callbacks.BackupAndResume(" in ended.stderr
     assert not [path.name for path in tmp_path.glob("steps.*") if path.read_text()]
+
+
+REQUESTED = """
+import os, pathlib, signal, sys, time
+import keras, numpy as np
+import tfdistkit
+from tfdistkit.callbacks import BackupAndResume
+
+class Ask(keras.callbacks.Callback):
+    "Sends the request of the launcher to this process, in the middle or after the last step."
+    def on_train_batch_end(self, batch, logs=None):
+        if sys.argv[1] == "within" and batch == 3:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(0.1)
+    def on_train_end(self, logs=None):
+        if sys.argv[1] == "after":
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+os.kill(os.getpid(), signal.SIGUSR1)  # not in `fit`: nothing happens
+x = np.ones((40, 2), "float32")
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(x, x[:, :1], batch_size=2, verbose=0, callbacks=[Ask(), BackupAndResume("backup", grace_s=0.2)])
+time.sleep(0.5)  # longer than `grace_s`: a request kills no process
+os.kill(os.getpid(), signal.SIGUSR1)
+print("done", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("when", "code", "has_backup"), [("within", -signal.SIGUSR1, True), ("after", 0, False)])
+def test_a_request_for_a_backup_ends_a_process_only_with_one(
+    tmp_path: Path, when: str, code: int, has_backup: bool
+) -> None:
+    words = [sys.executable, "-m", "tfdistkit.worker", write_script(tmp_path, REQUESTED), when]
+    variables = {**os.environ, "TFDISTKIT_ELASTIC": "1:2", "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    ended = subprocess.run(words, cwd=tmp_path, env=variables, timeout=240, capture_output=True, text=True, check=False)
+    assert ended.returncode == code, ended.stderr
+    assert ("done" in ended.stdout) == (not has_backup)
+    assert (tmp_path / "backup" / "training.backup").exists() == has_backup

@@ -145,6 +145,17 @@ def test_slow_link_compares_the_ways_to_send() -> None:
     assert sent["fp16"] == pytest.approx(sent["none"] / 2, rel=0.01) and sent["power_sgd"] < 0.1 * sent["none"], lines
 
 
-@pytest.mark.parametrize("example", ("digits.py", "char_lm.py", "slow_link.py"))
+def test_elastic_ends_like_an_undisturbed_run(tmp_path: pathlib.Path) -> None:
+    words = (EXAMPLES / "elastic.py", "--epochs=3", f"--backup={tmp_path / 'backup'}")
+    elastic = [sys.executable, "-m", "tfdistkit", "run", "-np", "2:3", "--timeout", "270"]
+    outputs = [start(*PLAIN, *words), start(*elastic, *words, "--lose_at=40", timeout_s=300)]
+    assert "the job continues with 2 workers instead of 3" in outputs[1]
+    found = re.findall(r"epoch (\d): loss [\d.]+ with (\d) workers", outputs[1])
+    assert found == [("1", "3"), ("2", "2"), ("3", "2")], outputs[1]
+    losses = [[float(x) for x in re.findall(r"losses: (.*)", output)[-1].split()] for output in outputs]
+    np.testing.assert_allclose(losses[1], losses[0], atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("example", ("digits.py", "char_lm.py", "slow_link.py", "elastic.py"))
 def test_examples_are_short(example: str) -> None:
     assert len((EXAMPLES / example).read_text().splitlines()) < 80

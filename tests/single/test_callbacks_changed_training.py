@@ -130,6 +130,16 @@ def test_other_data_is_refused(tmp_path: pathlib.Path, what: str) -> None:
     assert again is not None and again["batches"][0] == (0, 0)  # The epoch begins anew.
 
 
+def test_an_elastic_job_is_told_to_keep_its_global_batch_size(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, after, text = OTHER_DATA["batch_size"]
+    assert run(light, before, no_callbacks, tmp_path, 3) is None
+    monkeypatch.setenv("TFDISTKIT_ELASTIC", "1:2")
+    error = refused(tmp_path, after)
+    assert text in error and "Give the global batch size, which does not change with the number of workers" in error
+
+
 def test_accept_changes_accepts_them(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
     assert run(made, in_arrays, no_callbacks, tmp_path, 4) is None
     changed = from_options({"optimizer": optimizers.Adam, "loss": "mae", "metrics": ["mae"]})

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from tfdistkit import env
 from tfdistkit.callbacks.backup.description import describe, differences
 from tfdistkit.callbacks.backup.model_state import optimizers_of, value_of
 from tfdistkit.callbacks.backup.training_description import setup_of_data, setup_of_model
@@ -139,12 +140,17 @@ def _changes(now: dict[str, Any], then: dict[str, Any], ranks: Ranks) -> dict[st
 
 
 def _refusal(changes: dict[str, list[str]]) -> UnsupportedError:
+    do = "Use another folder for another training, or accept the changes: BackupAndResume(..., accept_changes=True)."
+    if env.text(env.ELASTIC) is not None:
+        do = (
+            "Give the global batch size, which does not change with the number of workers, and nothing else that "
+            "depends on `tfdistkit.world_size()`."
+        )
     return UnsupportedError(
         explain(
             "The model, optimizer, loss, metrics and data must be the same as in the backup.",
             received=_joined(changes),
-            do="Use another folder for another training, or accept the changes: BackupAndResume(..., "
-            "accept_changes=True).",
+            do=do,
         )
     )
 
