@@ -12,9 +12,10 @@ from tfdistkit.report import read_events
 
 # Trains until the file `enough` is there; a rank dies where the file `die.<attempt>.<rank>` is.
 TRAIN = """
-    import json, os, pathlib, signal, sys, time
+    import os, pathlib, signal, sys, time
+    from tfdistkit.cluster import detect_cluster
     attempt, rank = int(os.environ["TFDISTKIT_ATTEMPT"]), int(os.environ["TFDISTKIT_RANK"])
-    workers = len(json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"])
+    workers = detect_cluster().world_size
     assert os.environ["TFDISTKIT_ELASTIC"].count(":") == 1
     assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
     deaf = pathlib.Path("deaf")
@@ -124,7 +125,7 @@ def test_below_the_fewest_a_loss_is_a_failure(tmp_path: Path) -> None:
 
 def test_restarts_of_long_ago_do_not_count(tmp_path: Path) -> None:
     words = ("-np", "1", "--max-restarts", "1", "--restart-window", "0.1")
-    script = "import os, sys\nsys.exit(4 * (int(os.environ['TFDISTKIT_ATTEMPT']) < 2))"
+    script = "import os, sys\nsys.exit(75 * (int(os.environ['TFDISTKIT_ATTEMPT']) < 2))"
     ended = run_job(*words, write_script(tmp_path, script), cwd=tmp_path)
     assert ended.code == 0, ended.stderr
     assert ended.stderr.count("(restart 1 of 1 within 0.1 s)") >= 2
@@ -141,6 +142,13 @@ def test_an_exception_is_no_loss(tmp_path: Path) -> None:
     assert "continues with" not in ended.stderr and "up.1.0" not in [path.name for path in tmp_path.iterdir()]
 
 
+def test_a_script_that_does_not_name_the_callback_is_hinted_at(tmp_path: Path) -> None:
+    hint = "train.py does not name BackupAndResume"
+    for np, text, is_hinted in (("1:2", "", True), ("1:2", "# BackupAndResume", False), ("2", "", False)):
+        ended = run_job("-np", np, write_script(tmp_path, text, "train.py"), cwd=tmp_path)
+        assert ended.code == 0 and (hint in ended.stderr) == is_hinted, ended.stderr
+
+
 def test_quick_losses_one_after_another_are_a_failure(tmp_path: Path) -> None:
     script = """
         import os, signal
@@ -155,8 +163,16 @@ def test_quick_losses_one_after_another_are_a_failure(tmp_path: Path) -> None:
     assert "4 times in a row workers were lost within 60 s of their start: a failure." in ended.stderr
 
 
-def test_discovery_lets_a_job_grow_and_shrink(tmp_path: Path) -> None:
-    options = ("--host-discovery-script", discovery(tmp_path, "localhost:2"), "--cool-down", "0.1")
+@pytest.mark.parametrize("backend", ["local", "horovod"])
+def test_discovery_lets_a_job_grow_and_shrink(tmp_path: Path, backend: str) -> None:
+    options = (
+        "--backend",
+        backend,
+        "--host-discovery-script",
+        discovery(tmp_path, "localhost:2"),
+        "--cool-down",
+        "0.1",
+    )
     words = ("-np", "2:3", *options, "--log-dir", "logs", "-v", write_script(tmp_path, TRAIN))
     with job(*words, cwd=tmp_path) as running:
         elastic = Elastic(running, tmp_path)
@@ -166,7 +182,7 @@ def test_discovery_lets_a_job_grow_and_shrink(tmp_path: Path) -> None:
         say(tmp_path, "localhost:2")
         elastic.wait_for(2, 2)
         stderr = elastic.end()
-    assert "starting 2 workers (2 to 3) on this machine" in stderr
+    assert f"starting 2 workers (2 to 3){' for Horovod' * (backend == 'horovod')} on this machine" in stderr
     assert "there is room for 3 workers instead of 2: all ranks are asked for a backup." in stderr
     assert "the job continues with 3 workers instead of 2, from its last backup." in stderr
     assert "hosts are leaving, and there is room for 2 workers" in stderr
@@ -255,12 +271,17 @@ def test_a_job_waits_for_room(tmp_path: Path) -> None:
 HANGING = "#!/bin/sh\ntouch {folder}/asked\nsleep 600\n"
 
 
-@pytest.mark.parametrize("phase", ["first discovery", "waiting", "later waiting", "discovery", "restart pause"])
+@pytest.mark.parametrize(
+    "phase", ["first discovery", "waiting", "later waiting", "discovery", "asked", "restart pause"]
+)
 def test_ctrl_c_in_each_phase(tmp_path: Path, phase: str) -> None:
     path = discovery(tmp_path, "localhost:1")
     options = ["-np", "1:2", "--host-discovery-script", path]
     if phase == "first discovery":
         Path(path).write_text(HANGING.format(folder=tmp_path))
+    elif phase == "asked":
+        (tmp_path / "deaf").touch()
+        options += ["--cool-down", "0.1"]
     elif phase in ("waiting", "later waiting"):
         options[1] = "2:2"
         say(tmp_path, "localhost:2" if phase == "later waiting" else "localhost:1")
@@ -276,6 +297,10 @@ def test_ctrl_c_in_each_phase(tmp_path: Path, phase: str) -> None:
             elastic.wait_for(0, 2)
             say(tmp_path, "localhost:1")
             elastic.wait_for_note("waits up to 600 s for room for 2 workers")
+        elif phase == "asked":
+            elastic.wait_for_note("starting 1 worker")
+            say(tmp_path, "localhost:2")
+            elastic.wait_for_note("all ranks are asked for a backup")
         elif phase == "discovery":
             elastic.wait_for(0, 1)
             Path(path).with_suffix(".new").write_text(HANGING.format(folder=tmp_path))

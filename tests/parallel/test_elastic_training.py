@@ -225,7 +225,8 @@ os.kill(os.getpid(), signal.SIGUSR1)  # not in `fit`: nothing happens
 x = np.ones((40, 2), "float32")
 model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
 model.compile("sgd", "mse")
-model.fit(x, x[:, :1], batch_size=2, verbose=0, callbacks=[Ask(), BackupAndResume("backup", grace_s=0.2)])
+backup = BackupAndResume("backup", grace_s=0.2)
+model.fit(x, x[:, :1], batch_size=2, verbose=0, callbacks=[Ask(), backup])
 time.sleep(0.5)  # longer than `grace_s`: a request kills no process
 os.kill(os.getpid(), signal.SIGUSR1)
 print("done", flush=True)

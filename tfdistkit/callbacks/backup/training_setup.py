@@ -140,17 +140,22 @@ def _changes(now: dict[str, Any], then: dict[str, Any], ranks: Ranks) -> dict[st
 
 
 def _refusal(changes: dict[str, list[str]]) -> UnsupportedError:
-    do = "Use another folder for another training, or accept the changes: BackupAndResume(..., accept_changes=True)."
+    what = "The model, optimizer, loss, metrics and data must be the same as in the backup."
     if env.text(env.ELASTIC) is not None:
-        do = (
-            "Give the global batch size, which does not change with the number of workers, and nothing else that "
-            "depends on `tfdistkit.world_size()`."
+        return UnsupportedError(
+            explain(
+                what,
+                received=_joined(changes),
+                do="Give the global batch size, which does not change with the number of workers, and nothing that "
+                "depends on `tfdistkit.world_size()`.",
+            )
         )
     return UnsupportedError(
         explain(
-            "The model, optimizer, loss, metrics and data must be the same as in the backup.",
+            what,
             received=_joined(changes),
-            do=do,
+            do="Use another folder for another training, or accept the changes: BackupAndResume(..., "
+            "accept_changes=True).",
         )
     )
 

@@ -15,7 +15,7 @@ from tfdistkit import env
 from tfdistkit.cli.run.options import RunOptions, parse
 from tfdistkit.cli.run.parser import make_parser as make_parser  # part of the interface of a command
 from tfdistkit.cli.run.slurm import run_in_slurm
-from tfdistkit.cli.run.starting import hidden_lines, starting_line
+from tfdistkit.cli.run.starting import hidden_lines, resumption_hint, starting_line
 from tfdistkit.cli.shown import end_console, shown_value
 from tfdistkit.errors import TfdistkitError
 from tfdistkit.launcher.local.isolation import isolate
@@ -146,6 +146,8 @@ def _run(
     if not options.is_quiet:
         line = starting_line(job, options.is_isolated)
         console.note("\n".join([line, *map(_as_shell_line, processes if options.is_verbose else ())]))
+    if job.elastic is not None and piped is None and (hint := resumption_hint(job.program)):
+        console.note(hint)
     try:
         if piped is not None:
             require_unused(job.run_dir)

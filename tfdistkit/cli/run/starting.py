@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from tfdistkit.launcher.piped_script import given_name
 from tfdistkit.launcher.registry import row_of
@@ -31,6 +32,28 @@ def starting_line(job: JobSpec, is_isolated: bool = False) -> str:
     script = " ".join(job.program[:2]) if is_module else given_name(job.program)
     where = _places(job) + (", in an isolated network" if is_isolated else "")
     return f"tfdistkit: starting {what}{how} on {where}: {script if script.isprintable() else repr(script)}"
+
+
+def resumption_hint(program: Sequence[str]) -> str:
+    """Returns a hint for an elastic job whose script does not name `BackupAndResume`; empty otherwise.
+
+    The callback may come from a module that the script imports: `fit` itself checks for it.
+
+    Args:
+        program: The script and its arguments.
+    """
+    if program[0] == "-m":
+        return ""
+    try:
+        text = Path(program[0]).read_bytes()
+    except OSError:  # a folder, or a path on other hosts
+        return ""
+    if b"BackupAndResume" in text or not program[0].endswith(".py"):
+        return ""
+    return (
+        f"tfdistkit: {Path(program[0]).name} does not name BackupAndResume, without which each change of the number of "
+        'workers begins anew. Add it: callbacks=[tfdistkit.callbacks.BackupAndResume("backup")]'
+    )
 
 
 def hidden_lines(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from tfdistkit.errors import UnsupportedError, explain
 from tfdistkit.launcher.backend import WorkerHandle
@@ -204,7 +204,7 @@ class Changes:
         for host, workers in hosts.items():
             self._room.members.lose(host, workers, now, is_unreachable=host in gone)
         self._quick = self._quick + 1 if now - self._started < _QUICK_S else 0
-        self._tell_left_out()
+        self._tell_left_out(hosts)
 
     def _refusal(self) -> str:
         """Returns why a loss cannot be answered by a change; empty if it can."""
@@ -240,12 +240,14 @@ class Changes:
     def _leave_out(self, hosts: Sequence[str]) -> None:
         for host in hosts:
             self._room.members.lose(host, 0, time.monotonic(), is_unreachable=True)
-        self._tell_left_out()
+        self._tell_left_out(hosts)
 
-    def _tell_left_out(self) -> None:
-        for host, seconds in self._room.members.left_out(time.monotonic()).items():
-            self._say(f"tfdistkit: host {host} failed again or does not answer: it is left out for {seconds:.0f} s.")
-            self._add_event("host_left_out", host=host, seconds=round(seconds))
+    def _tell_left_out(self, hosts: Iterable[str]) -> None:
+        """Names those of some hosts that just failed which are not used for a while."""
+        left_out = self._room.members.left_out(time.monotonic())
+        for host in (one for one in hosts if one in left_out):
+            self._say(f"tfdistkit: host {host} failed again or does not answer: left out for {left_out[host]:.0f} s.")
+            self._add_event("host_left_out", host=host, seconds=round(left_out[host]))
 
     def _announce(self, job: JobSpec) -> None:
         """Reports the number of workers of the next attempt."""
