@@ -32,6 +32,7 @@ from tfdistkit import env
 from tfdistkit.report import broken_exit  # noqa: F401  # its exit function must be registered before the script's
 from tfdistkit.report.alone import leave_alone_mark
 from tfdistkit.report.crashes import CrashRecord, kinds_of, write_crash
+from tfdistkit.report.hangs import notes, stacks
 from tfdistkit.report.no_terminal import explain_empty_input
 from tfdistkit.report.progress import leave_steps, steps_taken
 from tfdistkit.report.tracebacks import folded, whole
@@ -48,6 +49,8 @@ def main() -> None:
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     if not faulthandler.is_enabled():
         faulthandler.enable()
+    notes.begin()
+    stacks.answer_requests()
     pid = os.getpid()
     try:
         code, namespace = _program_as_main()

@@ -15,8 +15,13 @@ from tfdistkit import env
 from tfdistkit.data.batch_info import info_of
 from tfdistkit.errors import UnsupportedError, explain
 from tfdistkit.keras_adapter import data_position, private_api
+from tfdistkit.report.hangs import notes
+from tfdistkit.report.hangs.layout import Phase
 
 _LOG = logging.getLogger(__name__)
+
+# The epoch that `fit` begins next; None outside of `fit`.
+_next_epoch: int | None = None
 
 # Keras callbacks that write files, and their replacements; also for subclasses.
 _INSTEAD = {
@@ -55,11 +60,37 @@ def arguments_of_fit(original: Any, model: Any, args: tuple, kwargs: dict) -> It
         yield call
 
 
+@contextlib.contextmanager
+def noting_epochs(initial_epoch: int) -> Iterator[None]:
+    """Notes that its body is a `fit`, and its epochs.
+
+    Args:
+        initial_epoch: The epoch that it begins with, from 0.
+    """
+    global _next_epoch
+    before, _next_epoch = _next_epoch, initial_epoch
+    notes.own.enter(Phase.BETWEEN)
+    try:
+        yield
+    finally:
+        _next_epoch = before
+        notes.own.enter(Phase.OUTSIDE)
+
+
 def epoch_steps(original: Any, iterator: Any) -> Any:
     """Yields the steps of an epoch, from the position of a callback that resumes training."""
+    _note_epoch()
     info = info_of(iterator)
     steps = original(iterator) if info.position is None else info.position.steps(original, iterator)
     return steps if info.comparison is None else info.comparison.steps(iterator, steps)
+
+
+def _note_epoch() -> None:
+    """Notes an epoch of `fit`; evaluations have epochs, too."""
+    global _next_epoch
+    if _next_epoch is not None and notes.own.phase != Phase.EVALUATION:
+        notes.own.begin_epoch(_next_epoch)
+        _next_epoch += 1
 
 
 def epoch_data(original: Any, iterator: Any) -> Any:

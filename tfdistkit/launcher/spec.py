@@ -16,6 +16,8 @@ from tfdistkit.launcher.process_spec import ProcessSpec as ProcessSpec
 from tfdistkit.launcher.registry import names_with, row_of
 from tfdistkit.report.alone import FILE_NAME as ALONE_FILE
 from tfdistkit.report.crashes import FILE_NAME as CRASH_FILE
+from tfdistkit.report.hangs.layout import FILE_NAME as NOTES_FILE
+from tfdistkit.report.hangs.stacks import FILE_NAME as STACKS_FILE
 from tfdistkit.report.private_files import make_folder, writing_logs
 from tfdistkit.report.progress import FILE_NAME as STEPS_FILE
 from tfdistkit.validation import require_integer, require_positive
@@ -119,7 +121,7 @@ def make_folders(run_dir: Path, processes: Sequence[ProcessSpec]) -> None:
         for process in processes:
             make_folder(process.folder)
         # Also those of an earlier, larger run: its errors must not be reported as this run's.
-        for name in (CRASH_FILE, ALONE_FILE, STEPS_FILE):
+        for name in (CRASH_FILE, ALONE_FILE, STEPS_FILE, NOTES_FILE, STACKS_FILE):
             for stale in left_in(run_dir, name):
                 stale.unlink()
         (run_dir / ".writable").touch()

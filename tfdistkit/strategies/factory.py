@@ -16,6 +16,8 @@ from tfdistkit.cluster.detection import detect_cluster
 from tfdistkit.cluster.environments.mpi_addresses import can_exchange
 from tfdistkit.cluster.spec import ClusterSpec
 from tfdistkit.errors import OptionError, UnsupportedError, explain, nearest
+from tfdistkit.report.hangs import notes
+from tfdistkit.report.hangs.layout import Phase
 from tfdistkit.strategies.prerequisites import require_keras_on_tensorflow
 
 if TYPE_CHECKING:
@@ -62,6 +64,7 @@ _made = ""
 def make(name: str, options: dict[str, Any]) -> tf.distribute.Strategy:
     """Makes a strategy; see `tfdistkit.strategy`."""
     requested.note("strategy")
+    notes.own.enter(Phase.SETUP)
     cluster = detect_cluster()
     known = _known_name(name)
     _check_servers(known, cluster)

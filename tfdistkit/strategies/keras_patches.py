@@ -20,6 +20,8 @@ from tfdistkit.collectives.differentiable import weigh_gradients_by
 from tfdistkit.data.batch_info import info_of
 from tfdistkit.data.rows import rows_error
 from tfdistkit.keras_adapter import fit, private_api, private_datasets, private_lookup, table_parts, table_rows
+from tfdistkit.report.hangs import notes
+from tfdistkit.report.hangs.layout import Phase
 from tfdistkit.strategies import epoch_data, model_scope
 from tfdistkit.strategies.local_steps import keras_steps
 from tfdistkit.strategies.local_steps import logs as local_logs
@@ -55,7 +57,14 @@ def install() -> None:
 
 
 def _make_function(original: Any, model: Any, step_function: Any) -> Any:
-    """Makes a train or test function, and lets a clock measure it, if the model has one."""
+    """Makes a train or test function that notes its steps, and lets a clock measure it, if the model has one."""
+    function = _make_measured_function(original, model, step_function)
+    if not private_api.is_ours(model.distribute_strategy):
+        return function
+    return notes.noting_steps(function, None if step_function == model.test_step else model.steps_per_execution)
+
+
+def _make_measured_function(original: Any, model: Any, step_function: Any) -> Any:
     clock, strategy = clock_of(model, step_function), model.distribute_strategy
     coordinated = strategy.coordinated_function(model, step_function, clock) if private_api.is_ours(strategy) else None
     if coordinated is not None:
@@ -201,7 +210,8 @@ def _split_batch(strategy: Any, batch: Any) -> Any:
 def _fit(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
     with fit.arguments_of_fit(original, model, args, kwargs) as call:
         keras_steps.require_agreed_stops(model.distribute_strategy, call.arguments.get("callbacks"))
-        return _name_lost_peer(original, *call.args, **call.kwargs)
+        with fit.noting_epochs(call.arguments.get("initial_epoch", 0)):
+            return _name_lost_peer(original, *call.args, **call.kwargs)
 
 
 def _epoch_logs(original: Any, model: Any, logs: Any) -> Any:
@@ -255,7 +265,8 @@ def _evaluate(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
     strategy: Any = model.distribute_strategy
     if private_api.is_ours(strategy):
         strategy.settle_weights()
-    return _name_lost_peer(original, model, *args, **kwargs)
+    with notes.noting(Phase.EVALUATION):
+        return _name_lost_peer(original, model, *args, **kwargs)
 
 
 def _optimizer_variable(original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:

@@ -32,6 +32,8 @@ from tfdistkit.callbacks.stock_strategies import require_ours
 from tfdistkit.errors import OptionError, UnsupportedError, explain
 from tfdistkit.keras_adapter import data_position, private_api
 from tfdistkit.keras_adapter.data_position import DataState, FitData
+from tfdistkit.report.hangs import notes
+from tfdistkit.report.hangs.layout import Phase
 from tfdistkit.report.progress import leave_backup_mark
 from tfdistkit.strategies import keras_patches
 from tfdistkit.strategies.parameter_server.worker_datasets import WorkerDataset
@@ -297,6 +299,7 @@ class _Run:
         self._polled_at = time.monotonic()
         return bool(of_ranks[0, 1])
 
+    @notes.noting(Phase.SAVE)
     def save(self, data: DataState) -> None:
         """Saves a backup; all ranks call it."""
         assert self._states is not None

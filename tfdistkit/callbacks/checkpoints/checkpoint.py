@@ -19,6 +19,8 @@ from tfdistkit.callbacks.checkpoints.checkpoint_files import files_of, is_own, n
 from tfdistkit.callbacks.chief import writes_files
 from tfdistkit.errors import OptionError, explain
 from tfdistkit.keras_adapter import private_api
+from tfdistkit.report.hangs import notes
+from tfdistkit.report.hangs.layout import Phase
 from tfdistkit.validation import require_integer
 
 
@@ -151,12 +153,15 @@ class _Saver:
         return getattr(self._model, name)
 
     def save(self, filepath: str, **options: Any) -> None:
-        self._settle()
-        self._save_by(self._model, lambda path: self._model.save(path, **options), filepath)
+        self._save(lambda path: self._model.save(path, **options), filepath)
 
     def save_weights(self, filepath: str, **options: Any) -> None:
-        self._settle()
-        self._save_by(self._model, lambda path: self._model.save_weights(path, **options), filepath)
+        self._save(lambda path: self._model.save_weights(path, **options), filepath)
+
+    def _save(self, save: Callable[[str], None], filepath: str) -> None:
+        with notes.noting(Phase.SAVE):
+            self._settle()
+            self._save_by(self._model, save, filepath)
 
     def _settle(self) -> None:
         """Lets an algorithm that trains on each rank alone average the weights; all ranks come here."""

@@ -28,8 +28,9 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from tfdistkit.collectives.shm import messages
-from tfdistkit.collectives.shm.messages import Connection, Key, Post
+from tfdistkit.collectives.shm.messages import Connection, Gathering, Key, Post
 from tfdistkit.collectives.shm.operation import Operation
+from tfdistkit.report.hangs import notes
 
 # Bytes of a chunk. Large enough that the steps cost little, small enough for the cache.
 CHUNK_BYTES = 1 << 20
@@ -66,15 +67,6 @@ _KINDS: dict[bytes, type[Exception]] = {b"lost": LostPeer, b"late": TimedOut, b"
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
-class _Gathering:
-    """What rank 0 knows of an operation that not all ranks have called yet."""
-
-    def __init__(self) -> None:
-        self.deadline, self.timeout_s = math.inf, 0.0  # The earliest of the ranks that called it.
-        self.posts: dict[int, Post] = {}
-        self.posted_at = -math.inf  # When the last of them did.
-
-
 class Engine:
     """Runs the operations of this rank.
 
@@ -106,7 +98,7 @@ class Engine:
         self._called: collections.deque[Operation] = collections.deque()
         self._pending: dict[Key, tuple[Operation, float]] = {}
         self._counts: collections.Counter[int] = collections.Counter()
-        self._gathered: dict[Key, _Gathering] = {}
+        self._gathered: dict[Key, Gathering] = {}
         self._started: collections.deque[Operation] = collections.deque()
         self._steps_of = dict.fromkeys(self._peers, 0)
         self._steps = self._first_step = 0
@@ -260,6 +252,8 @@ class Engine:
     # ------------------------------------------------------------- operations
 
     def _post(self, operation: Operation) -> None:
+        if operation.timeout_s < math.inf:  # Others are waited for beside the steps.
+            notes.own.begin_operation(operation.call)
         if self._broken is not None:
             return self._end(operation, self._broken)
         key = (operation.tag, self._counts[operation.tag])
@@ -274,7 +268,7 @@ class Engine:
 
     def _gather(self, rank: int, key: Key, post: Post) -> None:
         """On rank 0: a rank called an operation; once all have, it succeeds or fails."""
-        gathering = self._gathered.setdefault(key, _Gathering())
+        gathering = self._gathered.setdefault(key, Gathering())
         gathering.posts[rank], gathering.posted_at = post, self._now()
         deadline = gathering.posted_at + post.timeout_s
         if deadline < gathering.deadline:
@@ -317,6 +311,8 @@ class Engine:
 
     def _end(self, operation: Operation, error: Exception | None = None) -> None:
         operation.error = error
+        if operation.timeout_s < math.inf:
+            notes.own.end_operation()
         with contextlib.suppress(Exception):  # Nobody waits: the graph is gone, after an error of its own.
             operation.on_end()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import struct
 from collections.abc import Sequence
@@ -68,6 +69,15 @@ def unpack_metas(body: bytes) -> tuple[list[np.ndarray], bytes]:
     ranks, numbers = _METAS.unpack_from(body)
     end = _METAS.size + 8 * ranks * numbers
     return list(np.frombuffer(body[_METAS.size : end], np.int64).reshape(ranks, numbers)), body[end:]
+
+
+class Gathering:
+    """What rank 0 knows of an operation that not all ranks have called yet."""
+
+    def __init__(self) -> None:
+        self.deadline, self.timeout_s = math.inf, 0.0  # The earliest of the ranks that called it.
+        self.posts: dict[int, Post] = {}
+        self.posted_at = -math.inf  # When the last of them did.
 
 
 class Connection:

@@ -21,6 +21,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdistkit.keras_adapter import private_collectives
+from tfdistkit.report.hangs import notes
 
 # Poll interval in seconds; a timeout below 10 of them is divided into 10 polls.
 _POLL_EVERY_S = 1.0
@@ -87,6 +88,8 @@ class CollectiveDeadline:
         since, last_ended = time.monotonic(), -1
         while not self._closed.wait(min(_POLL_EVERY_S, self.timeout_s / _POLLS)):
             begun, ended = (sum(int(one.numpy()) for one in counters) for counters in (self._begun, self._ended))
+            if self is _current:
+                notes.own.note_ring(begun, ended)
             # A failed step may leave a collective begun but not ended; then no thread waits in TensorFlow.
             if begun <= ended or ended != last_ended or not _waits_in_tensorflow():
                 since, last_ended = time.monotonic(), ended

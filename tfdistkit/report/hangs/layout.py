@@ -1,0 +1,136 @@
+"""The file of progress notes: where each number stands, and how the launcher reads them."""
+
+from __future__ import annotations
+
+import enum
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+FILE_NAME = "progress"
+SIZE_BYTES = 256
+# In the first place: a file whose writer has begun, in this form.
+VERSION = 0x7464_6B01
+
+# Places of the numbers, of eight bytes each.
+PID, MAIN_THREAD, CHANGES, PHASE, SINCE, STEPS, EPOCH, EVALUATED = range(1, 9)
+BEGUN, ENDED, RING_BEGUN, RING_ENDED = range(9, 13)
+# Two each: of the window before the current one, and of the current one.
+WINDOW_BEGIN, WINDOW_STEPS = 13, 15
+_COUNT = 17
+# The collective that was entered last, as text.
+CALL_OFFSET, CALL_BYTES = 160, 96
+
+_NUMBERS = struct.Struct(f"{_COUNT}q")
+
+
+class Phase(enum.IntEnum):
+    """What a process does."""
+
+    START = 0  # Its script has made no strategy yet.
+    SETUP = 1  # It makes a strategy, or what comes before `fit`.
+    STEP = 2
+    BETWEEN = 3  # In `fit`, between steps: callbacks, the begin and the end of an epoch.
+    EVALUATION = 4
+    SAVE = 5
+    OUTSIDE = 6  # After `fit`.
+
+
+@dataclass(frozen=True)
+class Notes:
+    """What a process noted.
+
+    Args:
+        pid: The process.
+        main_thread: The identifier of its main thread.
+        changes: A number that grows with each note, also those of collectives.
+        phase: What it does.
+        since: When that began, by `time.monotonic` of its machine.
+        steps: The training steps that it has taken.
+        epoch: Its epoch, from 0.
+        evaluated: The steps of evaluations and predictions.
+        begun: The collectives that it entered, through shared memory.
+        ended: Those that have ended.
+        ring_begun: The collectives of TensorFlow's own transport that it entered, up to a second ago.
+        ring_ended: Those that have ended.
+        call: The collective that it entered last through shared memory, as text.
+        window: When the steps that count for `steps_per_s` began, and the number of steps before.
+    """
+
+    pid: int
+    main_thread: int
+    changes: int
+    phase: Phase
+    since: float
+    steps: int
+    epoch: int
+    evaluated: int
+    begun: int
+    ended: int
+    ring_begun: int
+    ring_ended: int
+    call: str
+    window: tuple[float, int]
+
+    @property
+    def is_in_collective(self) -> bool:
+        """Whether it waits in a collective for its peers."""
+        return self.begun > self.ended or self.ring_begun > self.ring_ended
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether its script has made a strategy."""
+        return self.phase is not Phase.START or self.changes > 0
+
+    def steps_per_s(self, now: float) -> float | None:
+        """Returns its recent steps per second; None before two steps.
+
+        Args:
+            now: The time, by `time.monotonic`.
+        """
+        began, before = self.window
+        return (self.steps - before) / (now - began) if began and now > began and self.steps > before else None
+
+
+def read_notes(folder: Path) -> Notes | None:
+    """Returns the notes of a process; None without them.
+
+    Args:
+        folder: The folder of the process.
+    """
+    try:
+        data = (folder / FILE_NAME).read_bytes()
+    except OSError:
+        return None
+    return parse_notes(data)
+
+
+def parse_notes(data: bytes) -> Notes | None:
+    """Returns the notes in the content of a file; None if it has none.
+
+    Args:
+        data: The content.
+    """
+    if len(data) < SIZE_BYTES:
+        return None
+    numbers = _NUMBERS.unpack_from(data)
+    if numbers[0] != VERSION or numbers[PHASE] not in iter(Phase):
+        return None
+    begin = numbers[WINDOW_BEGIN] or numbers[WINDOW_BEGIN + 1]
+    before = numbers[WINDOW_STEPS] if numbers[WINDOW_BEGIN] else numbers[WINDOW_STEPS + 1]
+    return Notes(
+        pid=numbers[PID],
+        main_thread=numbers[MAIN_THREAD],
+        changes=numbers[CHANGES] + sum(numbers[place] for place in (BEGUN, ENDED, RING_BEGUN, RING_ENDED)),
+        phase=Phase(numbers[PHASE]),
+        since=numbers[SINCE] / 1e9,
+        steps=numbers[STEPS],
+        epoch=numbers[EPOCH],
+        evaluated=numbers[EVALUATED],
+        begun=numbers[BEGUN],
+        ended=numbers[ENDED],
+        ring_begun=numbers[RING_BEGUN],
+        ring_ended=numbers[RING_ENDED],
+        call=data[CALL_OFFSET : CALL_OFFSET + CALL_BYTES].rstrip(b"\0").decode(errors="replace"),
+        window=(begin / 1e9, before),
+    )

@@ -1,0 +1,188 @@
+"""Notes the progress of this process (step, epoch, phase, collectives) where another process can read it at any time.
+
+The notes are numbers in a mapped file in the folder of the process: a note is a few stores to memory, without a system
+call. Without a folder (a script under plain Python) they go to memory of this process alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tfdistkit import env
+from tfdistkit.report.hangs.layout import (
+    BEGUN,
+    CALL_BYTES,
+    CALL_OFFSET,
+    CHANGES,
+    ENDED,
+    EPOCH,
+    EVALUATED,
+    FILE_NAME,
+    MAIN_THREAD,
+    PHASE,
+    PID,
+    RING_BEGUN,
+    RING_ENDED,
+    SINCE,
+    SIZE_BYTES,
+    STEPS,
+    VERSION,
+    WINDOW_BEGIN,
+    WINDOW_STEPS,
+    Phase,
+)
+from tfdistkit.report.private_files import open_file
+
+# As plain integers, which are read faster.
+_STEP, _BETWEEN, _EVALUATION = int(Phase.STEP), int(Phase.BETWEEN), int(Phase.EVALUATION)
+# Steps per second are those since one to two windows ago.
+_WINDOW_NS = 10_000_000_000
+
+
+class ProgressNotes:
+    """The notes of one process.
+
+    Args:
+        memory: Their memory, of `layout.SIZE_BYTES` zeros.
+    """
+
+    def __init__(self, memory: Any):
+        self._bytes = memoryview(memory)
+        self._numbers: Any = self._bytes.cast("q")
+        self._numbers[PID], self._numbers[MAIN_THREAD] = os.getpid(), threading.main_thread().ident or 0
+        self._numbers[SINCE] = time.monotonic_ns()
+        # Written last: whoever reads it knows that the rest is there.
+        self._numbers[0] = VERSION
+
+    @property
+    def phase(self) -> int:
+        """The phase that this process is in."""
+        return int(self._numbers[PHASE])
+
+    def enter(self, phase: int) -> int:
+        """Notes that a phase begins.
+
+        Args:
+            phase: A `Phase`.
+
+        Returns:
+            The phase before.
+        """
+        numbers = self._numbers
+        before: int = numbers[PHASE]
+        numbers[PHASE], numbers[SINCE] = phase, time.monotonic_ns()
+        numbers[CHANGES] += 1
+        return before
+
+    def count_steps(self, steps: int) -> None:
+        """Notes that training steps have ended, and that what is between steps begins."""
+        numbers, now = self._numbers, time.monotonic_ns()
+        numbers[STEPS] += steps
+        numbers[PHASE], numbers[SINCE] = _BETWEEN, now
+        numbers[CHANGES] += 1
+        if now - numbers[WINDOW_BEGIN + 1] > _WINDOW_NS:
+            numbers[WINDOW_BEGIN], numbers[WINDOW_STEPS] = numbers[WINDOW_BEGIN + 1], numbers[WINDOW_STEPS + 1]
+            numbers[WINDOW_BEGIN + 1], numbers[WINDOW_STEPS + 1] = now, numbers[STEPS]
+
+    def count_evaluation(self) -> None:
+        """Notes that a step of an evaluation or prediction has ended."""
+        self._numbers[EVALUATED] += 1
+        self._numbers[CHANGES] += 1
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Notes the epoch, counted from 0."""
+        self._numbers[EPOCH] = epoch
+        self._numbers[CHANGES] += 1
+
+    def begin_operation(self, call: bytes) -> None:
+        """Notes that this process entered a collective; called by the thread that runs them.
+
+        Args:
+            call: What it is, such as `sum of float32 [3]`.
+        """
+        text = call[:CALL_BYTES].ljust(CALL_BYTES, b"\0")
+        self._bytes[CALL_OFFSET : CALL_OFFSET + CALL_BYTES] = text
+        self._numbers[BEGUN] += 1
+
+    def end_operation(self) -> None:
+        """Notes that a collective has ended."""
+        self._numbers[ENDED] += 1
+
+    def note_ring(self, begun: int, ended: int) -> None:
+        """Notes how many of TensorFlow's own collectives have begun and ended."""
+        self._numbers[RING_BEGUN], self._numbers[RING_ENDED] = begun, ended
+
+
+own = ProgressNotes(bytearray(SIZE_BYTES))
+
+
+def begin() -> None:
+    """Begins to write the notes into the folder of this process, if it has one; before other modules use `own`."""
+    global own
+    folder = env.text(env.TASK_DIR)
+    if folder is not None:
+        # Without them the job trains as well: a full disk, a file system without mappings.
+        with contextlib.suppress(OSError, ValueError):
+            own = ProgressNotes(_mapped(Path(folder, FILE_NAME)))
+
+
+def _mapped(path: Path) -> mmap.mmap:
+    """Creates a file of zeros and maps it; writes them, since a store to a hole ends the process on a full disk."""
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()  # Another process may still have the old one mapped.
+    os.close(open_file(path, os.O_EXCL))
+    with open(path, "r+b") as file:
+        file.write(bytes(SIZE_BYTES))
+        file.flush()
+        return mmap.mmap(file.fileno(), SIZE_BYTES)
+
+
+@contextlib.contextmanager
+def noting(phase: int) -> Iterator[None]:
+    """Notes that its body is a phase.
+
+    Args:
+        phase: A `Phase`.
+    """
+    before = own.enter(phase)
+    try:
+        yield
+    finally:
+        own.enter(before)
+
+
+def noting_steps(function: Callable[[Any], Any], steps: int | None) -> Callable[[Any], Any]:
+    """Wraps a function that Keras calls for each execution of steps.
+
+    Args:
+        function: The function.
+        steps: The training steps in one execution; None for steps of an evaluation or prediction.
+    """
+    notes, count = own, steps or 1
+
+    def noted_train(iterator: Any) -> Any:
+        notes.enter(_STEP)
+        try:
+            result = function(iterator)
+        except BaseException:  # Also the end of data whose length Keras does not know.
+            notes.enter(_BETWEEN)
+            raise
+        notes.count_steps(count)
+        return result
+
+    def noted_evaluation(iterator: Any) -> Any:
+        before = notes.enter(_EVALUATION)
+        try:
+            return function(iterator)
+        finally:
+            notes.count_evaluation()
+            notes.enter(before)
+
+    return noted_evaluation if steps is None else noted_train

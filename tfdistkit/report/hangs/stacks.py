@@ -1,0 +1,84 @@
+"""Stacks of all threads of a process, on request of another one: registered here, written by faulthandler, parsed here.
+
+A real-time signal asks for them, which scripts hardly use. Python need not run for it: a process that hangs in C code
+answers, too. One that is suspended (SIGSTOP) or blocked in the kernel does not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import re
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfdistkit import env
+from tfdistkit.report.private_files import open_file
+
+FILE_NAME = "stacks"
+# glibc keeps the first real-time signals for itself; systems without them (macOS) have no such request.
+SIGNAL: int | None = signal.SIGRTMIN + 9 if hasattr(signal, "SIGRTMIN") else None
+
+_APPEND = os.O_APPEND | os.O_TRUNC
+_THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+).*:$")
+_FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A function call.
+
+    Args:
+        file: Its source file.
+        line: The line; 0 if unknown.
+        function: The name of the function.
+    """
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        """Returns `train.py:12 on_epoch_end`."""
+        return f"{Path(self.file).name}:{self.line} {self.function}"
+
+
+@dataclass(frozen=True)
+class Thread:
+    """The stack of a thread.
+
+    Args:
+        ident: Its identifier, as in `threading`.
+        frames: Its calls, the innermost first.
+    """
+
+    ident: int
+    frames: tuple[Frame, ...]
+
+
+def answer_requests() -> None:
+    """Lets this process write its stacks into its folder, if it has one, when the signal comes."""
+    folder = env.text(env.TASK_DIR)
+    if folder is None or SIGNAL is None or signal.getsignal(SIGNAL) is not signal.SIG_DFL:
+        return
+    with contextlib.suppress(OSError):
+        # Never closed: faulthandler needs the descriptor until the process ends.
+        faulthandler.register(SIGNAL, file=open_file(Path(folder, FILE_NAME), _APPEND), all_threads=True)
+
+
+def parse_stacks(text: str) -> list[Thread]:
+    """Returns the threads in what faulthandler wrote; the main thread is the last one.
+
+    Args:
+        text: What it wrote.
+    """
+    threads: list[tuple[int, list[Frame]]] = []
+    for line in text.splitlines():
+        if head := _THREAD.match(line):
+            threads.append((int(head[1], 16), []))
+        elif threads and (found := _FRAME.match(line)):
+            number = int(found[2]) if found[2].isdecimal() else 0
+            threads[-1][1].append(Frame(found[1], number, found[3]))
+    return [Thread(ident, tuple(frames)) for ident, frames in threads]
