@@ -47,6 +47,10 @@ def status(*workers: WorkerStatus, **seen: Any) -> GroupStatus:
     ("seen", "expected"),
     [
         (status(running(), running(1)), WAIT),
+        (status(running(), running(1), is_hung=True), FAIL),
+        (status(running(), running(1), is_hung=True, signals=(signal.SIGINT,)), INTERRUPTED),
+        (status(running(), running(1), is_hung=True, restarts_left=1), RESTART),
+        (status(ended(0), ended(0, 1), is_hung=True), FINISH),
         (status(ended(0), running(1)), WAIT),
         (status(ended(0), ended(0, 1)), FINISH),
         (status(ended(0)), FINISH),

@@ -25,6 +25,9 @@ from tfdistkit.validation import require_integer, require_positive
 # Folders of processes in a run folder, including those of earlier runs.
 _TASK_FOLDERS = ("rank.*", "chief.*", "worker.*", "ps.*", "worker.*/restart.*")
 
+# The default of the hang timeout, in seconds: that of NCCL's watchdog in PyTorch.
+HANG_TIMEOUT_S = 600.0
+
 
 @dataclass(frozen=True)
 class JobSpec:
@@ -46,6 +49,8 @@ class JobSpec:
         elastic: The bounds of the number of workers; None for a fixed number.
         preemption: How preemption is announced; None without notices.
         mpi_args: Extra options for mpirun, for the backend that calls it.
+        hang_timeout_s: Time after which a job whose ranks make no progress is stopped, in seconds; None for no limit.
+            Only for jobs on this machine.
         job_id: The job's mark, in the environment of all of its processes.
     """
 
@@ -64,6 +69,7 @@ class JobSpec:
     restart_window_s: float | None = None
     elastic: ElasticSpec | None = None
     preemption: PreemptionSpec | None = None
+    hang_timeout_s: float | None = None
     job_id: str = field(default_factory=lambda: secrets.token_hex(16))
 
     @property
@@ -81,6 +87,9 @@ class JobSpec:
             require_positive("timeout", self.timeout_s, "seconds")
         if self.restart_window_s is not None:
             require_positive("restart_window", self.restart_window_s, "seconds")
+        if self.hang_timeout_s is not None:
+            require_positive("hang_timeout", self.hang_timeout_s, "seconds")
+            _require_here(self)
         for name, value in self.env.items():
             _check_variable(name, value)
         row = row_of(self.backend)
@@ -105,6 +114,22 @@ class JobSpec:
                     do=f"Leave out the hosts, or use one of the backends: {', '.join(names_with('on_hosts'))}.",
                 )
             )
+
+
+def _require_here(job: JobSpec) -> None:
+    """Raises an error if this machine does not see the notes of the ranks: on other hosts, or in a job of SLURM."""
+    is_discovered = job.elastic is not None and job.elastic.discovery is not None
+    if job.hosts is None and not is_discovered and not row_of(job.backend).is_submitted:
+        return
+    hosts = "" if job.hosts is None else f", hosts {', '.join(one.host for one in job.hosts.slots)}"
+    hosts += ", hosts of a discovery script" if is_discovered else ""
+    raise OptionError(
+        explain(
+            "`hang_timeout` must be used for a job on this machine only: the launcher reads files of the ranks.",
+            received=f"backend={job.backend!r}{hosts}",
+            do="Leave it out. The timeout of the collectives, `timeout_s` of the strategy, covers other hosts, too.",
+        )
+    )
 
 
 def make_folders(run_dir: Path, processes: Sequence[ProcessSpec]) -> None:

@@ -34,6 +34,10 @@ _PEER_IS_GONE = (
 )
 
 
+# Errors of a worker that waited for its peers for too long: they are alive, but somewhere else.
+_WAITED_TOO_LONG = ("did not join a collective operation", "Collective has timed out")
+
+
 @dataclass(frozen=True)
 class Failure:
     """Describes the failure of one worker.
@@ -83,6 +87,11 @@ class Failure:
         if any(kind in self.kinds for kind in _OF_LOST_PEERS):
             return True
         return _OF_TENSORFLOW in self.kinds and any(words in self.message for words in _PEER_IS_GONE)
+
+    @property
+    def is_collective_timeout(self) -> bool:
+        """Returns whether the worker waited in a collective for peers that did not come."""
+        return _OF_TENSORFLOW in self.kinds and any(words in self.message for words in _WAITED_TOO_LONG)
 
     @property
     def headline(self) -> str:

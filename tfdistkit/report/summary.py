@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tfdistkit.report.failures import Failure
+from tfdistkit.report.hangs.stacks import FILE_NAME as STACKS_FILE
 from tfdistkit.report.known_causes import cause_of
 from tfdistkit.report.names import ProcessName, listed
 from tfdistkit.report.startup_lines import StartupLines
@@ -62,6 +63,7 @@ def describe_run(
     stopped: Sequence[ProcessName] = (),
     left: Sequence[tuple[ProcessName, int | None]] = (),
     incidents: Sequence[str] = (),
+    hang: str = "",
     kept: Path | None = None,
 ) -> str:
     """Describes why a run failed.
@@ -72,6 +74,7 @@ def describe_run(
         stopped: The workers that the launcher stopped because of the failure.
         left: The workers that exited with 0 while the others continued, with their steps if known.
         incidents: Earlier failures that the job recovered from, a sentence each.
+        hang: Where the ranks were that had not failed, if the job hung or a rank had waited for a peer for too long.
         kept: The run folder, if it is kept for the user.
 
     Returns:
@@ -82,6 +85,8 @@ def describe_run(
         parts.append(describe_failure(failures[0]))
         if failures[0].is_consequence and not left:
             parts.append("It reports a lost or silent peer, but no worker had failed before it.")
+    if hang:
+        parts.append(f"Meanwhile {hang}" if failures else hang)
     if suspended:
         parts.append(f"{listed(suspended)} had been suspended (SIGSTOP), which blocked the other processes.")
     # A worker may have failed before the failure that ended the job.
@@ -95,6 +100,8 @@ def describe_run(
     if stopped:
         parts.append(f"Stopped because of it: {listed(stopped)}.")
     parts += [f"Earlier: {incident}" for incident in incidents[-_SHOWN_INCIDENTS:]]
+    if hang and kept is not None:
+        parts.append(f"The stacks of all their threads: {kept}/**/{STACKS_FILE}")
     if kept is not None:
         parts.append(f"All logs and events: {kept}")
     return "\n".join(parts)

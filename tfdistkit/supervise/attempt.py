@@ -22,6 +22,8 @@ from tfdistkit.report.progress import read_communication, read_steps
 from tfdistkit.supervise.coordinated import SUSPENDED_S
 from tfdistkit.supervise.decision import Action, Decision, Outcome
 from tfdistkit.supervise.elastic.changes import Changes
+from tfdistkit.supervise.hangs.diagnosis import diagnose
+from tfdistkit.supervise.hangs.watch import HangWatch
 from tfdistkit.supervise.policy import decide
 from tfdistkit.supervise.restarting import is_same_failure
 from tfdistkit.supervise.result import History, JobResult
@@ -86,6 +88,7 @@ class Attempt:
         self._remarks: dict[int, str] = {}
         self._is_closed = False
         self._communication: dict[str, Any] = {}
+        self._hangs = HangWatch(job.hang_timeout_s)
 
     def to_the_end(self, processes: Sequence[ProcessSpec]) -> tuple[JobResult, bool]:
         """Runs the attempt.
@@ -144,9 +147,10 @@ class Attempt:
                     self._log_communication(worker)
                 if self._statuses[index].has_ended:
                     self._log_event("worker_ended", worker, exit_code=self._statuses[index].exit_code)
+        now, running = time.monotonic(), [self._workers[index].spec.folder for index in self._running()]
         return GroupStatus(
             workers=tuple(self._statuses),
-            now=time.monotonic(),
+            now=now,
             elapsed_s=self._history.elapsed_s,
             timeout_s=self._job.timeout_s,
             signals=(*self._signals, *self._changes.signals),
@@ -155,7 +159,11 @@ class Attempt:
             restart_wait_s=self._history.backoff.wait_s,
             is_elastic=self._changes.is_elastic,
             is_asked=self._changes.is_asked,
+            is_hung=self._hangs.look(running, now),
         )
+
+    def _running(self) -> list[int]:
+        return [index for index, one in enumerate(self._statuses) if not one.has_ended and one.crash is None]
 
     def _act_on(self, index: int, action: Action) -> None:
         """Kills, replaces or gives up one worker, while its peers keep running."""
@@ -209,6 +217,7 @@ class Attempt:
         is_planned = decision.action is Action.RESIZE
         ends_well = is_planned or decision.action is Action.FINISH
         failures = () if ends_well else self._causes(decision.indices)
+        hang = self._diagnose(decision, failures)
         suspended = [worker.spec.name for worker in self._workers if worker.is_suspended() and not ends_well]
         coordinator = self._observe().coordinator
         if coordinator is not None and coordinator.has_ended and decision.action is not Action.RESTART:
@@ -216,10 +225,7 @@ class Attempt:
             self._observe()
         if is_planned:
             self._wait_for_backups()
-        running = [
-            index for index, status in enumerate(self._statuses) if not status.has_ended and status.crash is None
-        ]
-        stopped = [self._workers[index].spec.name for index in running]
+        stopped = [self._workers[index].spec.name for index in self._running()]
         if not ends_well:
             self._stop(decision, [str(name) for name in stopped])
         self.leave_nothing()
@@ -242,6 +248,7 @@ class Attempt:
             incomplete=tuple(problem for pump in self._pumps for problem in pump.incomplete),
             unshown_bytes=sum(pump.unshown_bytes for pump in self._pumps),
             is_planned=is_planned,
+            hang=hang,
         )
 
     def _wait_for_backups(self) -> None:
@@ -252,6 +259,17 @@ class Attempt:
                 break
             self._backend.wait(_POLL_S)
         self._observe()
+
+    def _diagnose(self, decision: Decision, failures: Sequence[Failure]) -> str:
+        """Describes where the running ranks are, if the job hangs or a rank has waited for a peer for too long."""
+        specs = [self._workers[index].spec for index in self._running()]
+        if decision.outcome is not Outcome.FAILED or self._job.hosts is not None or not specs:
+            return ""
+        if failures and not failures[0].is_collective_timeout:
+            return ""
+        places = diagnose(specs)
+        self._events.add("hang", places=places.splitlines(), is_hung=self._hangs.is_hung)
+        return places
 
     def _causes(self, indices: Sequence[int]) -> tuple[Failure, ...]:
         """Returns the failures so far; after a consequence, waits for its cause to become visible."""

@@ -19,7 +19,7 @@ from tfdistkit.launcher.output.background_sink import text_sinks
 from tfdistkit.launcher.output.console import Console
 from tfdistkit.launcher.output.sinks import open_descriptors
 from tfdistkit.launcher.planning import plan_job
-from tfdistkit.launcher.spec import JobSpec, temporary_run_dir
+from tfdistkit.launcher.spec import HANG_TIMEOUT_S, JobSpec, temporary_run_dir
 from tfdistkit.report.events import require_unused
 from tfdistkit.report.names import ProcessName
 from tfdistkit.report.startup_lines import StartupLines, are_wanted
@@ -47,6 +47,7 @@ class LaunchOptions(TypedDict, total=False):
     threads_per_worker: int | None
     backend: Literal["local", "horovod", "mpi"]
     max_restarts: int
+    hang_timeout_s: float | None
 
 
 # For type checkers: one result per rank, or with parameter servers the coordinator's result. A tuple of arguments,
@@ -124,6 +125,7 @@ def launch(
     backend: str = "local",
     ps: int = 0,
     max_restarts: int = 0,
+    hang_timeout_s: float | None = HANG_TIMEOUT_S,
 ) -> Any:
     """Calls a function in several worker processes on this machine, as `tfdistkit run` runs a script.
 
@@ -144,6 +146,8 @@ def launch(
         ps: The number of parameter servers. If positive, a coordinator is started too, and
             `tfdistkit.strategy("parameter_server")` does not return in workers and servers.
         max_restarts: The number of restarts allowed after failures, as `--max-restarts`.
+        hang_timeout_s: Time after which workers that make no progress are stopped, in seconds, as `--hang-timeout`; a
+            single worker is never stopped. None for no limit.
 
     Returns:
         The function's results as a list in rank order; with parameter servers, its result on the coordinator.
@@ -179,6 +183,7 @@ def launch(
         backend=backend,
         ps=ps,
         max_restarts=max_restarts,
+        hang_timeout_s=hang_timeout_s if np + ps > 1 else None,
     )
     if log_dir is None:
         remove_old_runs(run_dir.parent)
@@ -236,8 +241,13 @@ def _failed(result: JobResult, job: JobSpec) -> WorkerFailedError:
         stopped=result.stopped,
         left=result.left,
         incidents=result.incidents,
+        hang=result.hang,
         kept=job.run_dir,
     )
     if result.outcome is Outcome.TIMED_OUT:
         message = f"The workers did not end within {job.timeout_s:g} seconds (`timeout_s`).\n{message}"
+    elif result.hang and not result.failures:
+        message = (
+            f"The workers hung: none made progress for {job.hang_timeout_s:g} seconds (`hang_timeout_s`).\n{message}"
+        )
     return WorkerFailedError(message, result.failures[0] if result.failures else None)

@@ -16,12 +16,14 @@ def decide(status: GroupStatus) -> Decision:
         status: The current status of the job.
 
     Returns:
-        FINISH when the job is done; STOP when a required process failed or was suspended for too long, when the
-        launcher received a signal, or when the timeout expired; RESTART instead of STOP after a failure while
-        restarts are left; RESIZE when a worker of an elastic job has made the backup that it was asked for; otherwise
-        WAIT. See `coordinated` for parameter servers.
+        FINISH when the job is done; STOP when a required process failed or was suspended for too long, when the job
+        hangs, when the launcher received a signal, or when the timeout expired; RESTART instead of STOP after a failure
+        or a hang while restarts are left; RESIZE when a worker of an elastic job has made the backup that it was asked
+        for; otherwise WAIT. See `coordinated` for parameter servers.
     """
-    return _decide_together(status) if status.coordinator is None else decide_coordinated(status, status.coordinator)
+    coordinator = status.coordinator
+    decision = _decide_together(status) if coordinator is None else decide_coordinated(status, coordinator)
+    return on_failure(status) if decision.action is Action.WAIT and status.is_hung else decision
 
 
 def _decide_together(status: GroupStatus) -> Decision:

@@ -31,6 +31,7 @@ class JobResult:
             cause when all failures only report a lost peer.
         incomplete: The incomplete logs, with the reason.
         is_planned: Whether all workers ended after a backup, so that their number can change.
+        hang: Where each rank was when the job hung, or when a rank had waited for its peers for too long; else empty.
         unshown_bytes: The number of bytes that are only in the logs: the reader stalled while the job was stopped.
     """
 
@@ -48,6 +49,7 @@ class JobResult:
     incomplete: tuple[str, ...] = ()
     unshown_bytes: int = 0
     is_planned: bool = False
+    hang: str = ""
 
 
 @dataclass

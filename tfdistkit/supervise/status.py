@@ -72,6 +72,7 @@ class GroupStatus:
         restart_wait_s: The delay before a single worker is restarted, in seconds.
         is_elastic: Whether the number of workers may change, so that a loss may be answered without a restart.
         is_asked: Whether the workers were asked to make a backup and end.
+        is_hung: Whether no process has made progress for the hang timeout.
     """
 
     workers: tuple[WorkerStatus, ...]
@@ -84,6 +85,7 @@ class GroupStatus:
     restart_wait_s: float = 0.0
     is_elastic: bool = False
     is_asked: bool = False
+    is_hung: bool = False
 
     @property
     def coordinator(self) -> WorkerStatus | None:

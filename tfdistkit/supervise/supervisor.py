@@ -116,10 +116,14 @@ def _announce(result: JobResult, console: Console, events: EventLog, history: Hi
     count = history.count_restart()
     history.attempt += 1
     cause = f"{result.failures[0].name} {result.failures[0].headline}" if result.failures else ""
-    cause = cause or f"{listed(result.suspended)} had been suspended (SIGSTOP)"
-    report = describe_run(result.failures, suspended=result.suspended, stopped=result.stopped, left=result.left)
+    cause = cause or ("the job hung" if result.hang else f"{listed(result.suspended)} had been suspended (SIGSTOP)")
+    report = describe_run(
+        result.failures, suspended=result.suspended, stopped=result.stopped, left=result.left, hang=result.hang
+    )
+    how = "failed" if result.failures or not result.hang else "hung"
+    first = "the first failure was" if how == "failed" else "no rank made progress,"
     console.note(
-        f"tfdistkit: attempt {result.attempt} failed after {result.elapsed_s:.1f} s: the first failure was\n{report}\n"
+        f"tfdistkit: attempt {result.attempt} {how} after {result.elapsed_s:.1f} s: {first}\n{report}\n"
         f"tfdistkit: everything starts again as attempt {history.attempt} ({count}) in {wait_s:.2g} s."
     )
     history.incidents.append(f"{cause} after {result.elapsed_s:.1f} s: everything started again ({count}).")

@@ -115,6 +115,7 @@ def job_of(options: RunOptions, piped: PipedScript | None) -> JobSpec:
         restart_window_s=options.restart_window_s,
         elastic=options.elastic,
         preemption=options.preemption,
+        hang_timeout_s=options.hang_timeout_s,
     )
 
 
@@ -188,12 +189,15 @@ def _failure_text(result: JobResult, job: JobSpec) -> str:
     }[result.outcome]
     if result.attempt and result.outcome is Outcome.FAILED:
         headline = f"attempt {result.attempt}, the last one, failed {after}: the first failure was"
+    if result.hang and not result.failures:
+        headline = f"the job hung, and was stopped {after}: no rank made progress for {job.hang_timeout_s:g} s."
     report = describe_run(
         result.failures,
         suspended=result.suspended,
         stopped=result.stopped,
         left=result.left,
         incidents=result.incidents,
+        hang=result.hang,
         kept=job.run_dir,
     )
     return f"tfdistkit: {headline}\n{report}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tfdistkit import env
 from tfdistkit.cli.hints import translate, type_this
@@ -15,6 +16,7 @@ from tfdistkit.errors import nearest
 from tfdistkit.launcher.elasticity import ElasticSpec, PreemptionSpec
 from tfdistkit.launcher.hosts import HostsSpec
 from tfdistkit.launcher.slurm.batch_script import SlurmOptions
+from tfdistkit.launcher.spec import HANG_TIMEOUT_S
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class RunOptions:
     restart_window_s: float | None = None
     elastic: ElasticSpec | None = None
     preemption: PreemptionSpec | None = None
+    hang_timeout_s: float | None = None
 
 
 def parse(arguments: Sequence[str]) -> RunOptions:
@@ -104,7 +107,15 @@ def parse(arguments: Sequence[str]) -> RunOptions:
         restart_window_s=found.restart_window,
         elastic=elastic,
         preemption=elastic_options.preemption_of(found, parser.error),
+        hang_timeout_s=_hang_timeout(found, hosts is None and slurm is None and found.host_discovery_script is None),
     )
+
+
+def _hang_timeout(found: Any, is_here: bool) -> float | None:
+    """Returns the hang timeout: by default one for several processes on this machine; 0 switches it off."""
+    if found.hang_timeout is None:
+        return HANG_TIMEOUT_S if is_here and found.np + found.ps > 1 else None
+    return found.hang_timeout if found.hang_timeout != 0 else None
 
 
 def _unknown(option: str, arguments: Sequence[str], known: list[str]) -> str:

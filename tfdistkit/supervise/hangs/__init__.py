@@ -1,0 +1,1 @@
+"""Tell a job that hangs from one that is slow, and say which rank is where."""
