@@ -171,3 +171,25 @@ def test_without_a_timeout_a_job_waits(tmp_path: Path) -> None:
 def test_a_negative_timeout_is_refused(tmp_path: Path) -> None:
     ended = run_job("-np", "2", "--hang-timeout", "-1", write_script(tmp_path, ""), cwd=tmp_path)
     assert ended.code == 2 and "`hang_timeout` must be a positive number of seconds" in ended.stderr
+
+
+def test_the_slowest_rank_is_named(tmp_path: Path) -> None:
+    """Rank 1 takes its time between steps, and rank 0 waits for it in each."""
+    script = write_script(
+        tmp_path,
+        NOTES
+        + """
+def wait_for(path):
+    while not os.path.exists(path):
+        time.sleep(0.01)
+for number in range(30):
+    if rank == 1:
+        time.sleep(0.4)
+        open(f"step.{number}", "w").close()
+    step(lambda: wait_for(f"step.{number}"))
+""",
+    )
+    ended = run_job("-np", "2", "--log-dir", "logs", script, cwd=tmp_path)
+    assert ended.code == 0 and "tfdistkit: rank 1 was the slowest: the others waited for it in " in ended.stderr
+    event = next(one for one in read_events(tmp_path / "logs") if one["event"] == "straggler")
+    assert event["process"] == "rank 1" and event["share"] > 0.5 and list(event["phases"])[0] == "callbacks"

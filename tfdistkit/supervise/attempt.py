@@ -23,6 +23,7 @@ from tfdistkit.supervise.coordinated import SUSPENDED_S
 from tfdistkit.supervise.decision import Action, Decision, Outcome
 from tfdistkit.supervise.elastic.changes import Changes
 from tfdistkit.supervise.hangs.diagnosis import diagnose
+from tfdistkit.supervise.hangs.stragglers import Stragglers
 from tfdistkit.supervise.hangs.watch import HangWatch
 from tfdistkit.supervise.policy import decide
 from tfdistkit.supervise.restarting import is_same_failure
@@ -89,6 +90,7 @@ class Attempt:
         self._is_closed = False
         self._communication: dict[str, Any] = {}
         self._hangs = HangWatch(job.hang_timeout_s)
+        self._stragglers = Stragglers((), ())
 
     def to_the_end(self, processes: Sequence[ProcessSpec]) -> tuple[JobResult, bool]:
         """Runs the attempt.
@@ -127,6 +129,8 @@ class Attempt:
 
     def _start(self, processes: Sequence[ProcessSpec]) -> None:
         self._specs = processes
+        if self._job.hosts is None:
+            self._stragglers = Stragglers([one.name for one in processes], [one.folder for one in processes])
         self._console.begin_attempt([spec.name.label for spec in processes])
         self._changes.begin_attempt(len(processes))
         pump = LogPump(self._console)
@@ -147,6 +151,7 @@ class Attempt:
                     self._log_communication(worker)
                 if self._statuses[index].has_ended:
                     self._log_event("worker_ended", worker, exit_code=self._statuses[index].exit_code)
+        self._stragglers.look(time.monotonic())
         now, running = time.monotonic(), [self._workers[index].spec.folder for index in self._running()]
         return GroupStatus(
             workers=tuple(self._statuses),
@@ -249,6 +254,7 @@ class Attempt:
             unshown_bytes=sum(pump.unshown_bytes for pump in self._pumps),
             is_planned=is_planned,
             hang=hang,
+            straggler=self._straggler(),
         )
 
     def _wait_for_backups(self) -> None:
@@ -259,6 +265,14 @@ class Attempt:
                 break
             self._backend.wait(_POLL_S)
         self._observe()
+
+    def _straggler(self) -> str:
+        found = self._stragglers.found()
+        if found is None:
+            return ""
+        phases = {phase: round(share, 3) for phase, share in found.phases.items()}
+        self._events.add("straggler", process=str(found.name), share=round(found.share, 3), phases=phases)
+        return str(found)
 
     def _diagnose(self, decision: Decision, failures: Sequence[Failure]) -> str:
         """Describes where the running ranks are, if the job hangs or a rank has waited for a peer for too long."""

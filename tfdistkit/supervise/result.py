@@ -32,6 +32,7 @@ class JobResult:
         incomplete: The incomplete logs, with the reason.
         is_planned: Whether all workers ended after a backup, so that their number can change.
         hang: Where each rank was when the job hung, or when a rank had waited for its peers for too long; else empty.
+        straggler: A sentence about the rank that the others waited for; empty without a clear one.
         unshown_bytes: The number of bytes that are only in the logs: the reader stalled while the job was stopped.
     """
 
@@ -50,6 +51,7 @@ class JobResult:
     unshown_bytes: int = 0
     is_planned: bool = False
     hang: str = ""
+    straggler: str = ""
 
 
 @dataclass

@@ -175,6 +175,8 @@ def _report(result: JobResult, job: JobSpec, options: RunOptions, console: Conso
         console.note(f"tfdistkit: the job succeeded after {result.elapsed_s:.1f} s despite failures.\n{report}")
     elif options.is_verbose:
         console.note(f"tfdistkit: the job succeeded after {result.elapsed_s:.1f} s")
+    if result.straggler and not options.is_quiet:
+        console.note(f"tfdistkit: {result.straggler}")
     if result.worked_alone:
         console.note(f"tfdistkit: {describe_alone(len(result.folders))}")
 

@@ -28,6 +28,7 @@ class Activity:
     def __init__(self, pid: int):
         self.pid = pid
         self._before: dict[int, tuple[int, int]] = {}
+        self._ticks = 0
 
     def is_busy(self, elapsed_s: float) -> bool:
         """Returns whether the process has worked since the last call; a debugger that holds it counts as work.
@@ -45,6 +46,15 @@ class Activity:
         size_bytes = sum(max(0, one[1] - before[1]) for one, before in pairs)
         is_computing = ticks >= max(_FEWEST_TICKS, _BUSY_SHARE * elapsed_s * _TICKS_PER_S)
         return is_computing or size_bytes >= _BUSY_BYTES
+
+    def is_computing(self, elapsed_s: float) -> bool:
+        """Returns whether the process alone, without children, used a tenth of a core since the last call.
+
+        Args:
+            elapsed_s: The time since the last call, in seconds.
+        """
+        before, self._ticks = self._ticks, _ticks(self.pid)
+        return self._ticks - before >= 0.1 * elapsed_s * _TICKS_PER_S
 
     def _processes(self) -> list[int]:
         with contextlib.suppress(OSError):
