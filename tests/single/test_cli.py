@@ -35,7 +35,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "message"),
     [
         (["rnu"], "there is no command 'rnu'. Did you mean 'run'?"),
-        (["fly"], "Expected one of: run, env, "),
+        (["fly"], "Expected one of: run, ps, "),
         (["train.py"], "Type: tfdistkit run -np 2 train.py\n"),
     ],
 )
@@ -144,11 +144,15 @@ def test_all_options(script: str) -> None:
     assert (options.timeout_s, options.threads_per_worker) == (1.5, 2)
     assert options.is_dry_run and options.is_verbose
     assert (options.ps, options.max_restarts) == (0, 0)
+    assert options.hang_timeout_s == 600
+    given = [["--hang-timeout", "7"], ["--hang-timeout", "0"], ["-np", "1"]]
+    assert [parse(["-np", "2", *words, script]).hang_timeout_s for words in given] == [7, None, None]
+    assert parse(["-H", "a:1,b:1", script]).hang_timeout_s is None
     options = parse(["--ps", "2", "-np", "4", "--max-restarts", "3", script, "--ps", "9"])
     assert (options.ps, options.np, options.max_restarts, options.program) == (2, 4, 3, (script, "--ps", "9"))
 
 
-@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["--version"]])
+@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["ps"], ["logs", "--help"], ["--version"]])
 def test_nothing_heavy_is_loaded(words: list[str]) -> None:
     code = (
         "import sys, tfdistkit.cli.main as cli\n"

@@ -17,6 +17,10 @@ from tfdistkit.launcher.output.sinks import open_descriptors
 # A new command is one file and one row.
 COMMANDS = {
     "run": ("tfdistkit.cli.run.command", "start a script in several worker processes"),
+    "ps": ("tfdistkit.cli.jobs.ps", "list the jobs that run on this machine"),
+    "logs": ("tfdistkit.cli.jobs.logs", "show what the workers of a job print"),
+    "stop": ("tfdistkit.cli.jobs.stop", "end a job from another terminal"),
+    "stacks": ("tfdistkit.cli.jobs.stacks", "show where the ranks of a job are"),
     "env": ("tfdistkit.cli.env", "show the cluster of this process, and where it is read from"),
     "data": ("tfdistkit.cli.data", "write data sets as evenly sharded TFRecords"),
     "horovod": ("tfdistkit.cli.horovod", "build, install and check Horovod"),

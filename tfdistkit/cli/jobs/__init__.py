@@ -1,0 +1,1 @@
+"""The commands for jobs that run: `tfdistkit ps`, `logs`, `stop` and `stacks`."""
