@@ -24,9 +24,19 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for type checkers and editors; at run time `__getattr__` imports the same names lazily
-    from tfdistkit import callbacks, cluster, collectives, communication, data, errors, layers, strategies
+    from tfdistkit import (
+        algorithms,
+        callbacks,
+        cluster,
+        collectives,
+        communication,
+        compression,
+        data,
+        errors,
+        layers,
+        strategies,
+    )
     from tfdistkit.cluster.detection import is_chief, local_rank, rank, world_size
-    from tfdistkit.communication import algorithms, compression
     from tfdistkit.strategies.factory import register_strategy
     from tfdistkit.strategies.metrics.metric_updates import additive_metric
     from tfdistkit.strategies.overloads import strategy
@@ -46,12 +56,12 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "world_size": ("tfdistkit.cluster.detection", "world_size"),
     "local_rank": ("tfdistkit.cluster.detection", "local_rank"),
     "is_chief": ("tfdistkit.cluster.detection", "is_chief"),
-    "algorithms": ("tfdistkit.communication.algorithms", None),
+    "algorithms": ("tfdistkit.algorithms", None),
     "callbacks": ("tfdistkit.callbacks", None),
     "cluster": ("tfdistkit.cluster", None),
     "collectives": ("tfdistkit.collectives", None),
     "communication": ("tfdistkit.communication", None),
-    "compression": ("tfdistkit.communication.compression", None),
+    "compression": ("tfdistkit.compression", None),
     "data": ("tfdistkit.data", None),
     "errors": ("tfdistkit.errors", None),
     "layers": ("tfdistkit.layers", None),
