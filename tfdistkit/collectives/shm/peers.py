@@ -6,6 +6,7 @@ processes end. A rank that dies closes its sockets, which its peers see at once.
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import secrets
@@ -17,6 +18,8 @@ from typing import Any
 
 from tfdistkit.cluster.local_exchange import host_id
 from tfdistkit.errors import RendezvousError, explain
+
+_LOG = logging.getLogger(__name__)
 
 # The name of a rank's place among the facts that ranks exchange before they start.
 FACT = "shared_memory"
@@ -47,7 +50,14 @@ class Listener:
 
 def listen() -> Listener | None:
     """Returns a listener for the peers on this host; None where ranks cannot share memory."""
-    return Listener() if host_id() and hasattr(os, "memfd_create") else None
+    if not host_id() or not hasattr(os, "memfd_create"):
+        return None
+    try:
+        os.close(os.memfd_create("tfdistkit"))
+    except OSError as error:  # A container whose seccomp profile forbids it, or no descriptors.
+        _LOG.warning("Ranks cannot share memory here, and communicate over TensorFlow: memfd_create: %s.", error)
+        return None
+    return Listener()
 
 
 def share_a_host(facts: Sequence[Mapping[str, str | int]]) -> bool:
