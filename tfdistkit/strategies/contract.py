@@ -151,6 +151,24 @@ class KerasStrategyMixin:
                     do="Remove `compression`, `algorithm`, `reducer` or `op` from `tfdistkit.strategy(...)`.",
                 )
             )
+        self.require_own_processes(reducer)
+
+    def check_optimizer(self, optimizer: Any) -> None:
+        """Checks an optimizer before it is built; all ranks call it.
+
+        Args:
+            optimizer: The Keras optimizer.
+        """
+
+    def require_own_processes(self, reducer: Reducer) -> None:
+        """Requires each replica to have a process of its own, if a reducer needs that.
+
+        Args:
+            reducer: The reducer.
+
+        Raises:
+            UnsupportedError: if this process has several replicas.
+        """
         if reducer.needs_processes and len(self.extended.worker_devices) > 1:
             replicas = f"{len(self.extended.worker_devices)} replicas that share a process"
             raise needs_processes(f"{reducer.describe()}, with {replicas}")

@@ -20,6 +20,7 @@ from tfdistkit.communication.named import chosen_reducer, require_others
 from tfdistkit.errors import ClusterConfigError, OptionError, RendezvousError, explain
 from tfdistkit.keras_adapter import private_api
 from tfdistkit.strategies import keras_patches
+from tfdistkit.strategies.consistency.optimizer_comparison import AgreedOptimizers
 from tfdistkit.strategies.consistency.shuffling import AgreedShuffling, set_seed_of_job
 from tfdistkit.strategies.consistency.versions import facts
 from tfdistkit.strategies.contract import KerasStrategyMixin
@@ -102,7 +103,9 @@ class SharedMemoryExtended(ReplicaMixin, OwnTransport, private_api.CollectiveAll
     """Runs the replica of this process, and communicates with its peers through the memory of their host."""
 
 
-class MultiWorkerStrategy(AgreedShuffling, KerasStrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):
+class MultiWorkerStrategy(
+    AgreedShuffling, AgreedOptimizers, KerasStrategyMixin, tf.distribute.MultiWorkerMirroredStrategy
+):
     """A `tf.distribute.MultiWorkerMirroredStrategy` that is exact under Keras 3."""
 
     _collective_key_base = collective_keys.BASE_OF_PROCESSES  # TensorFlow reads it from the strategy.
@@ -216,6 +219,7 @@ def build_as(
         keras_patches.install()
         alone = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({}))
         strategy = strategy_class(alone, options)
+        strategy.require_own_processes(reducer)
         strategy.reducer = reducer
         return strategy
     cluster = exchange_addresses(cluster, timeout_s)
@@ -232,6 +236,7 @@ def build_as(
     take_gpu_of_local_rank(cluster)
     shared = shared_host.share(offer, cluster, rendezvous.facts, timeout_s)
     strategy = _joined(strategy_class, cluster, options, timeout_s, shared)
+    strategy.require_own_processes(reducer)
     strategy.check_data = check_data
     strategy.reducer, strategy.fusion_bytes = reducer, fusion_bytes
     if private_api.global_seed() is None:

@@ -21,6 +21,7 @@ from tfdistkit.communication.sums import densify
 from tfdistkit.errors import ClusterConfigError, OptionError, TooLateError, UnsupportedError, explain
 from tfdistkit.keras_adapter import private_api
 from tfdistkit.strategies import keras_patches
+from tfdistkit.strategies.consistency.optimizer_comparison import AgreedOptimizers
 from tfdistkit.strategies.consistency.shuffling import AgreedShuffling, set_seed_of_job
 from tfdistkit.strategies.consistency.versions import facts
 from tfdistkit.strategies.contract import KerasStrategyMixin
@@ -64,7 +65,7 @@ class HorovodExtended(ReplicaMixin, OwnTransport, private_api.CollectiveAllReduc
     """Runs the replica of this process, and communicates with its peers."""
 
 
-class HorovodStrategy(AgreedShuffling, KerasStrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):
+class HorovodStrategy(AgreedShuffling, AgreedOptimizers, KerasStrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):
     """A strategy whose replicas communicate over Horovod.
 
     It is a `MultiWorkerMirroredStrategy` because Keras tests for that class by name where it merges the logs of

@@ -23,9 +23,12 @@ _REDUCERS: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 def build_optimizer(original: Any, optimizer: Any, variables: Any) -> None:
     """Hook of the `build` of Keras's optimizers: lets the reducer of their gradients add its state."""
     variables = list(variables)
-    original(optimizer, variables)
     strategy: Any = tf.distribute.get_strategy()
-    if not private_api.is_ours(strategy) or hasattr(optimizer, "inner_optimizer"):
+    is_ours = private_api.is_ours(strategy) and not hasattr(optimizer, "inner_optimizer")
+    if is_ours:
+        strategy.check_optimizer(optimizer)  # Before it makes variables, of which other optimizers have others.
+    original(optimizer, variables)
+    if not is_ours:
         return
     own = own_reducer(optimizer)
     if own is not None:
