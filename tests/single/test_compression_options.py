@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import pytest
@@ -77,6 +78,19 @@ def test_wrong_outer_optimizers() -> None:
         ("DiLoCo", {"mix": 1.0}, "`mix` must be at least 0 and below 1"),
         ("DiLoCo", {"every": "30 seconds", "delay": 1}, "`every` must be an integer"),
         ("DiLoCo", {"compression": "zip"}, "`compression` must be"),
+        ("Hierarchical", {"inside": "zip"}, "`inside` must be one of"),
+        ("Hierarchical", {"inside": 16}, "`inside` must be one of"),
+        ("Hierarchical", {"inside": tfdistkit.algorithms.LocalSGD()}, "`inside` of Hierarchical must not be"),
+        ("Hierarchical", {"across": tfdistkit.compression.FP16()}, "`across` must be a `LocalSGD` or a `DiLoCo`"),
+        ("Hierarchical", {"across": 50}, "`across` must be a `LocalSGD` or a `DiLoCo`"),
+        ("Hierarchical", {"across": tfdistkit.algorithms.Decentralized()}, "`across` must be a `LocalSGD`"),
+        ("Hierarchical", {"across": tfdistkit.algorithms.AsyncModelAverage()}, "`across` must be a `LocalSGD`"),
+        ("Hierarchical", {"across": tfdistkit.algorithms.Hierarchical()}, "`across` must be a `LocalSGD`"),
+        (
+            "Hierarchical",
+            {"across": tfdistkit.algorithms.DiLoCo(compression=tfdistkit.compression.ByteGrad())},
+            "`across` must send sums",
+        ),
     ),
 )
 def test_wrong_options_of_algorithms(name: str, arguments: dict[str, Any], words: str) -> None:
@@ -86,6 +100,8 @@ def test_wrong_options_of_algorithms(name: str, arguments: dict[str, Any], words
 
 def test_a_momentum_of_a_compression_beside_that_of_an_algorithm() -> None:
     momentum = tfdistkit.compression.TopK(momentum=0.9)
+    with pytest.raises(UnsupportedError, match="`inside` must have no momentum"):
+        tfdistkit.algorithms.Hierarchical(momentum)
     with pytest.raises(UnsupportedError, match="the optimizer's momentum already"):
         tfdistkit.algorithms.Decentralized(compression=momentum)
     with pytest.raises(UnsupportedError, match="would count twice"):
@@ -135,6 +151,25 @@ def test_strategies_whose_replicas_send_nothing(strategy: Any) -> None:
             tfdistkit.strategy(strategy, reducer=tfdistkit.algorithms.Decentralized())
     with pytest.raises(OptionError, match='has no option `algorithm`(?s:.*)Use "multiworker" or "horovod"'):
         tfdistkit.strategy(strategy, algorithm=tfdistkit.algorithms.AsyncModelAverage())
+
+
+def test_several_gpus_in_a_process() -> None:
+    """`fp16` needs nothing of the kind; others send what replicas of a process cannot (`Wire.gather`)."""
+    from types import SimpleNamespace
+
+    from tfdistkit.strategies.contract import KerasStrategyMixin
+
+    c, two = tfdistkit.compression, SimpleNamespace(extended=SimpleNamespace(worker_devices=("GPU:0", "GPU:1")))
+    for reducer in (c.ByteGrad(), c.PowerSGD(1), tfdistkit.algorithms.LocalSGD(), c.Chain(c.TopK(), c.FP16())):
+        with pytest.raises(UnsupportedError, match="2 replicas that share a process"):
+            KerasStrategyMixin.require_own_processes(two, reducer)  # type: ignore[arg-type]
+    KerasStrategyMixin.require_own_processes(two, c.FP16())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("communication", ("ring", "shm"))
+def test_an_algorithm_for_hosts_where_ranks_share_no_memory(communication: Any) -> None:
+    with pytest.raises(UnsupportedError, match=f"of several Linux hosts(?s:.*)communication='{communication}'"):
+        tfdistkit.strategy("multiworker", algorithm=tfdistkit.algorithms.Hierarchical(), communication=communication)
 
 
 def test_momentum_that_would_count_twice() -> None:
@@ -247,10 +282,21 @@ def test_momentum_and_clipping_that_one_worker_would_miss() -> None:
             tfdistkit.strategy("multiworker", compression=compression)
 
 
+@pytest.mark.parametrize("name", ("algorithms", "compression"))
+def test_names_are_imported_as_the_documentation_shows(name: str) -> None:
+    module = importlib.import_module(f"tfdistkit.{name}")  # from tfdistkit.compression import FP16
+    assert module is getattr(tfdistkit, name) and dir(module) == sorted(module.__all__)
+    original = importlib.import_module(f"tfdistkit.communication.{name}")
+    assert all(getattr(module, one) is getattr(original, one) for one in original.__all__)
+
+
 def test_texts_that_ranks_compare() -> None:
     c = tfdistkit.compression
     assert c.PowerSGD(2).describe() == (
         "PowerSGD(min_compression_rate=2.0, min_size=0, rank=2, start_after=0, warm_start=True)"
+    )
+    assert tfdistkit.algorithms.Hierarchical("fp16").describe() == (
+        "Hierarchical(inside=FP16, across=LocalSGD(every=50, warmup_steps=0, slots='average'))"
     )
     assert c.Chain(c.Where(bool, c.TopK(0.5)), c.FP16()).describe() == (
         "Chain(Where(TopK(clip_norm=None, min_size=0, momentum=0.0, ratio=0.5, warmup_steps=0), Average), FP16)"

@@ -18,7 +18,7 @@ from tfdistkit.collectives.shm import peers
 from tfdistkit.collectives.shm.engine import CHUNK_BYTES, Engine, LostPeer, Mismatch, TimedOut
 from tfdistkit.collectives.shm.operation import Sum, SumOnFirst
 from tfdistkit.collectives.shm.transport import SharedMemoryTransport
-from tfdistkit.errors import ClusterConfigError, OptionError
+from tfdistkit.errors import ClusterConfigError, OptionError, UnsupportedError
 from tfdistkit.strategies import multiworker
 from tfdistkit.strategies.sync import peer_errors
 from tfdistkit.strategies.sync.transports import hierarchical, shared_host
@@ -185,6 +185,56 @@ def test_horovod_is_suggested_between_hosts_where_it_is_installed(
     facts = [{**own.facts, **({peers.FACT: place} if place else {})} for place in places]
     assert shared_host.share(own, cluster(2), facts, 1.0) is None
     assert [one.message.count("--backend horovod") for one in caplog.records] == [1] * lines
+
+
+def test_memory_that_the_system_does_not_give(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    def refused(name: str) -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(peers.os, "memfd_create", refused)
+    own = shared_host.offer("auto", "Average")
+    assert own.listener is None
+    assert [one.message.count("Operation not permitted") for one in caplog.records] == [1]
+    facts = [own.facts, {**own.facts, peers.FACT: "1 a"}]
+    assert shared_host.share(own, cluster(2), facts, 1.0) is None
+    own = shared_host.offer("shm", "Average")
+    with pytest.raises(ClusterConfigError, match="no shared memory on this system"):
+        shared_host.share(own, cluster(2), [own.facts, own.facts], 1.0)
+
+
+@pytest.mark.parametrize(
+    ("places", "error", "told"),
+    [
+        (["1 a", "1 b"], ClusterConfigError, "2 ranks on one host, algorithm=Hierarchical(?s:.*)Leave `algorithm` out"),
+        (["1 a", "2 b", ""], UnsupportedError, "no shared memory on the system of rank 2"),
+    ],
+)
+def test_an_algorithm_for_several_hosts_is_refused_elsewhere(places: list[str], error: Any, told: str) -> None:
+    own = shared_host.Offer("auto", "Hierarchical()", None, needs_hosts=True)
+    facts = [{**own.facts, **({peers.FACT: place} if place else {})} for place in places]
+    with pytest.raises(error, match=told):
+        shared_host.share(own, cluster(len(places)), facts, 1.0)
+
+
+def test_an_algorithm_for_several_hosts_knows_hosts_of_one_rank() -> None:
+    own = shared_host.Offer("auto", "Hierarchical()", None, needs_hosts=True)
+    facts = [{**own.facts, peers.FACT: place} for place in ("1 a", "2 b", "3 c")]
+    assert shared_host.share(own, cluster(3), facts, 1.0) == shared_host.Shared(None, [[0], [1], [2]])
+
+
+@pytest.mark.parametrize("sizes", [(2, 1), (1, 1, 1), (2, 2)])
+def test_what_is_equal_within_a_host_is_summed_once_for_each(sizes: tuple[int, ...]) -> None:
+    host_of = [host for host, size in enumerate(sizes) for _ in range(size)]
+    shapes, dtypes = [(), (5,), (40, 30)], ("float32", "float64", "float32")
+
+    def given(rank: int) -> list[np.ndarray]:
+        return [np.full(shape, 10.0 ** host_of[rank], dtype) for shape, dtype in zip(shapes, dtypes)]
+
+    for result in on_hosts(sizes, lambda sums, rank: sums.sum_over_hosts(given(rank))):
+        for one, shape, dtype in zip(result, shapes, dtypes):
+            expected = np.full(shape, sum(10.0**host for host in range(len(sizes))), dtype)
+            assert one.dtype == dtype
+            np.testing.assert_array_equal(one, expected)
 
 
 def test_gpus_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

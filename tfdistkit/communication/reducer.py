@@ -110,6 +110,22 @@ class Wire:
             )
         )
 
+    def within_host(self) -> Wire:
+        """Returns what sends to the replicas of this host alone.
+
+        Raises:
+            UnsupportedError: where the hosts have no collectives of their own.
+        """
+        raise needs_hosts(f"{self.replicas} replicas that are not divided into hosts")
+
+    def across_hosts(self) -> Wire:
+        """Returns what sums over the hosts, as if each were one replica: tensors that its replicas have equal.
+
+        Raises:
+            UnsupportedError: as `within_host`.
+        """
+        raise needs_hosts(f"{self.replicas} replicas that are not divided into hosts")
+
     def adasum(self, tensors: list[Any], dtype: Any = None) -> list[Any]:
         """Returns dense tensors combined by Adasum, which only Horovod over MPI can.
 
@@ -162,11 +178,13 @@ class Reducer:
 
     Attributes:
         needs_processes: Whether it needs `Wire.gather` or `Wire.exchange`, so replicas in processes of their own.
+        needs_hosts: Whether it needs `Wire.within_host` and `Wire.across_hosts`, so ranks on several hosts.
         is_local: Whether replicas have other weights between two calls of `settle`.
         replaces_optimizer: Whether it does what an optimizer does, such as momentum, which a single replica would miss.
     """
 
     needs_processes = False
+    needs_hosts = False
     replaces_optimizer = False
     is_local = False
 
@@ -298,6 +316,23 @@ def needs_processes(received: str) -> UnsupportedError:
             "This compression needs replicas in processes of their own.",
             received=received,
             do='Use tfdistkit.strategy("multiworker"), or leave the compression out: within a process nothing is sent.',
+        )
+    )
+
+
+def needs_hosts(received: str) -> UnsupportedError:
+    """Returns the error for a reducer that treats hosts and the ranks within them differently, where it cannot.
+
+    Args:
+        received: What asked for it.
+    """
+    return UnsupportedError(
+        explain(
+            "Hierarchical needs the strategy 'multiworker' on CPUs of several Linux hosts: the ranks of a host sum "
+            "through its memory.",
+            received=received,
+            expected='tfdistkit.strategy("multiworker", algorithm=...) with communication="auto" or "hierarchical"',
+            do="Use that, or algorithm=tfdistkit.algorithms.LocalSGD(50), which averages all workers.",
         )
     )
 

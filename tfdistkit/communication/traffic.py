@@ -90,7 +90,7 @@ class Traffic:
             self._add(self._exact, size)
 
     def counted(self, wire: Wire, place: Any, is_sync: bool = True) -> Wire:
-        """Returns a wire that counts what it sends.
+        """Returns a wire that counts what it sends; of a wire that knows hosts, what they send each other.
 
         Args:
             wire: A new wire, which is changed.
@@ -99,6 +99,8 @@ class Traffic:
         """
         if self._workers == 1:
             return wire
+        across = wire.across_hosts
+        wire.across_hosts = lambda: self._counted_over_hosts(across(), place)  # type: ignore[method-assign]
         own, others = (self._workers - 1) / self._workers, self._workers - 1
         sizes: dict[str, Callable[[Any], Any]] = {
             "sum": self._of_sum,
@@ -108,6 +110,11 @@ class Traffic:
         }
         for name, size in sizes.items():
             setattr(wire, name, functools.partial(self._call, getattr(wire, name), size, place, is_sync))
+        return wire
+
+    def _counted_over_hosts(self, wire: Wire, place: Any) -> Wire:
+        of_sum = functools.partial(self._of_sum, workers=wire.replicas)
+        wire.sum = functools.partial(self._call, wire.sum, of_sum, place, True)  # type: ignore[method-assign]
         return wire
 
     def _call(
@@ -141,9 +148,10 @@ class Traffic:
         finally:
             self._is_counting = before
 
-    def _of_sum(self, tensors: list[Any]) -> Any:
-        parts = [(self._workers - 1) * _size_of(one) if isinstance(one, tf.IndexedSlices)
-                 else 2 * (self._workers - 1) / self._workers * _size_of(one) for one in tensors]  # fmt: skip
+    def _of_sum(self, tensors: list[Any], workers: int = 0) -> Any:
+        others, workers = (workers or self._workers) - 1, workers or self._workers
+        parts = [others * _size_of(one) if isinstance(one, tf.IndexedSlices)
+                 else 2 * others / workers * _size_of(one) for one in tensors]  # fmt: skip
         return sum(parts)
 
     def _add(self, variable: tf.Variable, size: Any) -> None:

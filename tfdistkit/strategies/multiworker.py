@@ -17,6 +17,7 @@ from tfdistkit.collectives.shm.transport import SharedMemoryTransport
 from tfdistkit.communication import Average, Reducer, Wire
 from tfdistkit.communication.buckets import FUSION_BYTES
 from tfdistkit.communication.named import chosen_reducer, require_others
+from tfdistkit.communication.reducer import needs_hosts
 from tfdistkit.errors import ClusterConfigError, OptionError, RendezvousError, explain
 from tfdistkit.keras_adapter import private_api
 from tfdistkit.strategies import keras_patches
@@ -26,7 +27,7 @@ from tfdistkit.strategies.consistency.versions import facts
 from tfdistkit.strategies.contract import KerasStrategyMixin
 from tfdistkit.strategies.devices import require_not_started, take_gpu_of_local_rank
 from tfdistkit.strategies.sync import collective_keys, collective_timeout
-from tfdistkit.strategies.sync.gradients.wires import RingWire, SharedMemoryWire
+from tfdistkit.strategies.sync.gradients.wires import HostsWire, RingWire, SharedMemoryWire
 from tfdistkit.strategies.sync.replica import ReplicaMixin
 from tfdistkit.strategies.sync.transports import shared_host
 from tfdistkit.strategies.sync.transports.hierarchical import HierarchicalSums
@@ -128,8 +129,9 @@ class MultiWorkerStrategy(
     def _wire_of_transport(self) -> Wire:
         if self.transport is not None:
             return SharedMemoryWire(self.transport)
-        # A process with several GPUs has several replicas, which TensorFlow's collectives join.
-        return RingWire(self) if len(self.extended.worker_devices) == 1 else super().wire()
+        if len(self.extended.worker_devices) > 1:
+            return super().wire()  # Several GPUs are several replicas, which TensorFlow's collectives join.
+        return RingWire(self) if self.hierarchical_sums is None else HostsWire(self, self.hierarchical_sums)
 
 
 def build(
@@ -214,6 +216,7 @@ def build_as(
     require_bool("check_data", check_data)
     require_integer("fusion_bytes", fusion_bytes)
     reducer = chosen_reducer(compression, reducer, algorithm) or Average()
+    _require_memory_of_hosts(reducer, name)
     if not cluster.is_training or cluster.world_size == 1:
         require_others(reducer)
         keras_patches.install()
@@ -227,7 +230,7 @@ def build_as(
     require_not_started(f"rank {cluster.rank} of {cluster.world_size}")
     keras_patches.install()
     check_own_address(cluster)
-    offer = shared_host.offer(name, reducer.describe(), fusion_bytes)
+    offer = shared_host.offer(name, reducer.describe(), fusion_bytes, reducer.needs_hosts)
     try:
         rendezvous = exchange_facts(cluster, {**facts(), **offer.facts}, timeout_s)
     except BaseException:
@@ -301,6 +304,14 @@ def _start(
                 do=f"Look for a firewall between these addresses: {', '.join(cluster.workers)}.",
             )
         ) from error
+
+
+def _require_memory_of_hosts(reducer: Reducer, communication: str) -> None:
+    """Refuses a reducer that treats hosts and their ranks differently where the ranks of a host cannot be known."""
+    has_gpus = bool(tf.config.list_physical_devices("GPU"))
+    if reducer.needs_hosts and (communication not in ("auto", "hierarchical") or has_gpus):
+        gpus = f", {len(tf.config.list_physical_devices('GPU'))} GPUs" if has_gpus else ""
+        raise needs_hosts(f"communication={communication!r}{gpus}")
 
 
 def _communication(given: str) -> str:

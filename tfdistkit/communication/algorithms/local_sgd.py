@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -104,14 +105,27 @@ class LocalSGD(Reducer):
             return gradients
         # A part is the gradient of this replica's rows times its share of all rows.
         alone = [times(g, tf.math.divide_no_nan(tf.constant(1.0, tf.float64), wire.share)) for g in gradients]
+        return self.after_warmup(current, gradients, wire, lambda: alone)
+
+    def after_warmup(
+        self, current: _Round, gradients: list[Any], wire: Wire, alone: Callable[[], list[Any]]
+    ) -> list[Any]:
+        """Returns the gradients of the global batch in the first `warmup_steps`, and then others.
+
+        Args:
+            current: The variables.
+            gradients: This replica's parts.
+            wire: The collectives.
+            alone: Returns what to apply after the warm-up, of the same structure.
+        """
         if not self.warmup_steps:
-            return alone
+            return alone()
         flat = tf.cond(
             current.total < self.warmup_steps,
             lambda: tf.nest.flatten(wire.sum(gradients), expand_composites=True),
-            lambda: [tf.identity(t) for t in tf.nest.flatten(alone, expand_composites=True)],
+            lambda: [tf.identity(t) for t in tf.nest.flatten(alone(), expand_composites=True)],
         )
-        return list(tf.nest.pack_sequence_as(alone, tf.nest.flatten(flat), expand_composites=True))
+        return list(tf.nest.pack_sequence_as(gradients, tf.nest.flatten(flat), expand_composites=True))
 
     def after_apply(self, variables: list[Any], state: list[Any], wire: Wire) -> None:
         current: _Round = state[0]
@@ -187,15 +201,19 @@ class _Round:
         rows: The rows since the last average.
         counters: Steps since the last average, steps in all, steps of a round by the clock, when it began.
         outer: What `build_outer` made.
+
+    Attributes:
+        apart: Further variables of the optimizer that are not averaged.
     """
 
     def __init__(self, optimizer: Any, variables: list[Any], rows: Any, counters: dict[str, Any], outer: list[Any]):
         self._optimizer, self.variables, self.rows = optimizer, variables, rows
         self.counters, self.outer = counters, outer
+        self.apart: list[Any] = []
 
     def slots(self) -> list[Any]:
         """Returns the optimizer's own variables of floating-point numbers: momentum, EMA, accumulated gradients."""
-        ours = {id(one) for one in tf.nest.flatten(self.outer)}
+        ours = {id(one) for one in [*tf.nest.flatten(self.outer), *self.apart]}
         # No counts or rates, which are scalars, as the slots of a scalar weight are.
         own = [v for v in self._optimizer().variables if len(v.shape) or getattr(v, "tfdistkit_is_slot", False)]
         return [v for v in own if id(v) not in ours and "float" in keras.backend.standardize_dtype(v.dtype)]

@@ -6,9 +6,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdistkit.communication.named import chosen_reducer
+from tfdistkit.communication.named import COMPRESSIONS, chosen_reducer
 from tfdistkit.communication.reducer import MakeState, Reducer, Wire
 from tfdistkit.errors import OptionError, UnsupportedError, explain
+from tfdistkit.validation import require_choice
 
 
 def count_step(current: Any, wire: Wire, warmup_steps: int = 0) -> tuple[tf.Tensor, tf.Tensor]:
@@ -50,22 +51,25 @@ def average_slots(current: Any, wire: Wire) -> None:
     current.rows.assign(tf.zeros([], tf.float32))
 
 
-def required_compression(compression: Any, algorithm: str) -> Reducer | None:
+def required_compression(compression: Any, algorithm: str, option: str = "compression") -> Reducer | None:
     """Returns the compression of an algorithm; None for none.
 
     Args:
         compression: A name, an object of `tfdistkit.compression`, or None.
         algorithm: The name of the algorithm.
+        option: The name of its option.
 
     Raises:
         OptionError: for anything else.
     """
+    if option != "compression" and not isinstance(compression, (Reducer, type(None))):
+        require_choice(option, compression, tuple(COMPRESSIONS))
     chosen = chosen_reducer("none" if compression is None else compression, None)
     if chosen is not None and chosen.is_local:
         raise OptionError(
             explain(
-                f"`compression` of {algorithm} must not be an algorithm itself.",
-                received=f"compression={chosen.describe()}",
+                f"`{option}` of {algorithm} must not be an algorithm itself.",
+                received=f"{option}={chosen.describe()}",
                 expected="an object of `tfdistkit.compression`, such as tfdistkit.compression.ByteGrad()",
             )
         )

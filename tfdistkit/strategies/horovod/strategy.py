@@ -17,6 +17,7 @@ from tfdistkit.communication import Adasum, Average, Reducer, Sum
 from tfdistkit.communication.buckets import FUSION_BYTES
 from tfdistkit.communication.horovod_wire import HorovodWire
 from tfdistkit.communication.named import chosen_reducer, require_others
+from tfdistkit.communication.reducer import needs_hosts
 from tfdistkit.communication.sums import densify
 from tfdistkit.errors import ClusterConfigError, OptionError, TooLateError, UnsupportedError, explain
 from tfdistkit.keras_adapter import private_api
@@ -201,7 +202,9 @@ def _require_a_combination(
                 received=f"op={op!r}, compression={compression!r}, reducer={reducer!r}",
             )
         )
-    chosen_reducer(compression, reducer, algorithm)
+    chosen = chosen_reducer(compression, reducer, algorithm)
+    if chosen is not None and chosen.needs_hosts:
+        raise needs_hosts(f"{chosen.describe()} for the strategy 'horovod'")
 
 
 def _reducer(op: str, compression: str | Reducer, given: Reducer | None, algorithm: Reducer | None) -> Reducer:

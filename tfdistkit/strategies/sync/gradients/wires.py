@@ -11,6 +11,7 @@ from tfdistkit.collectives.shm.transport import SharedMemoryTransport
 from tfdistkit.communication.reducer import Wire
 from tfdistkit.keras_adapter import private_collectives
 from tfdistkit.strategies.sync.gradients import sparse_gradients
+from tfdistkit.strategies.sync.transports.hierarchical import HierarchicalSums
 
 # TensorFlow's collectives carry no bytes; four of them travel as an int32.
 _CARRIED_BYTES = 4
@@ -93,6 +94,47 @@ class RingWire(Wire):
 
         received = tf.cond(tf.equal(partner, own), lambda: tf.identity(row), from_partner)
         return tf.ensure_shape(_restored(received[:, 1:], data.dtype, length)[0], data.shape)
+
+
+class HostsWire(RingWire):
+    """Sends tensors as `RingWire` between all ranks, and also within each host and between the hosts.
+
+    Args:
+        strategy: Their strategy.
+        sums: What sums within the hosts, and between them.
+    """
+
+    def __init__(self, strategy: Any, sums: HierarchicalSums):
+        super().__init__(strategy)
+        self._sums = sums
+
+    def within_host(self) -> Wire:
+        transport = self._sums.within
+        wire = Wire(1, 0, list) if transport is None else HostWire(transport)
+        wire.fusion_bytes = self.fusion_bytes
+        return wire
+
+    def across_hosts(self) -> Wire:
+        return Wire(self._sums.hosts, self._sums.host, self._sums.sum_over_hosts)
+
+
+class HostWire(SharedMemoryWire):
+    """Sends tensors to the other ranks of a host that is one of several.
+
+    Args:
+        transport: What moves them.
+    """
+
+    def __init__(self, transport: SharedMemoryTransport):
+        super().__init__(transport)
+        self._sum_tensors = self._sum_within_host  # Not the sum of the strategy, which is that of all hosts.
+
+    def _sum_within_host(self, tensors: list[Any]) -> list[Any]:
+        sums = self._transport.all_reduce(tensors, tf.distribute.ReduceOp.SUM)
+        # What TensorFlow's optimizer of graphs makes of norms depends on whether it knows shapes, which it does on a
+        # host with one rank; others would round differently.
+        return [total if isinstance(total, tf.IndexedSlices) else tf.ensure_shape(total, tensor.shape)
+                for total, tensor in zip(sums, tensors)]  # fmt: skip
 
 
 def _carried(rows: tf.Tensor) -> tuple[tf.Tensor, int]:

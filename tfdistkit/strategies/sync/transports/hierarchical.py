@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -38,12 +38,18 @@ class HierarchicalSums:
         rank: This rank.
         hosts: The ranks of each host, in rank order.
         timeout_s: Seconds that a collective waits for the other ranks.
+
+    Attributes:
+        within: As above.
+        hosts: The number of hosts.
+        host: The number of this one.
     """
 
     def __init__(
         self, within: SharedMemoryTransport | None, rank: int, hosts: Sequence[Sequence[int]], timeout_s: float
     ):
-        self._within, self._hosts, self._timeout_s = within, len(hosts), timeout_s
+        self.within, self.hosts, self._timeout_s = within, len(hosts), timeout_s
+        self.host = next(i for i, ranks in enumerate(hosts) if rank in ranks)
         self._is_first = rank in [ranks[0] for ranks in hosts]
         self._size = sum(len(ranks) for ranks in hosts)
         self._across: Any = None
@@ -55,10 +61,10 @@ class HierarchicalSums:
             strategy: The strategy, whose TensorFlow server runs.
         """
         if self._is_first:
-            self._across = private_collectives.launcher_of_group(strategy, _GROUP_KEY, self._hosts)
-        if self._within is not None:
-            self._within.engine.on_failure = _tell_other_hosts
-            peer_errors.tell_host_by(self._within.engine.fail)
+            self._across = private_collectives.launcher_of_group(strategy, _GROUP_KEY, self.hosts)
+        if self.within is not None:
+            self.within.engine.on_failure = _tell_other_hosts
+            peer_errors.tell_host_by(self.within.engine.fail)
 
     def takes(self, values: Sequence[Any]) -> list[int]:
         """Returns which values are to be summed by `all_reduce`, alike on all ranks: dense floats, if they are many."""
@@ -79,34 +85,50 @@ class HierarchicalSums:
             values: Tensors of static shapes, the same on every rank.
             reduce_op: SUM or MEAN.
         """
-        tensors = [tf.convert_to_tensor(value) for value in values]
-        pieces = [_pieces(tensor) for tensor in tensors]
-        joined = iter(self._sum_pieces([piece for of_tensor in pieces for piece in of_tensor]))
-        results = []
-        for tensor, of_tensor in zip(tensors, pieces):
-            flat = [next(joined) for _ in of_tensor]
-            total = tf.reshape(flat[0] if len(flat) == 1 else tf.concat(flat, 0), tensor.shape)
-            is_mean = reduce_op == tf.distribute.ReduceOp.MEAN
-            results.append(total / tf.cast(self._size, total.dtype) if is_mean else total)
-        return results
-
-    def _sum_pieces(self, pieces: list[tf.Tensor]) -> list[tf.Tensor]:
-        sums: list[Any] = [None] * len(pieces)
-        for bucket in _buckets(pieces):
-            sizes = [pieces[i].shape.num_elements() for i in bucket]
-            total = self._sum([pieces[i] for i in bucket], sum(sizes))
-            for i, flat in zip(bucket, tf.split(total, sizes)):
-                sums[i] = flat
+        sums = _in_buckets(values, self._sum)
+        if reduce_op == tf.distribute.ReduceOp.MEAN:
+            return [total / tf.cast(self._size, total.dtype) for total in sums]
         return sums
 
+    def sum_over_hosts(self, values: Sequence[Any]) -> list[tf.Tensor]:
+        """Sums tensors over the hosts, with the same bits on each rank.
+
+        Args:
+            values: Dense tensors of static shapes, equal on the ranks of a host.
+        """
+        return _in_buckets(values, self._sum_of_first)
+
+    def _sum_of_first(self, tensors: list[tf.Tensor], size: int) -> tf.Tensor:
+        flat = tensors[0] if len(tensors) == 1 else tf.concat(tensors, 0)
+        flat = self._across.all_reduce(flat) if self._is_first else flat[:0]
+        return self._from_first(flat, size)
+
+    def _from_first(self, flat: tf.Tensor, size: int) -> tf.Tensor:
+        if self.within is not None:
+            flat = self.within.broadcast_from_first(flat, size, self._timeout_s + _MORE_S)
+        return tf.ensure_shape(flat, [size])
+
     def _sum(self, tensors: list[tf.Tensor], size: int) -> tf.Tensor:
-        if self._within is None:
-            flat = tensors[0] if len(tensors) == 1 else tf.concat(tensors, 0)
-            return tf.ensure_shape(self._across.all_reduce(flat), [size])
-        flat = self._within.sum_on_first(tensors)
-        if self._is_first:
-            flat = self._across.all_reduce(flat)
-        return tf.ensure_shape(self._within.broadcast_from_first(flat, size, self._timeout_s + _MORE_S), [size])
+        if self.within is None:
+            return self._sum_of_first(tensors, size)
+        flat = self.within.sum_on_first(tensors)
+        return self._from_first(self._across.all_reduce(flat) if self._is_first else flat, size)
+
+
+def _in_buckets(values: Sequence[Any], sum_bucket: Callable[[list[tf.Tensor], int], tf.Tensor]) -> list[tf.Tensor]:
+    """Sums tensors of static shapes by a function of some of them, which returns their sums flat, one after another."""
+    tensors = [tf.convert_to_tensor(value) for value in values]
+    of_tensors = [_pieces(tensor) for tensor in tensors]
+    pieces = [piece for of_tensor in of_tensors for piece in of_tensor]
+    sums: list[Any] = [None] * len(pieces)
+    for bucket in _buckets(pieces):
+        sizes = [pieces[i].shape.num_elements() for i in bucket]
+        for i, flat in zip(bucket, tf.split(sum_bucket([pieces[i] for i in bucket], sum(sizes)), sizes)):
+            sums[i] = flat
+    joined = iter(sums)
+    flats = [[next(joined) for _ in of_tensor] for of_tensor in of_tensors]
+    return [tf.reshape(flat[0] if len(flat) == 1 else tf.concat(flat, 0), tensor.shape)
+            for flat, tensor in zip(flats, tensors)]  # fmt: skip
 
 
 def _pieces(tensor: tf.Tensor) -> list[tf.Tensor]:

@@ -16,7 +16,8 @@ from tfdistkit.cluster.spec import ClusterSpec
 from tfdistkit.collectives.shm import engine, peers
 from tfdistkit.collectives.shm.transport import SharedMemoryTransport
 from tfdistkit.communication.buckets import FUSION_BYTES
-from tfdistkit.errors import ClusterConfigError, OptionError, explain
+from tfdistkit.communication.reducer import needs_hosts
+from tfdistkit.errors import ClusterConfigError, OptionError, UnsupportedError, explain
 
 _LOG = logging.getLogger(__name__)
 
@@ -33,12 +34,14 @@ class Offer:
         reducer: What describes its reducer.
         listener: Where the others find it on this host; None if they cannot.
         fusion_bytes: The option of this rank.
+        needs_hosts: Whether its reducer does (`Reducer.needs_hosts`).
     """
 
     communication: str
     reducer: str
     listener: peers.Listener | None
     fusion_bytes: int = FUSION_BYTES
+    needs_hosts: bool = False
 
     @property
     def facts(self) -> dict[str, str | int]:
@@ -52,17 +55,18 @@ class Offer:
             self.listener.close()
 
 
-def offer(communication: str, reducer: str, fusion_bytes: int = FUSION_BYTES) -> Offer:
+def offer(communication: str, reducer: str, fusion_bytes: int = FUSION_BYTES, needs_hosts: bool = False) -> Offer:
     """Returns what this rank offers.
 
     Args:
         communication: The option; with `"ring"` and `"nccl"` no memory is shared, and neither are GPUs' results.
         reducer: What describes the reducer (`Reducer.describe`).
         fusion_bytes: The option.
+        needs_hosts: Whether the reducer sends otherwise within a host than between hosts.
     """
     has_gpus = bool(tf.config.list_physical_devices("GPU"))
     wants_it = communication in ("shm", "hierarchical") or (communication == "auto" and not has_gpus)
-    return Offer(communication, reducer, peers.listen() if wants_it else None, fusion_bytes)
+    return Offer(communication, reducer, peers.listen() if wants_it else None, fusion_bytes, needs_hosts)
 
 
 @dataclass
@@ -95,18 +99,22 @@ def share(
     Raises:
         OptionError: if the ranks have different options.
         ClusterConfigError: if shared memory was asked for, and the ranks are not placed as it needs them.
+        UnsupportedError: if a reducer needs to know which ranks share a host, and they cannot tell.
         RendezvousError: if a rank does not come.
     """
     try:
         require_same_options(facts, _OPTIONS)
         hosts = peers.ranks_of_hosts(facts)
         _require_placement(own, facts, hosts)
-    except (OptionError, ClusterConfigError):
+    except (OptionError, ClusterConfigError, UnsupportedError):
         own.close()
         raise
     is_possible = all(peers.FACT in one for one in facts)
     # On several hosts the ring by default: sums within hosts halve the bytes, but are not faster on every link.
-    is_wanted = len(hosts) == 1 or own.communication != "auto"
+    is_wanted = len(hosts) == 1 or own.communication != "auto" or own.needs_hosts
+    if own.needs_hosts and len(hosts) == len(facts):
+        own.close()
+        return Shared(None, hosts)
     if not (is_possible and is_wanted) or len(hosts) == len(facts):
         own.close()
         if len(hosts) == len(facts) and is_possible and own.communication == "auto" and cluster.is_chief:
@@ -149,7 +157,9 @@ def _connect(
 
 
 def _require_placement(own: Offer, facts: Sequence[Mapping[str, str | int]], hosts: Sequence[Sequence[int]]) -> None:
-    """Requires ranks where `communication` needs them, if it was given by name."""
+    """Requires ranks where the reducer needs them, and `communication`, if it was given by name."""
+    if own.needs_hosts:
+        _require_several_hosts(own, facts, hosts)
     if own.communication == "shm" and len(hosts) > 1:
         raise _cannot_share(facts, hosts)
     if own.communication == "hierarchical" and len(hosts) == 1:
@@ -167,6 +177,22 @@ def _require_placement(own: Offer, facts: Sequence[Mapping[str, str | int]], hos
                 '`communication="hierarchical"` needs Linux on all hosts.',
                 received=f"no shared memory on the system of rank {', '.join(without)}",
                 do='Use communication="auto", which takes what the ranks have in common.',
+            )
+        )
+
+
+def _require_several_hosts(
+    own: Offer, facts: Sequence[Mapping[str, str | int]], hosts: Sequence[Sequence[int]]
+) -> None:
+    if not all(peers.FACT in one for one in facts):
+        without = [str(rank) for rank, one in enumerate(facts) if peers.FACT not in one]
+        raise needs_hosts(f"no shared memory on the system of rank {', '.join(without)}")
+    if len(hosts) == 1:
+        raise ClusterConfigError(
+            explain(
+                "Hierarchical needs ranks on several hosts: on one host nothing would travel as `across` says.",
+                received=f"{len(facts)} ranks on one host, algorithm={own.reducer}",
+                do="Leave `algorithm` out, which trains synchronously, or use tfdistkit.algorithms.LocalSGD(50).",
             )
         )
 
