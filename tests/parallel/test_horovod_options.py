@@ -227,6 +227,8 @@ def test_the_cycle_time_is_that_of_the_option(printed: list[str]) -> None:
 
 WRONG = """
     import json
+    from tfdistkit.algorithms import Hierarchical, LocalSGD
+    from tfdistkit.compression import FP16, PowerSGD
     inf = float("inf")
     for options in WANTED:
         try:
@@ -236,6 +238,15 @@ WRONG = """
         else:
             print(json.dumps(["", f"no error for {options}"]))
 """
+
+
+class Code(str):
+    """What the script of the ranks evaluates."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
 WRONG_VALUES = [
     ({"op": "averge"}, "OptionError", "Did you mean 'average'?"),
     ({"op": "min"}, "OptionError", "one of: average, sum, adasum"),
@@ -253,6 +264,10 @@ WRONG_VALUES = [
     ({"process_set": []}, "OptionError", "process_set=[]"),
     ({"process_set": "all"}, "OptionError", "process_set='all'"),
     ({"op": "adasum", "compression": "bf16"}, "OptionError", "Horovod's Adasum has no bfloat16"),
+    ({"op": "adasum", "compression": Code("PowerSGD(2)")}, "OptionError", "and no other compression"),
+    ({"op": "sum", "algorithm": Code("LocalSGD()")}, "OptionError", '`op` must be "average" with `algorithm`'),
+    ({"reducer": Code("FP16()"), "compression": "fp16"}, "OptionError", "reducer=FP16"),
+    ({"algorithm": Code("Hierarchical()")}, "UnsupportedError", "for the strategy 'horovod'"),
     # Valid values, but given too late or unsupported here.
     ({"cycle_time_ms": 5}, "TooLateError", "HOROVOD_CYCLE_TIME"),
     ({"process_set": [0]}, "TooLateError", "process_set=[[0]]"),

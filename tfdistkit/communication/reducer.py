@@ -273,6 +273,9 @@ class Reducer:
         """Returns a text that is equal on all ranks which reduce alike; ranks with different texts are refused."""
         return type(self).__name__
 
+    def __repr__(self) -> str:
+        return self.describe()
+
     @property
     def has_state(self) -> bool:
         """Whether it overrides `build`."""

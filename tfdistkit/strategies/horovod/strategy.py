@@ -191,7 +191,8 @@ def _require_a_combination(
     if op == "adasum" and compression not in ("none", "fp16"):
         raise OptionError(
             explain(
-                '`compression` must be "none" or "fp16" with `op="adasum"`: Horovod\'s Adasum has no bfloat16.',
+                '`compression` must be "none" or "fp16" with `op="adasum"`: Horovod\'s Adasum has no bfloat16 '
+                "and no other compression.",
                 received=f"op={op!r}, compression={compression!r}",
             )
         )
