@@ -33,6 +33,7 @@ def strategy(
     devices: Devices = ...,
     communication: Communication = ...,
     reducer: Reducer | None = ...,
+    fusion_bytes: int = ...,
     variable_partitioner: None = ...,
     max_inflight_per_worker: int = ...,
     heartbeat_timeout_s: float = ...,
