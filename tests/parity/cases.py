@@ -199,6 +199,31 @@ _LOSSES = (
     ),
 )
 
+_LOSSES_OF_ALL_ROWS = (
+    yes_or_no("dice", loss=by("losses.Dice"), rows=103, optimizer=sgd(0.5)),
+    yes_or_no(
+        "tversky_97", run="fit_only", loss=by("losses.Tversky", alpha=0.3, beta=0.7), rows=97, optimizer=sgd(0.5)
+    ),
+    yes_or_no("dice_eager", run="fit_only", loss=by("losses.Dice"), rows=97, compile={"run_eagerly": True}),
+    yes_or_no("dice_on_batch", run="on_batch", loss=by("mixing", "dice"), rows=65),
+    yes_or_no("entropy_and_dice", run="fit_only", loss=by("mixing", "entropy_and_dice"), rows=97, optimizer=sgd(0.5)),
+    yes_or_no("losses_in_a_loss", run="fit_only", loss=by("mixing", "objects"), rows=97, optimizer=sgd(0.5)),
+    yes_or_no(
+        "entropy_and_dice_weighted",
+        run="fit_only",
+        loss=by("mixing", "entropy_and_dice"),
+        rows=103,
+        weights="sample",
+        optimizer=sgd(0.5),
+    ),
+    trained("valid_mean", loss=by("mixing", "valid_mean"), rows=97, optimizer=sgd(0.05)),
+    trained("valid_mean_execution_3", loss=by("mixing", "valid_mean"), rows=103, compile={"steps_per_execution": 3}),
+    trained("pairs", loss=by("mixing", "pairs"), rows=103, optimizer=sgd(0.05)),
+    trained("own_sum", loss=by("mixing", "sum"), rows=97, optimizer=sgd(0.05)),
+    trained("spread", loss=by("mixing", "spread"), rows=103, optimizer=sgd(0.05)),
+    trained("valid_mean_own_step", model=by("OwnTrainStep"), loss=by("mixing", "valid_mean"), rows=97, metrics=None),
+)
+
 _OWN_METRICS = (
     by("TruePositives"),
     by("Extremes"),
@@ -357,5 +382,16 @@ _PRECISION = (
 )
 
 CASES = {
-    case.name: case for case in (*_OPTIMIZERS, *_LAYERS, *_LOSSES, *_METRICS, *_BATCHES, *_FEEDS, *_LOOPS, *_PRECISION)
+    case.name: case
+    for case in (
+        *_OPTIMIZERS,
+        *_LAYERS,
+        *_LOSSES,
+        *_LOSSES_OF_ALL_ROWS,
+        *_METRICS,
+        *_BATCHES,
+        *_FEEDS,
+        *_LOOPS,
+        *_PRECISION,
+    )
 }

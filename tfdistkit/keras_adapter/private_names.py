@@ -93,7 +93,7 @@ SEAMS: dict[str, Seam] = {
         "gradients are summed before clipping, accumulation and loss scaling (keras#20582)",
     ),
     "apply": Seam(
-        "keras.src.optimizers.base_optimizer:BaseOptimizer.apply",
+        f"{_OPTIMIZER}.apply",
         ("self", "grads", "trainable_variables"),
         "gradients are summed before clipping, accumulation and loss scaling (keras#20582)",
     ),
@@ -111,12 +111,9 @@ SEAMS: dict[str, Seam] = {
     ),
     "scale_optimizer_loss": Seam(f"{_OPTIMIZER}.scale_loss", ("self", "loss"), "a replica's gradient weighs by rows"),
     "scale_scaled_loss": Seam(f"{_LOSS_SCALER}.scale_loss", ("self", "loss"), "a replica's gradient weighs by rows"),
-    "optimizer": Seam(
-        "keras.src.optimizers.base_optimizer:BaseOptimizer.__init__", ("self",), "central_storage: whose variables"
-    ),
-    "optimizer_variable": Seam(
-        "keras.src.optimizers.base_optimizer:BaseOptimizer.add_variable", ("self",), "central_storage: whose variables"
-    ),
+    "optimizer": Seam(f"{_OPTIMIZER}.__init__", ("self",), "central_storage: whose variables"),
+    "optimizer_variable": Seam(f"{_OPTIMIZER}.add_variable", ("self",), "central_storage: whose variables"),
+    "loss_call": Seam(f"{_LOSS}:Loss.__call__", ("self", "y_true", "y_pred", "sample_weight"), "losses that mix rows"),
     "reduce_values": Seam(f"{_LOSS}:reduce_values", ("values", "sample_weight", "reduction"), "losses weigh by rows"),
     "apply_mask": Seam(f"{_LOSS}:apply_mask", ("sample_weight", "mask", "dtype", "reduction"), "losses weigh by rows"),
     "reduce_weighted": Seam(f"{_LOSS}:reduce_weighted_values", ("values",), "a loss that is a scalar has no rows"),

@@ -25,6 +25,7 @@ from tfdistkit.report.hangs.layout import Phase
 from tfdistkit.strategies import epoch_data, model_scope
 from tfdistkit.strategies.local_steps import keras_steps
 from tfdistkit.strategies.local_steps import logs as local_logs
+from tfdistkit.strategies.losses import whole_batch
 from tfdistkit.strategies.metrics import metric_patches
 from tfdistkit.strategies.metrics.metric_sync import agree
 from tfdistkit.strategies.parameter_server import atomic_updates, inflight
@@ -175,7 +176,13 @@ def _maybe_symbolic_build(original: Any, model: Any, iterator: Any = None, data_
     if type(model).call is keras.Model.call:
         return None  # Only a train_step of its own knows how to call it (a GAN, say).
     with strategy.scope():
-        private_api.build_model(model, data_batch)
+        try:
+            private_api.build_model(model, data_batch)
+        except Exception:
+            # A custom train_step may pass `call` other inputs than the first tensor of a batch (an anchor, a positive
+            # and a negative one). In one process Keras does not build ahead of the step.
+            if type(model).train_step is keras.Model.train_step:
+                raise
     return None
 
 
@@ -356,7 +363,8 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "optimizer": _optimizer_variable,
     "optimizer_variable": _optimizer_variable,
     "reduce_values": loss_scaling.reduce_values,
-    "reduce_weighted": loss_scaling.reduce_weighted_values,
+    "loss_call": whole_batch.call_loss,
+    "reduce_weighted": whole_batch.reduce_weighted_values,
     "apply_mask": loss_scaling.apply_mask,
     "scale_loss": loss_scaling.scale_loss,
     "unscale_loss": loss_scaling.unscale_loss,

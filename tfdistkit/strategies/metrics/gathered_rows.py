@@ -45,14 +45,28 @@ def gather_rows(step: steps.ReplicaStep, tensors: Sequence[tf.Tensor]) -> list[t
     Returns:
         One tensor for each, the same on all replicas.
     """
+    counts, before, totals = places_of(step, tensors)
+    return gather_placed(step, tensors, counts, before, totals)
+
+
+def places_of(step: steps.ReplicaStep, tensors: Sequence[tf.Tensor]) -> tuple[list[Any], list[Any], list[Any]]:
+    """Returns where the rows of this replica are among the rows of all replicas.
+
+    Args:
+        step: The step of this replica.
+        tensors: As in `gather_rows`.
+
+    Returns:
+        For each tensor its rows, the rows of the replicas before this one, and the rows of all replicas. A placeholder
+        row does not count.
+    """
     counts = [tf.shape(t)[0] for t in tensors]
     if step.rows is not None and not step.static_rows:
-        counts = [tf.where(step.rows > 0, count, 0) for count in counts]  # Placeholder rows do not count.
+        counts = [tf.where(step.rows > 0, count, 0) for count in counts]
     own = tf.one_hot(step.replica_id, step.replicas, dtype=tf.int32)
     of_replicas = step.sum_of_all(own[:, None] * tf.stack(counts)[None])
     before = tf.reduce_sum(of_replicas[: step.replica_id], 0)
-    totals = tf.reduce_sum(of_replicas, 0)
-    return _sum_slices(step, tensors, counts, tf.unstack(before), tf.unstack(totals))
+    return counts, tf.unstack(before), tf.unstack(tf.reduce_sum(of_replicas, 0))
 
 
 def gather_values(step: steps.ReplicaStep, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -66,12 +80,24 @@ def gather_values(step: steps.ReplicaStep, tensors: Sequence[tf.Tensor]) -> list
         One tensor for each, with a new first dimension for the replicas.
     """
     ones, before, totals = ([n] * len(tensors) for n in (1, step.replica_id, step.replicas))
-    return _sum_slices(step, [t[None] for t in tensors], ones, before, totals)
+    return gather_placed(step, [t[None] for t in tensors], ones, before, totals)
 
 
-def _sum_slices(
+def gather_placed(
     step: steps.ReplicaStep, tensors: Sequence[Any], counts: list[Any], before: list[Any], totals: list[Any]
 ) -> list[tf.Tensor]:
+    """Concatenates the rows of all replicas, whose places (`places_of`) are known.
+
+    Args:
+        step: The step of this replica.
+        tensors: As in `gather_rows`.
+        counts: The rows of each tensor.
+        before: For each tensor, the rows of the replicas before this one.
+        totals: For each tensor, the rows of all replicas.
+
+    Returns:
+        One tensor for each, the same on all replicas.
+    """
     if not tensors:
         return []
     placed = []
@@ -81,7 +107,7 @@ def _sum_slices(
         placed.append(tf.pad(bits, [[offset, after], *[[0, 0]] * (bits.shape.rank - 1)]))
     end = step.begin_sum(placed)
     flat = tf.concat([tf.reshape(p, [-1]) for p in placed], 0)
-    packed = step.sum_of_all(flat) if flat.shape.is_fully_defined() else _sum_of_any_size(step, flat)
+    packed = step.sum_of_all(flat) if flat.shape.is_fully_defined() else sum_of_any_size(step, flat)
     end(packed)
     parts = tf.split(packed, tf.stack([tf.size(p) for p in placed])) if len(placed) > 1 else [packed]
     results = []
@@ -92,8 +118,13 @@ def _sum_slices(
     return results
 
 
-def _sum_of_any_size(step: steps.ReplicaStep, flat: tf.Tensor) -> tf.Tensor:
-    """Sums vectors whose length is the same on all replicas, but may change between iterations of a loop."""
+def sum_of_any_size(step: steps.ReplicaStep, flat: tf.Tensor) -> tf.Tensor:
+    """Sums vectors whose length is the same on all replicas, but may change between iterations of a loop.
+
+    Args:
+        step: The step of this replica.
+        flat: The vector of this replica.
+    """
     size = tf.size(flat)
     number, of_all = collective_keys.size_above(size)
     padded = tf.pad(flat, [[0, of_all - size]])

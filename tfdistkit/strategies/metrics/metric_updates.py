@@ -78,7 +78,7 @@ def adds_up(metric: Any) -> bool:
     if getattr(own, "tfdistkit_adds_up", False):
         return True
     function = private_api.function_of(metric)
-    return adds_up_by_class(own) and (function is None or _adds_up(function))
+    return adds_up_by_class(own) and (function is None or function_adds_up(function))
 
 
 def adds_up_by_class(own: type) -> bool:
@@ -89,7 +89,8 @@ def adds_up_by_class(own: type) -> bool:
     return updating.__module__.startswith("keras.src.")
 
 
-def _adds_up(function: Any) -> bool:
+def function_adds_up(function: Any) -> bool:
+    """Returns whether a function of targets and predictions returns a number for each row, or their mean."""
     if getattr(function, "tfdistkit_adds_up", False):
         return True
     while isinstance(function, functools.partial):

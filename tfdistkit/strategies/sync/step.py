@@ -72,6 +72,8 @@ class ReplicaStep:
         self.results: dict[int, tuple[Any, Any, int]] = {}
         # The layers of an eager step, by id, with the losses that they added (`layer_losses`).
         self.losses: dict[int, tuple[Any, list[Any]]] = {}
+        # The losses that are being called, the innermost last (`losses.whole_batch`).
+        self.loss_calls: list[Any] = []
         # Measures the sums of this step, if not None (`step_clock`).
         self.clock: Any = None
         # Counts the bytes of this step, if not None (`communication.traffic`).
