@@ -349,6 +349,9 @@ _LOOPS = (
         for rows in (103,)
     ),
     trained("average_loss_of_32", model=by("AverageLoss", 32), optimizer=sgd(0.05), rows=103, metrics=None),
+    trained("two_towers", model=by("TwoTowers"), optimizer=sgd(0.05), metrics=None),
+    trained("clipping_gradients", optimizer=by("ClippingGradients", 0.5), rows=103),
+    trained("sum_of_rows", model=by("mlp", by("SumOfRows")), optimizer=sgd(0.05), rows=97),
     trained("clipping_optimizer", optimizer=by("ClippingSGD", 0.5), rows=103),
     Case(
         "gan",

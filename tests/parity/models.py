@@ -308,6 +308,47 @@ class ClippingSGD(keras.optimizers.SGD):
         super().apply(grads, trainable_variables)
 
 
+class ClippingGradients(keras.optimizers.SGD):
+    """Clips each gradient in an overridden `apply_gradients`, by the size of its variable (AGC)."""
+
+    def apply_gradients(self, grads_and_vars: Any) -> Any:
+        kept = []
+        for gradient, variable in grads_and_vars:
+            limit = 0.02 * tf.maximum(tf.norm(tf.convert_to_tensor(variable)), 1e-2)
+            kept.append((gradient * tf.minimum(1.0, limit / tf.norm(gradient)), variable))
+        return super().apply_gradients(kept)
+
+
+class SumOfRows(layers.Layer):
+    """Keeps a moving sum over the rows of a batch, as the codebook of a VQ-VAE."""
+
+    def build(self, shape: Any) -> None:
+        self.sums = self.add_weight(shape=shape[1:], initializer="zeros", trainable=False, name="sums")
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        if training:
+            self.sums.assign(0.9 * self.sums + 0.1 * tfdistkit.collectives.all_reduce(ops.sum(inputs, 0)))
+        return inputs
+
+
+class TwoTowers(OwnTrainStep):
+    """A step that passes `call` the inputs and the targets of a batch, as siamese networks do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = chain((10,), layers.Dense(4)), chain((1,), layers.Dense(4))
+
+    def call(self, inputs: Any) -> Any:
+        left, right = inputs
+        return ops.sum(self.left(left) * self.right(right), -1)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        with tf.GradientTape() as tape:
+            loss = ops.mean(ops.relu(1.0 - self(data)))
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
 class Gan(keras.Model):
     """Two models, two optimizers, no `call()`. Its noise comes with the data, so that it can be compared."""
 

@@ -20,16 +20,19 @@ from tfdistkit.collectives.communicators import Communicator
 
 # Returns the weight that this rank's gradients will get, or None; set by the strategies.
 _find_share: Callable[[], Any] = lambda: None  # noqa: E731
+# Returns what this rank adds to a sum: zeros in place of a tensor of a placeholder row; set by the strategies.
+_part_of_sum: Callable[[tf.Tensor], tf.Tensor] = lambda tensor: tensor  # noqa: E731
 
 
-def weigh_gradients_by(find_share: Callable[[], Any]) -> None:
-    """Sets the function that returns the weight of this rank's gradients.
+def weigh_ranks_by(find_share: Callable[[], Any], part_of_sum: Callable[[tf.Tensor], tf.Tensor]) -> None:
+    """Sets the functions that return what this rank weighs.
 
     Args:
-        find_share: Returns this rank's weight, a scalar tensor or number, or None where gradients are summed.
+        find_share: Returns the weight of this rank's gradients, a scalar tensor or number; None if they are summed.
+        part_of_sum: Returns what this rank adds to a sum in place of a tensor: zeros if it holds a placeholder row.
     """
-    global _find_share
-    _find_share = find_share
+    global _find_share, _part_of_sum
+    _find_share, _part_of_sum = find_share, part_of_sum
 
 
 def with_gradient_times(value: Any, factor: Any) -> Any:
@@ -66,6 +69,7 @@ def _weighted(collective: Callable[..., Any]) -> Any:
 @_weighted
 def summed(communicator: Communicator, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
     """Sums tensors over the ranks. The gradient is the sum of the gradients of all ranks."""
+    tensors = [_part_of_sum(t) for t in tensors]
     if not all(t.dtype.is_floating for t in tensors):
         return _summed_mixed(communicator, tensors)
 

@@ -16,7 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdistkit.collectives.differentiable import weigh_gradients_by
+from tfdistkit.collectives.differentiable import weigh_ranks_by
 from tfdistkit.data.batch_info import info_of
 from tfdistkit.data.rows import rows_error
 from tfdistkit.keras_adapter import fit, private_api, private_datasets, private_lookup, table_parts, table_rows
@@ -40,7 +40,7 @@ from tfdistkit.strategies.sync import (
 )
 from tfdistkit.strategies.sync import step as steps
 from tfdistkit.strategies.sync.batch_sharding import BatchPart
-from tfdistkit.strategies.sync.gradients import gradient_scaling, reducer_state
+from tfdistkit.strategies.sync.gradients import gradient_scaling, own_optimizers, reducer_state
 
 
 @functools.cache
@@ -51,7 +51,7 @@ def install() -> None:
         UnsupportedError: if this TensorFlow or Keras moved a name that we stand on.
     """
     private_lookup.check()
-    weigh_gradients_by(gradient_scaling.gradient_share)
+    weigh_ranks_by(gradient_scaling.gradient_share, gradient_scaling.part_of_sum)
     for key, around in _HOOKS.items():
         private_lookup.hook(key, around)
     model_scope.install()
@@ -283,6 +283,13 @@ def _optimizer_variable(original: Any, optimizer: Any, *args: Any, **kwargs: Any
         return original(optimizer, *args, **kwargs)
 
 
+def _optimizer_made(original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Hook of the `__init__` of optimizers: the gradients of a subclass of the user are summed before it sees them."""
+    if private_api.is_ours(tf.distribute.get_strategy()):
+        own_optimizers.hook_own_methods(type(optimizer))
+    return _optimizer_variable(original, optimizer, *args, **kwargs)
+
+
 def _next_seed(original: Any, generator: Any, ordered: bool = True) -> Any:
     """Gives every replica random numbers of its own; those of replica 0 are those of a single process."""
     seed = original(generator, ordered)
@@ -360,7 +367,7 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "apply_finite": gradient_scaling.apply_finite,
     "sum_gradients": gradient_scaling.all_reduce_sum_gradients,
     "optimizer_build": reducer_state.build_optimizer,
-    "optimizer": _optimizer_variable,
+    "optimizer": _optimizer_made,
     "optimizer_variable": _optimizer_variable,
     "reduce_values": loss_scaling.reduce_values,
     "loss_call": whole_batch.call_loss,

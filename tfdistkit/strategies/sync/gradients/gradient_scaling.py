@@ -110,6 +110,14 @@ def all_reduce(original: Any, context: Any, reduce_op: Any, value: Any, options:
     return tf.nest.map_structure(lambda v: with_gradient_times(v, share), result)
 
 
+def part_of_sum(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns what this replica adds to a sum of the user's: zeros in place of a tensor of its placeholder row."""
+    step = steps.current()
+    if step is None or not step.in_keras_step or step.is_summing or not step.may_be_empty:
+        return tensor
+    return step.if_any_rows(tensor)
+
+
 def gradient_share() -> Any:
     """Returns the factor by which this replica's gradients are multiplied after the tape; None for no factor.
 
