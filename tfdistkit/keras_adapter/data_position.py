@@ -288,6 +288,11 @@ def pop_pending() -> FitData | None:
     return data
 
 
+def is_tracking() -> bool:
+    """Returns whether this thread is in a `fit` whose position in its data is tracked."""
+    return getattr(_LOCAL, "running", None) is not None
+
+
 def check_other_iterator(epoch_iterator: Any) -> None:
     """Raises an error if an iterator over other data advances the order of the training data."""
     running: FitData | None = getattr(_LOCAL, "running", None)

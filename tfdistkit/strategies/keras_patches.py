@@ -31,12 +31,12 @@ from tfdistkit.strategies.metrics.metric_sync import agree
 from tfdistkit.strategies.parameter_server import atomic_updates, inflight
 from tfdistkit.strategies.step_clock import clock_of
 from tfdistkit.strategies.sync import (
-    batch_shapes,
     batch_sharding,
     collective_keys,
     collective_timeout,
     layer_losses,
     loss_scaling,
+    step_traces,
 )
 from tfdistkit.strategies.sync import step as steps
 from tfdistkit.strategies.sync.batch_sharding import BatchPart
@@ -66,6 +66,7 @@ def _make_function(original: Any, model: Any, step_function: Any) -> Any:
 
 
 def _make_measured_function(original: Any, model: Any, step_function: Any) -> Any:
+    original = functools.partial(step_traces.make_function, original)
     clock, strategy = clock_of(model, step_function), model.distribute_strategy
     coordinated = strategy.coordinated_function(model, step_function, clock) if private_api.is_ours(strategy) else None
     if coordinated is not None:
@@ -105,7 +106,6 @@ def _make_agreeing_function(original: Any, model: Any, step_function: Any) -> An
 def _make_function_on_parts(original: Any, model: Any, step_function: Any, is_local: bool) -> Any:
     strategy = model.distribute_strategy
     is_stock = gradient_scaling.is_stock_train_step(model, step_function)
-    spec: Any = None
 
     @functools.wraps(step_function)
     def keras_step(data: Any) -> Any:
@@ -114,7 +114,7 @@ def _make_function_on_parts(original: Any, model: Any, step_function: Any, is_lo
             return step_function(data)
         step.model = model
         metric_patches.require_scope(model)
-        data = batch_shapes.with_rows_of(spec, step.begin_keras_step(data, is_stock, is_local))
+        data = step.begin_keras_step(data, is_stock, is_local)
         if is_local:
             keras_steps.begin(step)
         logs = step_function(data)
@@ -128,9 +128,6 @@ def _make_function_on_parts(original: Any, model: Any, step_function: Any, is_lo
     function, uncounted_function = original(model, keras_step), original(model, step_with_data)
 
     def on_parts(iterator: Any) -> Any:
-        nonlocal spec
-        spec = getattr(iterator, "element_spec", None)
-        spec = spec.data if isinstance(spec, BatchPart) else spec
         if info_of(iterator).is_uncounted:
             return uncounted_function(iterator)
         # train_on_batch and test_on_batch hand over the global batch, not an iterator over a replica's part.
