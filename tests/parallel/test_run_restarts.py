@@ -186,7 +186,7 @@ def test_a_repeated_immediate_failure_is_given_up(tmp_path: Path) -> None:
     assert "It is not restarted (8 restarts are left): fix the script first." in ended.stderr
     assert "tfdistkit: attempt 1, the last one, failed after" in ended.stderr
     (restart,) = [event for event in read_events(tmp_path / "logs") if event["event"] == "job_restarting"]
-    assert restart["wait_s"] == 1
+    assert 1 <= restart["wait_s"] <= 1.25
 
 
 def test_transient_failures_are_restarted(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_the_backoff_ends_with_the_job(tmp_path: Path, end: str) -> None:
     words = ["--timeout", "5", *words] if end == "timeout" else words
     with job(*words, cwd=tmp_path) as running:
         waits = []
-        while end != "timeout" and 2 not in waits:
+        while end != "timeout" and max(waits, default=0) < 2:
             wait_until(lambda: (tmp_path / "logs/events.jsonl").exists(), "the log")
             waits = [event["wait_s"] for event in read_events(tmp_path / "logs") if event["event"] == "job_restarting"]
         if end != "timeout":

@@ -118,8 +118,6 @@ def make_parser() -> Parser:
     kept = "keep each worker's output in DIR/rank.<N>/stdout and stderr (with --ps in DIR/<role>.<N>/)"
     add("--log-dir", type=Path, metavar="DIR", help=kept)
     add("--timeout", type=float, metavar="SECONDS", help="timeout of the whole job")
-    hang = "stop a job whose ranks make no progress, and say where each is (default: 600 for several ranks; 0: never)"
-    add("--hang-timeout", type=float, metavar="SECONDS", help=hang)
     add(
         "--env",
         type=_variable,
@@ -158,6 +156,8 @@ def spellings(parser: argparse.ArgumentParser) -> list[str]:
 
 def _add_rest(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
+    hang = "stop a job whose ranks make no progress, and say where each is (default: 600 for several ranks; 0: never)"
+    add("--hang-timeout", type=float, metavar="SECONDS", help=hang)
     add(
         "--threads-per-worker",
         type=int,
