@@ -199,10 +199,20 @@ _LOSSES = (
     ),
 )
 
-_LOSSES_OF_ALL_ROWS = (
+_MIXING = (
     yes_or_no("dice", loss=by("losses.Dice"), rows=103, optimizer=sgd(0.5)),
     yes_or_no(
         "tversky_97", run="fit_only", loss=by("losses.Tversky", alpha=0.3, beta=0.7), rows=97, optimizer=sgd(0.5)
+    ),
+    trained(
+        "circle",
+        model=by("embedded"),
+        data="classes",
+        loss=by("losses.Circle", gamma=2.0),
+        metrics=None,
+        optimizer=sgd(0.05),
+        rows=40,
+        global_batch=9,
     ),
     yes_or_no("dice_eager", run="fit_only", loss=by("losses.Dice"), rows=97, compile={"run_eagerly": True}),
     yes_or_no("dice_on_batch", run="on_batch", loss=by("mixing", "dice"), rows=65),
@@ -384,17 +394,6 @@ _PRECISION = (
     ),
 )
 
-CASES = {
-    case.name: case
-    for case in (
-        *_OPTIMIZERS,
-        *_LAYERS,
-        *_LOSSES,
-        *_LOSSES_OF_ALL_ROWS,
-        *_METRICS,
-        *_BATCHES,
-        *_FEEDS,
-        *_LOOPS,
-        *_PRECISION,
-    )
-}
+_ALL = (*_OPTIMIZERS, *_LAYERS, *_LOSSES, *_MIXING, *_METRICS, *_BATCHES, *_FEEDS, *_LOOPS, *_PRECISION)
+
+CASES = {case.name: case for case in _ALL}

@@ -53,6 +53,12 @@ def integers() -> keras.Model:
     return chain((7,), layers.Embedding(50, 8), layers.Flatten(), layers.Dense(4, activation="softmax"), dtype="int64")
 
 
+def embedded() -> keras.Model:
+    """A vector of length 1 for each row, to compare with those of other rows."""
+    stack = layers.Flatten(), layers.Dense(4), layers.UnitNormalization()
+    return chain((7,), layers.Embedding(50, 8), *stack, dtype="int64")
+
+
 def convolution() -> keras.Model:
     """A small image model."""
     stack = layers.Conv2D(8, 3, activation="relu"), layers.GlobalAveragePooling2D(), layers.Dense(1)

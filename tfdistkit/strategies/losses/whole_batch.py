@@ -75,7 +75,9 @@ def reduce_weighted_values(
     if step is not None and one is not None and one.mixes_rows is None:
         one.mixes_rows = _mixes_rows(step, one, keras.ops.convert_to_tensor(values))
         if one.mixes_rows and len(step.loss_calls) == 1 and _can_gather(step, one):
-            whole = keras.ops.convert_to_tensor(_of_all_rows(step, one), dtype=dtype)
+            found = _of_all_rows(step, one)
+            mask = _mask(step, one, values, found, mask)
+            whole = keras.ops.convert_to_tensor(found, dtype=dtype)
             is_weighted = sample_weight is not None or mask is not None
             if whole.shape.rank and not is_weighted and reduction not in (None, "none"):
                 with steps.running(WholeBatch(step)):
@@ -112,6 +114,15 @@ def _of_all_rows(step: steps.ReplicaStep, one: LossCall) -> Any:
     y_true, y_pred = tf.nest.pack_sequence_as(one.inputs, gather_with_gradients(step, inputs))
     with steps.running(WholeBatch(step)):
         return one.loss.call(y_true, y_pred)
+
+
+def _mask(step: steps.ReplicaStep, one: LossCall, values: Any, whole: Any, mask: Any) -> Any:
+    """Returns the mask of this replica's values, where the loss computed one from all rows (Circle)."""
+    of_all = private_api.mask_of(whole)
+    if of_all is None:
+        return mask
+    of_inputs, own = private_api.mask_of(one.inputs[1]), _own_part(step, values, of_all)
+    return own if of_inputs is None else of_inputs & own
 
 
 def _own_part(step: steps.ReplicaStep, values: Any, whole: tf.Tensor) -> tf.Tensor:
