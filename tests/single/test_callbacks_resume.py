@@ -167,7 +167,7 @@ def accumulating() -> keras.Model:
 
 
 def scaled() -> keras.Model:
-    return compiled(optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.05)))
+    return compiled(optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.Nadam(0.05)))
 
 
 def decaying() -> keras.Model:

@@ -85,8 +85,19 @@ def _own_variables(model: keras.Model) -> list[Any]:
     return found
 
 
+def _variables_of_optimizer(optimizer: Any) -> list[Any]:
+    """Returns the variables of an optimizer, including those that Keras does not list.
+
+    `LossScaleOptimizer` builds its inner optimizer without tracking attributes, so `variables` lacks the product that
+    Nadam keeps.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    found = [*optimizer.variables, *(v for v in vars(inner).values() if isinstance(v, keras.Variable))]
+    return list({id(v): v for v in found}.values())
+
+
 def _all_variables(model: keras.Model) -> list[Any]:
-    of_optimizers = [v for one in optimizers_of(model) for v in one.variables]
+    of_optimizers = [v for one in optimizers_of(model) for v in _variables_of_optimizer(one)]
     found = [*model.variables, *_own_variables(model), *of_optimizers, *model.metrics_variables]
     return [v for v in {id(v): v for v in found}.values() if v.dtype != "string"]
 
@@ -149,7 +160,7 @@ def put_state(
     variables, counts = variables_of(model), counts_of(model)
     values = state.values
     if not with_optimizers:
-        of_optimizers = {id(v) for one in optimizers_of(model) for v in one.variables}
+        of_optimizers = {id(v) for one in optimizers_of(model) for v in _variables_of_optimizer(one)}
         variables = [v for v in variables if id(v) not in of_optimizers]
         values = values[: len(variables)]  # They come last.
     _require_same(variables, values, state.names, 0)
