@@ -80,7 +80,7 @@ def test_the_error_proposes_a_command(typed: str, right: str, capsys: pytest.Cap
     ("typed", "told"),
     [
         ("run -np2 train.py", "put a space before the number: `-np 2`"),
-        ("run -np train.py", "such as `-np 2`, received 'train.py'"),
+        ("run -np train.py", "such as `-np 2` or `-np 2:4`, received 'train.py'"),
         ("run -np 2 package", "'package' is a folder without a __main__.py"),
         ("run -np 2 ''", "the name of the script is empty"),
         ("run --log_dir x -np 2 train.py", "Did you mean '--log-dir'?"),

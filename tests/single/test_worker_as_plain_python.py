@@ -139,6 +139,10 @@ def compare(words: list[str], cwd: Path, *flags: str) -> subprocess.CompletedPro
     return ours
 
 
+# What each rank keeps for `tfdistkit ps` and `stacks` while it runs.
+_NOTES = ["progress", "stacks"]
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_as_under_plain_python(tmp_path: Path, name: str) -> None:
     (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPTS[name]), encoding="utf-8")
@@ -280,7 +284,7 @@ def test_the_crash_record(tmp_path: Path, name: str, kind: str, code: int) -> No
     assert ended.returncode == (-signal.SIGINT if code == 130 else code)
     if kind.endswith("Error"):
         assert record.traceback == ended.stderr
-    assert [path.name for path in (tmp_path / "rank.1").iterdir()] == ["error.json"]
+    assert sorted(path.name for path in (tmp_path / "rank.1").iterdir()) == ["error.json", *_NOTES]
 
 
 @pytest.mark.parametrize("name", ["looks around", "exits with zero", "exits with nothing"])
@@ -288,7 +292,7 @@ def test_no_crash_record_after_a_success(tmp_path: Path, name: str) -> None:
     (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPTS[name]), encoding="utf-8")
     (tmp_path / "rank.1").mkdir()
     run(["-m", "tfdistkit.worker", "script.py"], tmp_path, **{env.TASK_DIR: str(tmp_path / "rank.1"), env.RANK: "1"})
-    assert list((tmp_path / "rank.1").iterdir()) == []
+    assert sorted(path.name for path in (tmp_path / "rank.1").iterdir()) == _NOTES
 
 
 def test_a_worker_whose_launcher_is_gone_does_not_start(tmp_path: Path) -> None:
