@@ -80,3 +80,22 @@ def test_losses_that_combine_rows(name: str, rows: int | None) -> None:
 
 def test_constants() -> None:
     assert _kind(lambda tf, ops, y, p: tf.constant(2.0) * ops.cast(ops.shape(y)[0], "float32"), None) == "CONSTANT"
+
+
+def test_values_that_are_known_already() -> None:
+    """A function that returns the result of a loss of Keras, in a `tf.function` of the user."""
+    import tensorflow as tf
+
+    from tfdistkit.strategies.losses.row_mixing import kind_of
+
+    found = []
+
+    @tf.function
+    def trace(y: Any, p: Any) -> Any:
+        error = y - p
+        mean = tf.reduce_mean(error * error)
+        found.append(kind_of(mean, [y, p], [mean], 7).name)
+        return mean
+
+    trace.get_concrete_function(*[tf.TensorSpec([7, 3])] * 2)
+    assert found == ["MEAN"]

@@ -65,12 +65,15 @@ def kind_of(values: tf.Tensor, inputs: Iterable[tf.Tensor], means: Iterable[tf.T
     waiting = [values]
     while waiting:
         tensor = waiting[-1]
+        if tensor.name in kinds:
+            waiting.pop()
+            continue
         behind = [] if tensor.op.type in _SHAPES else list(tensor.op.inputs)
         missing = [one for one in behind if one.name not in kinds]
-        if tensor.name in kinds or not missing:
-            kinds.setdefault(tensor.name, _kind(tensor, [kinds[one.name] for one in behind], rows))
-            waiting.pop()
-        waiting.extend([] if tensor.name in kinds else missing)
+        if missing:
+            waiting.extend(missing)
+        else:
+            kinds[tensor.name] = _kind(tensor, [kinds[one.name] for one in behind], rows)
     return kinds[values.name]
 
 
