@@ -25,9 +25,9 @@ _OWN = {"TFDISTKIT_OWN_MODELS": "1"}  # Raw Horovod trains models that are in no
 _JOBS = {"horovod Gloo": "horovod", "horovod MPI": "mpi", "multiworker": "local", "torch DDP": "local"}
 # Model -> shape of a row, timed steps in a round. 32 rows a worker.
 _MODELS: dict[str, tuple[tuple[int, ...], int]] = {
-    "MLP 1M": ((512,), 60),
-    "MLP 25M": ((1024,), 8),
-    "conv net": ((32, 32, 3), 30),
+    "MLP 1M": ((512,), 240),
+    "MLP 25M": ((1024,), 24),
+    "conv net": ((32, 32, 3), 90),
 }
 _ROWS = 32
 _WIDTHS = {"MLP 1M": (1000, 500, 10), "MLP 25M": (4096, 4096, 1000)}

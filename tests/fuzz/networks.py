@@ -59,6 +59,7 @@ BODY: dict[str, Any] = {
     "rows_loss": own_layers.RowsLoss,
     "running_mean": own_layers.RunningMean,
     "call_counter": own_layers.CallCounter,
+    "row_sums": own_layers.RowSums,
     "own_function": own_layers.OwnFunction,
     "function_with_state": own_layers.FunctionWithState,
     "branches": own_layers.Branches,
@@ -87,6 +88,10 @@ def stack_of(program: Program) -> list[Any]:
     return [*encoders[program.encoder](), *(BODY[name]() for name in program.body)]
 
 
+# Layers that write their state in training only.
+_BY_TRAINING = (own_layers.RunningMean, own_layers.CallCounter, own_layers.RowSums, own_layers.FunctionWithState)
+
+
 class Stack(keras.Model):
     """The layers of a program in a subclassed model with `call`."""
 
@@ -98,7 +103,7 @@ class Stack(keras.Model):
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         found = tf.nest.flatten(inputs) if isinstance(inputs, dict) else inputs
         for layer in self.stack:
-            takes = isinstance(layer, (own_layers.RunningMean, own_layers.CallCounter, own_layers.FunctionWithState))
+            takes = isinstance(layer, _BY_TRAINING)
             found = layer(found, training=training) if takes else layer(found)
         outputs = {name: head(found) for name, head in self.heads.items()}
         return outputs if len(outputs) > 1 else outputs[""]

@@ -8,6 +8,8 @@ import keras
 import tensorflow as tf
 from keras import layers, ops
 
+import tfdistkit
+
 
 class ActivityLoss(layers.Layer):
     """Adds a loss: a mean over the rows of the batch."""
@@ -52,6 +54,24 @@ class CallCounter(layers.Layer):
         if training:
             self.calls.assign_add(1)
         return inputs * (1.0 + 0.1 * ops.cast(self.calls, inputs.dtype))
+
+
+class RowSums(layers.Layer):
+    """Counts its rows in an integer, and keeps a moving sum over them, both for the outputs of later steps."""
+
+    def build(self, shape: Any) -> None:
+        self.rows = self.add_weight(shape=(), initializer="zeros", dtype="int32", trainable=False, name="rows")
+        self.sums = self.add_weight(shape=(shape[-1],), initializer="zeros", trainable=False, name="sums")
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        outputs = inputs * (1.0 + 0.01 * ops.cast(self.rows % 7, inputs.dtype)) + 0.1 * ops.tanh(self.sums)
+        if training:
+            rows, total = ops.shape(inputs)[0], ops.sum(inputs, axis=tuple(range(len(inputs.shape) - 1)))
+            if tf.executing_eagerly():  # There nothing tells that they are sums.
+                rows, total = (tfdistkit.collectives.all_reduce(tf.convert_to_tensor(one)) for one in (rows, total))
+            self.rows.assign_add(rows)
+            self.sums.assign(0.5 * self.sums + 0.1 * total)
+        return outputs
 
 
 class OwnFunction(layers.Layer):

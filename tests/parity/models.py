@@ -325,18 +325,6 @@ class ClippingGradients(keras.optimizers.SGD):
         return super().apply_gradients(kept)
 
 
-class SumOfRows(layers.Layer):
-    """Keeps a moving sum over the rows of a batch, as the codebook of a VQ-VAE."""
-
-    def build(self, shape: Any) -> None:
-        self.sums = self.add_weight(shape=shape[1:], initializer="zeros", trainable=False, name="sums")
-
-    def call(self, inputs: Any, training: bool = False) -> Any:
-        if training:
-            self.sums.assign(0.9 * self.sums + 0.1 * tfdistkit.collectives.all_reduce(ops.sum(inputs, 0)))
-        return inputs
-
-
 class TwoTowers(OwnTrainStep):
     """A step that passes `call` the inputs and the targets of a batch, as siamese networks do."""
 

@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from tfdistkit.keras_adapter import private_api
 from tfdistkit.strategies.metrics.gathered_rows import gather_rows, has_rows
-from tfdistkit.strategies.metrics.metric_updates import comes_from_batch
 from tfdistkit.strategies.sync import step as steps
+from tfdistkit.strategies.sync.data_dependence import comes_from_batch
 
 
 class _Leaf(NamedTuple):

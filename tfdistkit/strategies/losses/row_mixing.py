@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdistkit.strategies.sync.graph_sizes import depends_on_data
+from tfdistkit.strategies.sync.data_dependence import depends_on_data
 
 
 class Kind(enum.Enum):

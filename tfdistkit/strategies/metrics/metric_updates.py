@@ -19,6 +19,7 @@ from tfdistkit.strategies.metrics.gathered_rows import gather_rows, gather_value
 from tfdistkit.strategies.parameter_server import replayed_updates
 from tfdistkit.strategies.parameter_server.replayed_updates import known_value, tensors_of, with_tensors
 from tfdistkit.strategies.sync import step as steps
+from tfdistkit.strategies.sync.data_dependence import comes_from_batch
 
 # Functions of Keras that combine the rows of a batch with each other.
 _MIXING_ROWS = ("circle", "dice", "tversky")
@@ -209,22 +210,3 @@ def _combined(value: tf.Tensor, parts: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
     if value.dtype.is_integer and comes_from_batch(value):
         return tf.reduce_sum(tf.where(rows > 0, parts, 0), 0)
     return parts[0]
-
-
-def comes_from_batch(tensor: tf.Tensor) -> bool:
-    """Returns whether a tensor was computed from the rows of a step, or their number, and not from variables alone."""
-    if tf.executing_eagerly():
-        return True  # Unknown in eager mode.
-    visited: set[int] = set()
-    open_ends = [tensor]
-    while open_ends:
-        end = open_ends.pop()
-        if id(end) in visited or end.dtype == tf.resource:
-            continue
-        visited.add(id(end))
-        constants = [inner for outer, inner in getattr(end.graph, "captures", []) if hasattr(outer, "numpy")]
-        if end.op.type in ("Placeholder", "IteratorGetNext", "OptionalGetValue"):
-            if not any(end is c for c in constants):
-                return True
-        open_ends.extend(end.op.inputs)
-    return False

@@ -22,7 +22,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdistkit.strategies.sync import graph_sizes
+from tfdistkit.strategies.sync import data_dependence
 from tfdistkit.strategies.sync import step as steps
 
 
@@ -39,7 +39,7 @@ def reduce_values(original: Any, values: Any, sample_weight: Any = None, reducti
         return _part(step, tf.math.divide_no_nan(tf.reduce_sum(values), total))
     if reduction == "sum":
         return _part_of_sum(step, tf.reduce_sum(values))
-    if graph_sizes.depends_on_data(values):
+    if data_dependence.depends_on_data(values):
         # The number of values depends on content (`tf.boolean_mask`): take the mean over the values of all replicas.
         count = step.sum(step.if_any_rows(tf.cast(tf.size(values), values.dtype)))
         return _part(step, tf.math.divide_no_nan(tf.reduce_sum(values), count))

@@ -63,6 +63,9 @@ class ReplicaStep:
         self.updates_alone = False
         self.is_summing = False
         self.layer_state: list[Any] = []
+        # The names of gradients in the graph of this step, and what is known of that graph (`row_sums`).
+        self.gradients: set[str] = set()
+        self.graph_reader: Any = None
         # The model of a Keras step.
         self.model: Any = None
         # Inputs of metrics in this step, merged state, and results with their metric and position in its results:

@@ -162,6 +162,9 @@ def tape_gradient(original: Any, tape: Any, target: Any, sources: Any, *args: An
     """
     gradients = original(tape, target, sources, *args, **kwargs)
     step = steps.current()
+    if step is not None and not tf.executing_eagerly():
+        flat = tf.nest.flatten(gradients, expand_composites=True)
+        step.gradients.update(gradient.name for gradient in flat if gradient is not None)
     if step is None or not step.in_keras_step or step.in_stock_train_step:
         return gradients
     are_variables = all(isinstance(s, (tf.Variable, keras.Variable)) for s in tf.nest.flatten(sources))

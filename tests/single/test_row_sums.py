@@ -1,0 +1,122 @@
+"""Which values that a step writes to the state of a layer add up over the rows of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.tensorflow
+
+
+def _sums(ops: Any, tf: Any) -> dict[str, Callable[..., Any]]:
+    return {
+        "sum": lambda x, state: state + ops.sum(x, axis=0),
+        "moving_sum": lambda x, state: 0.9 * state + 0.1 * ops.sum(x, axis=0),
+        "moving_difference": lambda x, state: state + (ops.sum(x, axis=0) - state) * 0.1,
+        "over_all": lambda x, state: state + ops.sum(x),
+        "product_of_rows": lambda x, state: state + ops.matmul(ops.transpose(x), x)[0:1],
+        "transposed_product": lambda x, state: state + tf.reshape(tf.matmul(x, x, transpose_a=True), [-1])[:4],
+        "einsum": lambda x, state: state + ops.sum(ops.einsum("bi,bj->ij", x, x), axis=0),
+        "number_of_rows": lambda x, state: state + ops.cast(ops.shape(x)[0], "float32"),
+        "bincount": lambda x, state: (
+            state + ops.cast(ops.bincount(ops.cast(x[:, 0], "int32"), minlength=4), "float32")[:4]
+        ),
+        "by_a_constant": lambda x, state: state + ops.sum(x, axis=0) / 32.0,
+        "mean_too": lambda x, state: state + ops.sum(x, axis=0) + ops.mean(x, axis=0),
+        "broadcast": lambda x, state: ops.sum(state + ops.sum(x)) + state,
+        "of_means_of_rows": lambda x, state: state + ops.sum(ops.mean(x, axis=1)),
+        "of_rows_and_state": lambda x, state: state + ops.sum((x - state) * x, axis=0),
+    }
+
+
+def _others(ops: Any, tf: Any) -> dict[str, Callable[..., Any]]:
+    from tfdistkit.strategies.sync import step as steps
+
+    def gradient(x: Any, state: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(state)
+            loss = ops.mean(ops.square(x * state))
+        gradient = tape.gradient(loss, state)
+        if step := steps.current():
+            step.gradients.add(gradient.name)  # As the hook of GradientTape does.
+        return state + gradient
+
+    return {
+        "mean": lambda x, state: 0.9 * state + 0.1 * ops.mean(x, axis=0),
+        "mean_by_hand": lambda x, state: state + ops.sum(x, axis=0) / ops.cast(ops.shape(x)[0], "float32"),
+        "mean_divided_first": lambda x, state: state + ops.sum(x / ops.cast(ops.shape(x)[0], "float32"), axis=0),
+        "masked_mean": lambda x, state: state + ops.sum(x, axis=0) / ops.sum(ops.cast(x > 1.0, "float32")),
+        "of_features": lambda x, state: state + ops.sum(ops.mean(x, axis=0)),
+        "largest": lambda x, state: ops.maximum(state, ops.max(x, axis=0)),
+        "constant": lambda x, state: state + 1.0,
+        "gradient": gradient,
+    }
+
+
+def _merged(value_of: Callable[..., Any], static: bool) -> list[Any] | None:
+    """Returns what two replicas write, of 4 and 4 rows, and what one process does with 8; None for no sum."""
+    import numpy as np
+    import tensorflow as tf
+
+    from tfdistkit.strategies.sync import row_sums
+    from tfdistkit.strategies.sync import step as steps
+
+    rows = np.random.default_rng(0).uniform(0, 4, (8, 4)).astype("float32")
+    state = np.arange(4, dtype="float32")
+    found: list[Any] = []
+    parts: list[Any] = []
+
+    class Step(steps.ReplicaStep):
+        def sum(self, value: Any) -> Any:
+            parts.append(value)
+            return value
+
+        def weighted_sum(self, value: Any) -> Any:
+            parts.append(value * 0.5)
+            return value * 0.5
+
+    @tf.function(input_signature=[tf.TensorSpec([4 if static else None, 4])], autograph=False)
+    def of_replica(x: Any) -> Any:
+        step = Step(tf.cast(tf.shape(x)[0], tf.float32), lambda own: tf.constant(8.0), 2, 0, 4 if static else None)
+        parts.clear()
+        with steps.running(step):
+            value = value_of(x, kept.read_value())
+        merged = row_sums.of_global_batch(step, value)
+        if merged is None:
+            found.append(None)
+            return value, value
+        return merged, merged - tf.add_n([tf.broadcast_to(part, tf.shape(merged)) for part in parts])
+
+    kept = tf.Variable(state)
+    results = [of_replica(rows[:4]), of_replica(rows[4:])]
+    if found:
+        return None
+    own, constant = (np.asarray(results[0][i]) for i in (0, 1))
+    both = own + np.asarray(results[1][0]) - constant
+    return [both, np.asarray(value_of(tf.constant(rows), tf.constant(state)))]
+
+
+# A static number of rows is a constant.
+_WITH_STATIC_ROWS = [(name, True) for name in sorted(_sums(None, None)) if name != "number_of_rows"]
+
+
+@pytest.mark.parametrize(("name", "static"), [*_WITH_STATIC_ROWS, *((name, False) for name in _sums(None, None))])
+def test_what_adds_up_is_summed(name: str, static: bool) -> None:
+    import numpy as np
+    import tensorflow as tf
+    from keras import ops
+
+    merged = _merged(_sums(ops, tf)[name], static)
+    assert merged is not None
+    np.testing.assert_allclose(merged[0], np.broadcast_to(merged[1], merged[0].shape), rtol=1e-5)
+
+
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("name", sorted(_others(None, None)))
+def test_other_state_is_left_to_the_mean(name: str, static: bool) -> None:
+    import tensorflow as tf
+    from keras import ops
+
+    assert _merged(_others(ops, tf)[name], static) is None

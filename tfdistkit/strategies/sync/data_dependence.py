@@ -1,0 +1,105 @@
+"""Tells whether a tensor of a step depends on the batch, and its size on the content of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+# Operations whose output size depends on the content of the inputs.
+_SIZED_BY_DATA = frozenset(
+    (
+        "Where",
+        "Unique",
+        "UniqueV2",
+        "UniqueWithCounts",
+        "UniqueWithCountsV2",
+        "DynamicPartition",
+        "RaggedRange",
+        "RaggedGather",
+        "StringSplit",
+        "StringSplitV2",
+        "NonMaxSuppressionV3",
+        "NonMaxSuppressionV4",
+        "NonMaxSuppressionV5",
+        "SparseFillEmptyRows",
+        "Bincount",
+        "DenseBincount",
+        "SetSize",
+    )
+)
+
+
+def depends_on_data(tensor: Any) -> bool:
+    """Returns whether the number of rows of a tensor may depend on more than the number of rows of the batch.
+
+    Args:
+        tensor: A tensor with at least one dimension.
+
+    Returns:
+        False if the first dimension is static, or no operation behind the tensor has a size that depends on content.
+        True in eager execution, where the operations behind a tensor are unknown.
+    """
+    if tf.executing_eagerly():
+        return True
+    if tensor.shape.rank is not None and tensor.shape[0] is not None:
+        return False
+    visited, waiting = set(), [tensor.op]
+    while waiting:
+        operation = waiting.pop()
+        if operation.name in visited:
+            continue
+        visited.add(operation.name)
+        if operation.type in _SIZED_BY_DATA:
+            return True
+        waiting.extend(one.op for one in operation.inputs)
+    return False
+
+
+class Ancestry:
+    """Tells for the tensors of a graph whether they were computed from a certain kind of tensor; looks at each once.
+
+    Args:
+        is_wanted: Returns whether a tensor is of that kind.
+    """
+
+    def __init__(self, is_wanted: Callable[[tf.Tensor], bool]):
+        self._is_wanted = is_wanted
+        self._known: dict[str, bool] = {}
+
+    def includes(self, tensor: tf.Tensor) -> bool:
+        """Returns whether a tensor is of the wanted kind, or was computed from one that is."""
+        waiting = [tensor]
+        while waiting:
+            one = waiting[-1]
+            inputs = list(one.op.inputs)
+            missing = next((before for before in inputs if before.name not in self._known), None)
+            if one.name in self._known:
+                waiting.pop()
+            elif one.dtype == tf.resource:
+                self._known[one.name] = False
+            elif self._is_wanted(one) or any(self._known.get(before.name) for before in inputs):
+                self._known[one.name] = True
+            elif missing is None:
+                self._known[one.name] = False
+            else:
+                waiting.append(missing)
+        return self._known[tensor.name]
+
+
+def comes_from_batch(tensor: tf.Tensor) -> bool:
+    """Returns whether a tensor was computed from the rows of a step, or their number, and not from variables alone.
+
+    Args:
+        tensor: A tensor. In eager execution, where the operations behind it are unknown, the result is True.
+    """
+    return tf.executing_eagerly() or Ancestry(is_from_dataset).includes(tensor)
+
+
+def is_from_dataset(tensor: tf.Tensor) -> bool:
+    """Returns whether a tensor is one of the batch itself."""
+    if tensor.op.type not in ("Placeholder", "IteratorGetNext", "OptionalGetValue"):
+        return False
+    captures = getattr(tensor.graph, "captures", [])
+    return not any(tensor is inner for outer, inner in captures if hasattr(outer, "numpy"))

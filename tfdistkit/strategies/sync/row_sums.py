@@ -1,0 +1,241 @@
+"""Finds sums over the rows of a batch in a value that a step writes to the state of a layer, and sums them globally.
+
+The mean of the replicas is right for statistics (moving means), but not for what adds up over rows: a count of tokens,
+the codebook of a VQ-VAE. Such a value is affine in its sums over rows, for example
+`decay * count + (1 - decay) * ops.sum(one_hot)`: its constant part is the same on all replicas, and its sums add up.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdistkit.strategies.sync import step as steps
+from tfdistkit.strategies.sync.data_dependence import Ancestry, is_from_dataset
+
+_SAME = frozenset(("Identity", "StopGradient", "PreventGradient", "Snapshot", "CheckNumerics"))
+_PRODUCTS = frozenset(("MatMul", "BatchMatMul", "BatchMatMulV2"))
+# Linear in their first input, if the others are constant.
+_LINEAR = frozenset(
+    (
+        *("Neg", "Reshape", "ExpandDims", "Squeeze", "Transpose", "Tile", "BroadcastTo", "Sum", "Mean", "Pad"),
+        *("StridedSlice", "Slice", "GatherV2", "Mul", "Div", "RealDiv", "DivNoNan", "MatMul", "BatchMatMulV2"),
+    )
+)
+# Names of arguments in `tf.raw_ops` that differ from those of the operation.
+_ARGUMENTS = dict.fromkeys(("reduction_indices", "dim", "squeeze_dims"), "axis")
+
+# Count or add up entries by an index of each row.
+_BY_INDEX = frozenset(("Bincount", "DenseBincount", "UnsortedSegmentSum", "SegmentSum", "SegmentSumV2"))
+# Operations whose first dimension is not that of their first input, even if it is as long.
+_OTHER_FIRST = frozenset(("Shape", "Size", "Range", "Fill", "Unique", "TopKV2", "Roll", "Cumsum", "ReverseV2"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """A value as a sum of three parts; None for a part that is zero."""
+
+    # The same on all replicas.
+    constant: tf.Tensor | None = None
+    # Of the rows of this replica: a mean over them, or anything that is not a sum.
+    mean: tf.Tensor | None = None
+    # Adds up over rows.
+    sum: tf.Tensor | None = None
+
+    def mapped(self, function: Callable[[tf.Tensor], tf.Tensor]) -> Parts:
+        """Applies a linear function to each part."""
+        parts = (self.constant, self.mean, self.sum)
+        return Parts(*(None if part is None else function(part) for part in parts))
+
+    def __add__(self, other: Parts) -> Parts:
+        pairs = ((self.constant, other.constant), (self.mean, other.mean), (self.sum, other.sum))
+        return Parts(*(b if a is None else a if b is None else a + b for a, b in pairs))
+
+
+def of_global_batch(step: steps.ReplicaStep, value: Any) -> tf.Tensor | None:
+    """Returns what a value that adds up over rows is for the global batch.
+
+    Args:
+        step: The step of this replica, in whose graph the value was computed.
+        value: The value, from the rows of this replica.
+
+    Returns:
+        The value, the same on all replicas; None if it has no sum over rows, or if its graph cannot be read (in eager
+        steps and in branches).
+    """
+    if step.is_eager or step.is_in_inner_graph() or not isinstance(value, tf.Tensor):
+        return None
+    parts = _reader_of(step).parts(value)
+    if parts.sum is None or (parts.mean is not None and not value.dtype.is_floating):
+        return None
+    total = step.sum(step.if_any_rows(parts.sum))
+    if parts.mean is not None:
+        total += step.weighted_sum(parts.mean)
+    return total if parts.constant is None else parts.constant + total
+
+
+def is_of_rows(step: steps.ReplicaStep, value: Any) -> bool:
+    """Returns whether a value is known to come from the rows of this replica.
+
+    Args:
+        step: As in `of_global_batch`.
+        value: As in `of_global_batch`.
+    """
+    if step.is_eager or step.is_in_inner_graph() or not isinstance(value, tf.Tensor):
+        return False
+    return _reader_of(step).comes_from_batch(value)
+
+
+def _reader_of(step: steps.ReplicaStep) -> _Reader:
+    if step.graph_reader is None:
+        step.graph_reader = _Reader(step)
+    return step.graph_reader
+
+
+class _Reader:
+    """Reads the graph behind a value.
+
+    Args:
+        step: The step of this replica.
+    """
+
+    def __init__(self, step: steps.ReplicaStep):
+        self._rows, self._gradients = step.held_rows, step.gradients
+        self.comes_from_batch = Ancestry(is_from_dataset).includes
+        shapes = Ancestry(lambda tensor: tensor.op.type in ("Shape", "ShapeN", "Size"))
+        # A sum over what was divided by the number of rows is a mean. So is most often a gradient.
+        self._is_divided = Ancestry(
+            lambda tensor: (
+                tensor.name in self._gradients
+                or (tensor.op.type == "Cast" and tensor.dtype.is_floating and shapes.includes(tensor.op.inputs[0]))
+                or self._is_divided_by_static_rows(tensor.op)
+            )
+        ).includes
+        self._with_rows: dict[str, bool] = {}
+
+    def parts(self, tensor: tf.Tensor) -> Parts:
+        """Returns the parts of a tensor."""
+        if not self.comes_from_batch(tensor):
+            return Parts(constant=tensor)
+        operation = tensor.op
+        kind, inputs = operation.type, list(operation.inputs)
+        if tensor.name in self._gradients or self._is_divided_by_static_rows(operation):
+            return Parts(mean=tensor)
+        if self._adds_up(operation):
+            return Parts(mean=tensor) if any(self._is_divided(one) for one in inputs) else Parts(sum=tensor)
+        if kind in _SAME:
+            return self.parts(inputs[0])
+        if kind == "Cast" and _keeps_numbers(inputs[0].dtype, tensor.dtype):
+            return self.parts(inputs[0]).mapped(lambda part: tf.cast(part, tensor.dtype))
+        if kind in ("Add", "AddV2", "AddN"):
+            return sum((self.parts(one) for one in inputs), Parts()).mapped(lambda part: _as_large(part, tensor))
+        if kind == "Sub":
+            difference = self.parts(inputs[0]) + self.parts(inputs[1]).mapped(tf.negative)
+            return difference.mapped(lambda part: _as_large(part, tensor))
+        of_batch = [i for i, one in enumerate(inputs) if self.comes_from_batch(one)]
+        if kind in _LINEAR and (of_batch == [0] or (of_batch == [1] and kind in ("Mul", *_PRODUCTS))):
+            position = of_batch[0]
+            return self.parts(inputs[position]).mapped(lambda part: _again(operation, part, position))
+        return Parts(mean=tensor)
+
+    def _adds_up(self, operation: Any) -> bool:
+        """Returns whether an operation adds up rows."""
+        kind, inputs = operation.type, list(operation.inputs)
+        if kind == "Sum":
+            return self._has_rows(inputs[0]) and _is_along_first(operation)
+        if kind in _BY_INDEX:
+            return any(self._has_rows(one) for one in inputs)
+        if kind == "Size":
+            return self._has_rows(inputs[0])
+        if kind == "StridedSlice":  # `ops.shape(x)[0]`
+            return inputs[0].op.type == "Shape" and self._has_rows(inputs[0].op.inputs[0]) and _is_first(operation)
+        if kind in _PRODUCTS and all(self.comes_from_batch(one) for one in inputs):
+            return kind == "MatMul" and self._contracts_rows(operation)
+        if kind == "Einsum" and len(inputs) == 2 and all(self._has_rows(one) for one in inputs):
+            terms, _, result = operation.get_attr("equation").decode().partition("->")
+            first = {term[0] for term in terms.split(",") if term}
+            return len(first) == 1 and not first & set(result)
+        return False
+
+    def _is_divided_by_static_rows(self, operation: Any) -> bool:
+        if not self._rows or operation.type not in ("RealDiv", "Div", "DivNoNan", "Mul"):
+            return False
+        factor = self._rows if operation.type != "Mul" else 1.0 / self._rows
+        constants = [tf.get_static_value(one) for one in operation.inputs[operation.type != "Mul" :]]
+        return any(one is not None and np.ndim(one) == 0 and np.isclose(one, factor) for one in constants)
+
+    def _contracts_rows(self, product: Any) -> bool:
+        left, right = product.inputs
+        if not self._has_rows(right) or product.get_attr("transpose_b"):
+            return False
+        if product.get_attr("transpose_a"):
+            return self._has_rows(left)
+        turned = left.op
+        return turned.type == "Transpose" and left.shape.rank == 2 and self._has_rows(turned.inputs[0])
+
+    def _has_rows(self, tensor: tf.Tensor) -> bool:
+        """Returns whether the first dimension of a tensor holds the rows of the batch, or some for each of them."""
+        if tensor.name not in self._with_rows:
+            self._with_rows[tensor.name] = False  # Until it is known: loops in the graph end here.
+            self._with_rows[tensor.name] = self._may_have_rows(tensor)
+        return self._with_rows[tensor.name]
+
+    def _may_have_rows(self, tensor: tf.Tensor) -> bool:
+        if not tensor.shape.rank or not self.comes_from_batch(tensor):
+            return False
+        if tensor.shape[0] is None:
+            return True
+        if not self._rows or tensor.shape[0] % self._rows:
+            return False
+        # As long as the batch, perhaps by chance: a vector of means over 32 rows may have 32 features.
+        operation = tensor.op
+        if not operation.inputs or operation.type in ("Placeholder", "IteratorGetNext", "OptionalGetValue"):
+            return True
+        if operation.type in _OTHER_FIRST or (operation.type == "Transpose" and not _keeps_first(operation)):
+            return False
+        if operation.type in ("Sum", "Mean", "Max", "Min", "Prod", "All", "Any") and _is_along_first(operation):
+            return False
+        if operation.type == "MatMul" and operation.get_attr("transpose_a"):
+            return False
+        first = operation.inputs[:1] if operation.type in _PRODUCTS else operation.inputs
+        return any(self._has_rows(one) for one in first)
+
+
+def _keeps_numbers(before: tf.DType, after: tf.DType) -> bool:
+    """Returns whether a cast is linear: a truncation is not, and a cast of booleans has no sum behind it."""
+    return after.is_floating if before.is_floating else before.is_integer
+
+
+def _is_along_first(operation: Any) -> bool:
+    axes, rank = tf.get_static_value(operation.inputs[1]), operation.inputs[0].shape.rank
+    return axes is None or not rank or 0 in np.ravel(axes) % rank
+
+
+def _is_first(operation: Any) -> bool:
+    begin = tf.get_static_value(operation.inputs[1])
+    return bool(operation.get_attr("shrink_axis_mask")) and begin is not None and begin[0] == 0
+
+
+def _keeps_first(operation: Any) -> bool:
+    order = tf.get_static_value(operation.inputs[1])
+    return order is not None and len(order) > 0 and order[0] == 0
+
+
+def _as_large(part: tf.Tensor, whole: tf.Tensor) -> tf.Tensor:
+    is_known = whole.shape.is_fully_defined() and part.shape == whole.shape
+    return part if is_known else tf.broadcast_to(part, tf.shape(whole))
+
+
+def _again(operation: Any, part: tf.Tensor, position: int) -> tf.Tensor:
+    """Applies an operation to another tensor at one of its inputs."""
+    definition = operation.op_def
+    inputs = list(operation.inputs)
+    inputs[position] = part
+    given: dict[str, Any] = dict(zip((argument.name for argument in definition.input_arg), inputs))
+    # Types follow from the inputs.
+    given |= {one.name: operation.get_attr(one.name) for one in definition.attr if one.type != "type"}
+    return getattr(tf.raw_ops, operation.type)(**{_ARGUMENTS.get(name, name): value for name, value in given.items()})
