@@ -135,3 +135,13 @@ def test_a_layer_that_cannot_run_on_no_rows_is_explained(strategy: Any) -> None:
     with pytest.raises(UnsupportedError, match=r"Replica 1 has no rows of this batch[\s\S]*drop_remainder"):
         for batch in data:
             strategy.run(cell, args=(batch,))
+
+
+def test_a_replica_without_rows_is_warned_of_in_a_graph(strategy: Any) -> None:
+    with strategy.scope():
+        dense = keras.layers.Dense(3)
+        dense.build((None, 4))
+    data = strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensors(np.zeros((1, 4), "float32")))
+    with pytest.warns(UserWarning, match=r"Replica 1 has no rows of this batch[\s\S]*drop_remainder"):
+        for batch in data:
+            tf.function(lambda batch: strategy.run(dense, args=(batch,)))(batch)

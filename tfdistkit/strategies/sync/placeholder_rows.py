@@ -7,6 +7,7 @@ weight zero: a row of the batch if the batch is available (`batch_sharding`), el
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -81,6 +82,21 @@ def hide_emptiness(values: Any) -> Any:
         return tf.compat.v1.placeholder_with_default(value, [None, *value.shape[1:]])
 
     return tf.nest.map_structure(hide, values)
+
+
+def warn_without_rows(step: Any) -> None:
+    """Warns that a function of `strategy.run` is traced for no rows: some layers raise errors that do not say so."""
+    if step is None or step.is_eager or step.has_placeholder or step.held_rows != 0:
+        return
+    warnings.warn(
+        explain(
+            f"Replica {step.replica_id} has no rows of this batch, and runs your function on none.",
+            received=f"a batch with fewer rows than the {step.replicas} replicas",
+            do="If an error follows (a convolution, BatchNormalization), batch with `drop_remainder=True`, or train "
+            "with `fit`, where such a replica has a row of weight 0.",
+        ),
+        stacklevel=2,
+    )
 
 
 @contextlib.contextmanager

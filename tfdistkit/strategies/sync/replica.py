@@ -103,6 +103,8 @@ class ReplicaMixin:
         is_empty = tf.equal(own.rows, 0) if is_predicting and own is not None and own.may_be_empty else None
         if is_empty is not None and part is None:
             args = placeholder_rows.with_placeholder(args, is_empty)
+        if part is None and is_empty is None:
+            placeholder_rows.warn_without_rows(own)
         with step.running(own), placeholder_rows.explaining_errors(own):
             outputs = fn(*placeholder_rows.hide_emptiness(args), **placeholder_rows.hide_emptiness(kwargs))
         return outputs if is_empty is None else placeholder_rows.without_placeholder(outputs, is_empty)
