@@ -261,3 +261,19 @@ TRACED_AT_OTHER_TIMES = """
         rows = 2 + 2 * step * rank  # Rank 1 traces in each step, rank 0 in the first.
         print(float(strategy.run(total, args=(tf.ones([rows, 1]),))))
 """
+
+# A model with labels for outputs; the last batch gives one rank no row.
+STRINGS = """
+    import json
+    import keras
+    import tensorflow as tf
+
+    class Labels(keras.Model):
+        def predict_step(self, data):
+            return tf.gather(tf.constant(["", "one", "zw\u00f6lf", "three"]), tf.cast(data[:, 0], tf.int32))
+
+    with strategy.scope():
+        model = Labels()
+    labels = model.predict(tf.reshape(tf.range(5.0) % 4, [5, 1]), batch_size=4, verbose=0)
+    print(json.dumps([label.decode() for label in labels]))
+"""

@@ -83,6 +83,12 @@ def test_objects_and_barriers(printed: list[str], world_size: int) -> None:
     assert printed == ["objects\n"] * world_size
 
 
+@pytest.mark.part(parts.STRINGS)
+@on_two_ranks
+def test_strings_are_predicted(printed: list[str]) -> None:
+    assert [json.loads(text) for text in printed] == [["", "one", "zwölf", "three", ""]] * 2
+
+
 @pytest.mark.part(parts.TRACED_AT_OTHER_TIMES)
 @on_two_ranks
 def test_a_sum_of_constants_is_not_folded(printed: list[str]) -> None:

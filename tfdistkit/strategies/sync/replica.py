@@ -14,6 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdistkit.collectives import string_bytes
 from tfdistkit.collectives.carriers import CARRIERS
 from tfdistkit.keras_adapter import private_api
 from tfdistkit.strategies.sync import batch_sharding, placeholder_rows, step
@@ -181,6 +182,8 @@ class ReplicaMixin:
     def _gather_to_implementation(self, value: Any, destinations: Any, axis: int, options: Any) -> Any:
         local = self._container_strategy().experimental_local_results(value)
         dtype = local[0].dtype
+        if dtype == tf.string and self._num_replicas_in_sync > len(self.worker_devices):
+            return self._gather_strings(local, destinations, axis, options)
         carrier = CARRIERS.get(dtype)
         gather = super()._gather_to_implementation
         if carrier is None:
@@ -188,6 +191,15 @@ class ReplicaMixin:
         local = [tf.cast(v, carrier) for v in local]
         gathered = gather(private_api.regroup(local), destinations, axis, options)
         return tf.nest.map_structure(lambda v: tf.cast(v, dtype), gathered)
+
+    def _gather_strings(self, local: Any, destinations: Any, axis: int, options: Any) -> Any:
+        def gather(values: list[Any]) -> Any:
+            return self._gather_to_implementation(private_api.regroup(values), destinations, axis, options)
+
+        lengths = gather([tf.strings.length(strings) for strings in local])
+        longest = tf.reduce_max(self._container_strategy().experimental_local_results(lengths)[0])
+        gathered = gather([string_bytes.to_bytes(strings, longest) for strings in local])
+        return tf.nest.map_structure(string_bytes.from_bytes, gathered, lengths)
 
 
 def own_tensors(value: Any) -> Any:
