@@ -241,4 +241,4 @@ def _momentums(optimizer: Any) -> list[Any]:
 
 def _variable(value: Any) -> tf.Variable:
     """Returns a variable whose copies the replicas update independently."""
-    return tf.Variable(value, trainable=False, aggregation=tf.VariableAggregation.NONE)
+    return tf.Variable(value, trainable=False, name="tfdistkit_rate")

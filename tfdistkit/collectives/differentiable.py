@@ -22,17 +22,37 @@ from tfdistkit.collectives.communicators import Communicator
 _find_share: Callable[[], Any] = lambda: None  # noqa: E731
 # Returns what this rank adds to a sum: zeros in place of a tensor of a placeholder row; set by the strategies.
 _part_of_sum: Callable[[tf.Tensor], tf.Tensor] = lambda tensor: tensor  # noqa: E731
+# Returns what this rank adds to a gather: no row in place of a placeholder row; set by the strategies.
+_own_rows: Callable[[tf.Tensor], tf.Tensor] = lambda tensor: tensor  # noqa: E731
+# Called with each result that is the same on all ranks; set by the strategies.
+_note_same: Callable[[tf.Tensor], None] = lambda tensor: None  # noqa: E731
 
 
-def weigh_ranks_by(find_share: Callable[[], Any], part_of_sum: Callable[[tf.Tensor], tf.Tensor]) -> None:
-    """Sets the functions that return what this rank weighs.
+# Collectives with the same result on all ranks.
+_SAME_ON_ALL = ("summed", "extreme", "gathered", "broadcasted")
+
+
+def weigh_ranks_by(
+    find_share: Callable[[], Any],
+    part_of_sum: Callable[[tf.Tensor], tf.Tensor],
+    own_rows: Callable[[tf.Tensor], tf.Tensor],
+    note_same: Callable[[tf.Tensor], None],
+) -> None:
+    """Sets the functions that return what this rank weighs, and that notes what is the same on all ranks.
 
     Args:
         find_share: Returns the weight of this rank's gradients, a scalar tensor or number; None if they are summed.
         part_of_sum: Returns what this rank adds to a sum in place of a tensor: zeros if it holds a placeholder row.
+        own_rows: Returns what this rank adds to a gather in place of a tensor: no row for a placeholder row.
+        note_same: Called with each result that is the same on all ranks.
     """
-    global _find_share, _part_of_sum
-    _find_share, _part_of_sum = find_share, part_of_sum
+    global _find_share, _part_of_sum, _own_rows, _note_same
+    _find_share, _part_of_sum, _own_rows, _note_same = find_share, part_of_sum, own_rows, note_same
+
+
+def own_rows(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns what this rank adds to a gather in place of a tensor: no row for a placeholder row."""
+    return _own_rows(tensor)
 
 
 def with_gradient_times(value: Any, factor: Any) -> Any:
@@ -55,6 +75,12 @@ def with_gradient_times(value: Any, factor: Any) -> Any:
 def _weighted(collective: Callable[..., Any]) -> Any:
     @functools.wraps(collective)
     def wrapper(communicator: Communicator, value: Any, *args: Any) -> Any:
+        result = weighted(communicator, value, *args)
+        if collective.__name__ in _SAME_ON_ALL:
+            tf.nest.map_structure(_note_same, result)
+        return result
+
+    def weighted(communicator: Communicator, value: Any, *args: Any) -> Any:
         share = _find_share()
         if share is None:
             return collective(communicator, value, *args)

@@ -101,7 +101,7 @@ def all_gather(tensor: Any, axis: int = 0, process_set: ProcessSet | None = None
     [tensor] = _compared(between, process_set, f"all_gather axis={axis}", [tensor], axis)
     swap = list(range(tensor.shape.rank))
     swap[0], swap[axis] = swap[axis], swap[0]
-    carried = tf.transpose(_carried(tensor), swap) if axis else _carried(tensor)
+    carried = tf.transpose(_carried(tensor), swap) if axis else differentiable.own_rows(_carried(tensor))
     gathered = differentiable.gathered(between, carried)
     return tf.cast(tf.transpose(gathered, swap) if axis else gathered, tensor.dtype)
 

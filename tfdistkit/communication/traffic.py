@@ -53,7 +53,7 @@ class Traffic:
         with tf.device("CPU:0"), tf.init_scope():
             # float64 has no dtype of the model: it may be float16.
             self._steps, self._sent, self._exact, self._syncs = (
-                tf.Variable(0.0, trainable=False, dtype=tf.float64) for _ in range(4)
+                tf.Variable(0.0, trainable=False, dtype=tf.float64, name="tfdistkit_traffic") for _ in range(4)
             )
 
     def reset(self) -> None:

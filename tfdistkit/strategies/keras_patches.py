@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +22,7 @@ from tfdistkit.data.rows import rows_error
 from tfdistkit.keras_adapter import fit, private_api, private_datasets, private_lookup, table_parts, table_rows
 from tfdistkit.report.hangs import notes
 from tfdistkit.report.hangs.layout import Phase
-from tfdistkit.strategies import epoch_data, model_scope, variables
+from tfdistkit.strategies import epoch_data, model_scope
 from tfdistkit.strategies.local_steps import keras_steps
 from tfdistkit.strategies.local_steps import logs as local_logs
 from tfdistkit.strategies.losses import whole_batch
@@ -35,6 +36,7 @@ from tfdistkit.strategies.sync import (
     collective_timeout,
     layer_losses,
     loss_scaling,
+    row_sums,
     step_traces,
 )
 from tfdistkit.strategies.sync import step as steps
@@ -50,7 +52,8 @@ def install() -> None:
         UnsupportedError: if this TensorFlow or Keras moved a name that we stand on.
     """
     private_lookup.check()
-    weigh_ranks_by(gradient_scaling.gradient_share, gradient_scaling.part_of_sum)
+    of_sums = gradient_scaling.gradient_share, gradient_scaling.part_of_sum
+    weigh_ranks_by(*of_sums, row_sums.own_rows, steps.note_same_on_all)
     for key, around in _HOOKS.items():
         private_lookup.hook(key, around)
     model_scope.install()
@@ -297,6 +300,16 @@ def _next_seed(original: Any, generator: Any, ordered: bool = True) -> Any:
     return tf.cast(tf.cast(seed, tf.uint32) + tf.constant([offset, 0], tf.uint32), seed.dtype)
 
 
+def _add_weight(original: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Creates the non-trainable state of a layer so that the replicas agree on it (`LayerState`)."""
+    if private_api.is_ours(tf.distribute.get_strategy()):
+        given = inspect.signature(original).bind(layer, *args, **kwargs).arguments
+        dtype = keras.backend.standardize_dtype(given.get("dtype") or layer.variable_dtype)
+        if given.get("trainable") is False and given.get("aggregation", "none") == "none" and "float" in dtype:
+            kwargs["aggregation"] = "mean"
+    return original(layer, *args, **kwargs)
+
+
 def _to_python(original: Any, variable: Any, kind: type) -> Any:
     """`float(variable)` of a mirrored variable, which has no such conversion of its own."""
     if isinstance(variable.value, tf.distribute.DistributedValues) and variable.ndim == 0:
@@ -374,7 +387,7 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "slot": table_parts.slot,
     "save_optimizer": table_parts.save_optimizer,
     "load_optimizer": table_parts.load_optimizer,
-    "add_weight": variables.add_weight,
+    "add_weight": _add_weight,
     "to_float": functools.partial(_to_python, kind=float),
     "to_int": functools.partial(_to_python, kind=int),
     "deferred_capture": _capture_in_function,

@@ -57,7 +57,7 @@ class StepClock:
         with tf.device("CPU:0"), tf.init_scope():
             # Sums of seconds or rows; the end of the last step; the last wait.
             self._gaps, self._communication, self._rows, self._end, self._gap = (
-                tf.Variable(0.0, trainable=False, dtype=tf.float64) for _ in range(5)
+                tf.Variable(0.0, trainable=False, dtype=tf.float64, name="tfdistkit_clock") for _ in range(5)
             )
         self.reset()
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tfdistkit.errors import UnsupportedError, explain
@@ -19,34 +17,35 @@ from tfdistkit.strategies.sync import step as steps
 _LOCAL = threading.local()
 
 
+# How the names of variables of tfdistkit begin, which each replica writes for itself.
+OWN_NAME = "tfdistkit_"
+
+# Dtypes of state that is synchronized: no strings or booleans, and no seeds, which are unsigned.
+_STATE = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int8, tf.int16, tf.int32, tf.int64)
+
+
 @contextlib.contextmanager
 def of_an_optimizer() -> Iterator[None]:
     """Marks variables that this thread creates in its body as those of an optimizer."""
-    with _made_by("optimizer"):
-        yield
-
-
-@contextlib.contextmanager
-def _made_by(maker: str) -> Iterator[None]:
-    before, _LOCAL.maker = _maker(), maker
+    before, _LOCAL.makes_optimizer = _makes_optimizer(), True
     try:
         yield
     finally:
-        _LOCAL.maker = before
+        _LOCAL.makes_optimizer = before
 
 
-def _maker() -> str:
-    return getattr(_LOCAL, "maker", "")
+def _makes_optimizer() -> bool:
+    return getattr(_LOCAL, "makes_optimizer", False)
 
 
 class LayerState(private_api.MirroredVariable):
-    """Non-trainable state of a layer, such as the moving statistics of BatchNormalization.
+    """Non-trainable state of a layer or a model: moving statistics, counts, a codebook, weights averaged over steps.
 
-    Keras creates it without aggregation, so the copies of the replicas would diverge. What adds up over rows is summed
-    when it is written (`row_sums`). Other floats are averaged, weighted by rows: inside a Keras step they are written
-    locally and synchronized with all other state at the end of the step, in one collective; elsewhere at once. Other
-    integers are the same on all replicas, or refused. In a local step state stays local, and a placeholder row writes
-    nothing.
+    Keras and TensorFlow create it without aggregation, so the copies of the replicas would diverge. What adds up over
+    rows is summed when it is written (`row_sums`), and what comes from no row is written as it is. Other floats are
+    averaged, weighted by rows: inside a Keras step they are written locally and synchronized with all other state at
+    the end of the step, in one collective; elsewhere at once. Integers that are another function of rows, and rows
+    themselves, are refused. In a local step state stays local, and a placeholder row writes nothing.
     """
 
     def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
@@ -55,24 +54,33 @@ class LayerState(private_api.MirroredVariable):
             return update_fn(self._get_on_device_or_primary(), value, **kwargs)
         if step.is_local:
             return self._update_locally(step, update_fn, value, **kwargs)
+        if isinstance(value, tf.IndexedSlices):
+            if row_sums.is_of_rows(step, value.values) or row_sums.is_of_rows(step, value.indices):
+                raise _rows_stored(self)
+            return update_fn(self._get_on_device_or_primary(), value, **kwargs)
         total = row_sums.of_global_batch(step, value)
         if total is not None:
             value = total
-        elif self.dtype.is_integer:
-            if row_sums.is_of_rows(step, value):
-                raise _not_a_sum(self)
-        elif not step.in_keras_step:
+        elif row_sums.is_of_rows(step, value):
+            self._require_mergeable(step, value)
+        is_own = total is None and not row_sums.is_same_on_all(step, value)
+        if self.dtype.is_floating and step.in_keras_step and (is_own or step.layer_state):
+            step.add_layer_state(self)  # Other state of this step, which this may hold, differs until its end.
+        elif self.dtype.is_floating and is_own:
             value = step.weighted_sum(tf.convert_to_tensor(value, self.dtype))
-        # A sum may hold other state of this step, which differs until its end.
-        if step.in_keras_step and self.dtype.is_floating and (total is None or step.layer_state):
-            step.add_layer_state(self)
         return update_fn(self._get_on_device_or_primary(), value, **kwargs)
+
+    def _require_mergeable(self, step: steps.ReplicaStep, value: Any) -> None:
+        if row_sums.holds_rows(step, value):
+            raise _rows_stored(self)
+        if self.dtype.is_integer:
+            raise _not_a_sum(self)
 
     def _update_locally(self, step: steps.ReplicaStep, update_fn: Any, value: Any, **kwargs: Any) -> Any:
         if self.dtype.is_floating:
             step.add_layer_state(self)
-        if step.may_be_empty:
-            return self._update_if_any_rows(step, update_fn, value, **kwargs)
+            if step.may_be_empty:
+                return self._update_if_any_rows(step, update_fn, value, **kwargs)
         return update_fn(self._get_on_device_or_primary(), value, **kwargs)
 
     def _update_if_any_rows(self, step: steps.ReplicaStep, update_fn: Any, value: Any, **kwargs: Any) -> Any:
@@ -119,35 +127,23 @@ class ReplicaSum(private_api.SyncOnReadVariable):
         return step.if_any_rows(tf.convert_to_tensor(value, self.dtype), otherwise())
 
 
-def add_weight(original: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
-    """Hook of `Layer.add_weight`: creates the state of a layer so that the replicas agree on it (`LayerState`)."""
-    if private_api.is_ours(tf.distribute.get_strategy()):
-        given = inspect.signature(original).bind(layer, *args, **kwargs).arguments
-        dtype = keras.backend.standardize_dtype(given.get("dtype") or layer.variable_dtype)
-        if given.get("trainable") is False and given.get("aggregation", "none") == "none":
-            if "int" in dtype:  # TensorFlow has no mean of them.
-                with _made_by("layer"):
-                    return original(layer, *args, **kwargs)
-            if "float" in dtype:
-                kwargs["aggregation"] = "mean"
-    return original(layer, *args, **kwargs)
-
-
 def as_own_variable(variable: Any, created_with: dict[str, Any]) -> Any:
-    """Converts a mirrored variable to `LayerState` if it was created as such: not trainable, aggregated by MEAN.
+    """Converts a mirrored variable to `LayerState` if it was created as such: not trainable, aggregated by MEAN or not.
 
-    Integers that `add_weight` makes become one too.
-
-    Or to a `StepCounter`, if an optimizer made it, under the name that Keras gives to `optimizer.iterations`.
+    Or to a `StepCounter`, if an optimizer made it, under the name that Keras gives to `optimizer.iterations`. Variables
+    of optimizers, whose gradients are equal on all replicas, and those of tfdistkit stay as they are.
     """
     if type(variable) is private_api.SyncOnReadVariable:
         variable.__class__ = ReplicaSum
     if type(variable) is not private_api.MirroredVariable:
         return variable
-    if _maker() == "optimizer" and created_with.get("name") == "iteration" and variable.dtype.is_integer:
+    name = created_with.get("name") or ""
+    if _makes_optimizer() and name == "iteration" and variable.dtype.is_integer:
         variable.__class__ = StepCounter
     is_mean = variable.aggregation == tf.VariableAggregation.MEAN and variable.dtype.is_floating
-    if created_with.get("trainable") is False and (is_mean or (_maker() == "layer" and variable.dtype.is_integer)):
+    is_plain = variable.aggregation == tf.VariableAggregation.NONE and variable.dtype in _STATE
+    is_of_user = is_plain and not _makes_optimizer() and not name.startswith(OWN_NAME)
+    if created_with.get("trainable") is False and (is_mean or is_of_user):
         variable.__class__ = LayerState
     return variable
 
@@ -160,5 +156,17 @@ def _not_a_sum(variable: Any) -> UnsupportedError:
             expected="`state.assign_add(...)` of a sum or a number of rows",
             do="Compute it from all rows, `tfdistkit.collectives.all_gather(tensor)`, or from their sums, "
             "`tfdistkit.collectives.all_reduce(ops.sum(...))`; or store a float, which is averaged.",
+        )
+    )
+
+
+def _rows_stored(variable: Any) -> UnsupportedError:
+    return UnsupportedError(
+        explain(
+            "State that stores rows of the batch (a queue, a memory bank) must store those of all replicas.",
+            received=f"rows of one replica, for the variable {variable.name!r}",
+            expected="the same value on all replicas",
+            do="Gather the rows first: `rows = tfdistkit.collectives.all_gather(rows)`. In one process this changes "
+            "nothing.",
         )
     )

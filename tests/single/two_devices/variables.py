@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
+from keras import ops
 
 import tfdistkit
 
@@ -74,3 +76,72 @@ def test_sums_over_rows_add_up_in_a_loop(strategy: Any) -> None:
         run(batch)
     assert int(count.numpy()) == 7
     assert total.numpy().tolist() == [7.0, 7.0]
+
+
+class Remembering(keras.Model):
+    """Keeps rows, moving means and averages of weights in variables of its own, as examples of Keras do."""
+
+    def __init__(self, store: str):
+        super().__init__()
+        self.dense = keras.layers.Dense(3)
+        self.dense.build((None, 3))
+        self.store = store
+        made = dict(trainable=False, dtype="float32")
+        self.queue = keras.Variable(np.zeros((12, 3)), name="queue", **made)
+        self.plain = tf.Variable(np.zeros((12, 3), "float32"), trainable=False, name="plain")
+        self.mean = keras.Variable(np.zeros(3), name="mean", **made)
+        self.seen = tf.Variable(0, trainable=False, name="seen")
+        self.kernel = keras.Variable(np.zeros((3, 3)), name="kernel", **made)
+
+    def call(self, inputs: Any) -> Any:
+        return self.dense(inputs)
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            z = self(x)
+            loss = ops.mean(ops.square(z - y)) + 0.1 * ops.mean(ops.square(ops.mean(self.queue, axis=0) - z))
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        self.mean.assign(0.9 * self.mean + 0.1 * ops.mean(z, axis=0))
+        self.seen.assign_add(tf.shape(x)[0])
+        self.kernel.assign(0.9 * self.kernel + 0.1 * self.dense.kernel)
+        if self.store.startswith("gathered"):
+            z = tfdistkit.collectives.all_gather(z)
+        self.remember(z)
+        return {"loss": loss}
+
+    def remember(self, z: Any) -> None:
+        """Stores rows."""
+        rows = ops.shape(z)[0]
+        if self.store.endswith("queue"):
+            self.queue.assign(ops.concatenate([z, self.queue[:-rows]], axis=0))
+        elif self.store.endswith("slices"):
+            self.plain.scatter_update(tf.IndexedSlices(z, tf.range(rows)))
+        elif self.store.endswith("bank"):
+            self.queue.assign(ops.scatter_update(self.queue, ops.arange(rows)[:, None], z))
+
+
+def _remembered(strategy: Any, store: str, rows: int) -> list[Any]:
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model = Remembering(store)
+        model.compile(keras.optimizers.SGD(0.1))
+    x = np.random.default_rng(0).normal(size=(rows, 3)).astype("float32")
+    history = model.fit(x, x, batch_size=4, verbose=0, shuffle=False, epochs=2).history
+    kept = (model.queue, model.plain, model.mean, model.seen, model.kernel, *model.weights)
+    return [*history["loss"], *(np.asarray(one) for one in kept)]
+
+
+@pytest.mark.parametrize("rows", (8, 9, 11))
+@pytest.mark.parametrize("store", ("", "gathered queue", "gathered slices", "gathered bank"))
+def test_state_of_a_model_equals_one_process(strategy: Any, store: str, rows: int) -> None:
+    found, expected = _remembered(strategy, store, rows), _remembered(tfdistkit.strategy("one_device"), store, rows)
+    for one, other in zip(found, expected):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("rows", (8, 11))
+@pytest.mark.parametrize("store", ("queue", "slices", "bank"))
+def test_rows_of_one_replica_are_not_stored(strategy: Any, store: str, rows: int) -> None:
+    with pytest.raises(tfdistkit.errors.UnsupportedError, match="must store those of all replicas"):
+        _remembered(strategy, store, rows)

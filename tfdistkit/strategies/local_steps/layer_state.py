@@ -27,7 +27,7 @@ class LocalLayerState:
         self._states: list[Any] = []
         # Written by each replica for itself: the rows and steps since the last average, whether there was one now.
         with strategy.scope():
-            made = functools.partial(tf.Variable, trainable=False, aggregation=tf.VariableAggregation.NONE)
+            made = functools.partial(tf.Variable, trainable=False, name="tfdistkit_local_steps")
             self._rows, self._steps, self._is_due = made(0.0), made(0), made(0)
 
     def weights_were_averaged(self) -> None:

@@ -51,7 +51,7 @@ class LocalLogs:
     def __init__(self, strategy: Any):
         self._strategy = strategy
         with strategy.scope():
-            self._rows = tf.Variable(0.0, trainable=False, aggregation=tf.VariableAggregation.NONE)
+            self._rows = tf.Variable(0.0, trainable=False, name="tfdistkit_rows")
         self._leaves: list[_Leaf] = []
         self._merges_results = False
         # What Keras got last: logs that are merged already, such as those of `evaluate`, are other objects.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import tensorflow as tf
@@ -62,10 +62,11 @@ class Ancestry:
 
     Args:
         is_wanted: Returns whether a tensor is of that kind.
+        ends: Names of tensors that count as computed from nothing.
     """
 
-    def __init__(self, is_wanted: Callable[[tf.Tensor], bool]):
-        self._is_wanted = is_wanted
+    def __init__(self, is_wanted: Callable[[tf.Tensor], bool], ends: Collection[str] = ()):
+        self._is_wanted, self._ends = is_wanted, ends
         self._known: dict[str, bool] = {}
 
     def includes(self, tensor: tf.Tensor) -> bool:
@@ -77,7 +78,7 @@ class Ancestry:
             missing = next((before for before in inputs if before.name not in self._known), None)
             if one.name in self._known:
                 waiting.pop()
-            elif one.dtype == tf.resource:
+            elif one.dtype == tf.resource or one.name in self._ends:
                 self._known[one.name] = False
             elif self._is_wanted(one) or any(self._known.get(before.name) for before in inputs):
                 self._known[one.name] = True

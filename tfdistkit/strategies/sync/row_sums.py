@@ -26,11 +26,13 @@ _LINEAR = frozenset(
         *("StridedSlice", "Slice", "GatherV2", "Mul", "Div", "RealDiv", "DivNoNan", "MatMul", "BatchMatMulV2"),
     )
 )
+_RESHAPING = ("Cast", "StridedSlice", "Slice", "Reshape", "ExpandDims", "Squeeze", "Transpose")
+
 # Names of arguments in `tf.raw_ops` that differ from those of the operation.
 _ARGUMENTS = dict.fromkeys(("reduction_indices", "dim", "squeeze_dims"), "axis")
 
 # Count or add up entries by an index of each row.
-_BY_INDEX = frozenset(("Bincount", "DenseBincount", "UnsortedSegmentSum", "SegmentSum", "SegmentSumV2"))
+_BY_INDEX = frozenset(("Bincount", "DenseBincount", "UnsortedSegmentSum", "SegmentSum", "SegmentSumV2", "ScatterNd"))
 # Operations whose first dimension is not that of their first input, even if it is as long.
 _OTHER_FIRST = frozenset(("Shape", "Size", "Range", "Fill", "Unique", "TopKV2", "Roll", "Cumsum", "ReverseV2"))
 
@@ -67,7 +69,7 @@ def of_global_batch(step: steps.ReplicaStep, value: Any) -> tf.Tensor | None:
         The value, the same on all replicas; None if it has no sum over rows, or if its graph cannot be read (in eager
         steps and in branches).
     """
-    if step.is_eager or step.is_in_inner_graph() or not isinstance(value, tf.Tensor):
+    if not _can_read(step, value):
         return None
     parts = _reader_of(step).parts(value)
     if parts.sum is None or (parts.mean is not None and not value.dtype.is_floating):
@@ -85,9 +87,42 @@ def is_of_rows(step: steps.ReplicaStep, value: Any) -> bool:
         step: As in `of_global_batch`.
         value: As in `of_global_batch`.
     """
-    if step.is_eager or step.is_in_inner_graph() or not isinstance(value, tf.Tensor):
-        return False
-    return _reader_of(step).comes_from_batch(value)
+    return _can_read(step, value) and _reader_of(step).comes_from_batch(value)
+
+
+def is_same_on_all(step: steps.ReplicaStep, value: Any) -> bool:
+    """Returns whether a value is known to be the same on all replicas: it comes from no row and no random number.
+
+    Args:
+        step: As in `of_global_batch`.
+        value: As in `of_global_batch`; also a number or an array.
+    """
+    if isinstance(value, (int, float, bool, np.ndarray, np.generic)):
+        return True
+    return _can_read(step, value) and not _reader_of(step).may_differ(value)
+
+
+def holds_rows(step: steps.ReplicaStep, value: Any) -> bool:
+    """Returns whether a value holds rows of the batch themselves, and not only something computed over all of them.
+
+    Args:
+        step: As in `of_global_batch`.
+        value: As in `of_global_batch`.
+    """
+    return _can_read(step, value) and _reader_of(step).stores_rows(value)
+
+
+def own_rows(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns what this replica adds to a gather of the user's: no row of a tensor that holds its placeholder row."""
+    step = steps.current()
+    if step is None or not step.in_keras_step or step.is_summing or not step.may_be_empty:
+        return tensor
+    is_of_rows = _reader_of(step).has_rows(tensor) if _can_read(step, tensor) else tensor.shape[0] == step.held_rows
+    return tensor[: tf.where(tf.greater(step.rows, 0), tf.shape(tensor)[0], 0)] if is_of_rows else tensor
+
+
+def _can_read(step: steps.ReplicaStep, value: Any) -> bool:
+    return not step.is_eager and not step.is_in_inner_graph() and isinstance(value, tf.Tensor)
 
 
 def _reader_of(step: steps.ReplicaStep) -> _Reader:
@@ -105,7 +140,9 @@ class _Reader:
 
     def __init__(self, step: steps.ReplicaStep):
         self._rows, self._gradients = step.held_rows, step.gradients
-        self.comes_from_batch = Ancestry(is_from_dataset).includes
+        same = step.same_on_all
+        self.comes_from_batch = Ancestry(is_from_dataset, ends=same).includes
+        self.may_differ = Ancestry(lambda one: is_from_dataset(one) or "Random" in one.op.type, ends=same).includes
         shapes = Ancestry(lambda tensor: tensor.op.type in ("Shape", "ShapeN", "Size"))
         # A sum over what was divided by the number of rows is a mean. So is most often a gradient.
         self._is_divided = Ancestry(
@@ -131,6 +168,8 @@ class _Reader:
             return self.parts(inputs[0])
         if kind == "Cast" and _keeps_numbers(inputs[0].dtype, tensor.dtype):
             return self.parts(inputs[0]).mapped(lambda part: tf.cast(part, tensor.dtype))
+        if kind == "TensorScatterAdd" and not self.comes_from_batch(inputs[0]) and self.has_rows(inputs[2]):
+            return Parts(constant=inputs[0], sum=tensor - inputs[0])
         if kind in ("Add", "AddV2", "AddN"):
             return sum((self.parts(one) for one in inputs), Parts()).mapped(lambda part: _as_large(part, tensor))
         if kind == "Sub":
@@ -142,20 +181,30 @@ class _Reader:
             return self.parts(inputs[position]).mapped(lambda part: _again(operation, part, position))
         return Parts(mean=tensor)
 
+    def stores_rows(self, tensor: tf.Tensor) -> bool:
+        """Returns whether a tensor holds rows of the batch, alone or between others."""
+        operation = tensor.op
+        if self.has_rows(tensor):
+            return True
+        if operation.type in ("TensorScatterUpdate", "Select", "SelectV2"):
+            return any(self.has_rows(one) for one in operation.inputs)
+        passes = operation.type in ("ConcatV2", "Pack", "Add", "AddV2", "Sub", "Mul", *_SAME, *_RESHAPING)
+        return passes and any(self.stores_rows(one) for one in operation.inputs if self.comes_from_batch(one))
+
     def _adds_up(self, operation: Any) -> bool:
         """Returns whether an operation adds up rows."""
         kind, inputs = operation.type, list(operation.inputs)
         if kind == "Sum":
-            return self._has_rows(inputs[0]) and _is_along_first(operation)
+            return self.has_rows(inputs[0]) and _is_along_first(operation)
         if kind in _BY_INDEX:
-            return any(self._has_rows(one) for one in inputs)
+            return any(self.has_rows(one) for one in inputs)
         if kind == "Size":
-            return self._has_rows(inputs[0])
+            return self.has_rows(inputs[0])
         if kind == "StridedSlice":  # `ops.shape(x)[0]`
-            return inputs[0].op.type == "Shape" and self._has_rows(inputs[0].op.inputs[0]) and _is_first(operation)
+            return inputs[0].op.type == "Shape" and self.has_rows(inputs[0].op.inputs[0]) and _is_first(operation)
         if kind in _PRODUCTS and all(self.comes_from_batch(one) for one in inputs):
             return kind == "MatMul" and self._contracts_rows(operation)
-        if kind == "Einsum" and len(inputs) == 2 and all(self._has_rows(one) for one in inputs):
+        if kind == "Einsum" and len(inputs) == 2 and all(self.has_rows(one) for one in inputs):
             terms, _, result = operation.get_attr("equation").decode().partition("->")
             first = {term[0] for term in terms.split(",") if term}
             return len(first) == 1 and not first & set(result)
@@ -170,14 +219,14 @@ class _Reader:
 
     def _contracts_rows(self, product: Any) -> bool:
         left, right = product.inputs
-        if not self._has_rows(right) or product.get_attr("transpose_b"):
+        if not self.has_rows(right) or product.get_attr("transpose_b"):
             return False
         if product.get_attr("transpose_a"):
-            return self._has_rows(left)
+            return self.has_rows(left)
         turned = left.op
-        return turned.type == "Transpose" and left.shape.rank == 2 and self._has_rows(turned.inputs[0])
+        return turned.type == "Transpose" and left.shape.rank == 2 and self.has_rows(turned.inputs[0])
 
-    def _has_rows(self, tensor: tf.Tensor) -> bool:
+    def has_rows(self, tensor: tf.Tensor) -> bool:
         """Returns whether the first dimension of a tensor holds the rows of the batch, or some for each of them."""
         if tensor.name not in self._with_rows:
             self._with_rows[tensor.name] = False  # Until it is known: loops in the graph end here.
@@ -202,7 +251,7 @@ class _Reader:
         if operation.type == "MatMul" and operation.get_attr("transpose_a"):
             return False
         first = operation.inputs[:1] if operation.type in _PRODUCTS else operation.inputs
-        return any(self._has_rows(one) for one in first)
+        return any(self.has_rows(one) for one in first)
 
 
 def _keeps_numbers(before: tf.DType, after: tf.DType) -> bool:

@@ -63,8 +63,10 @@ class ReplicaStep:
         self.updates_alone = False
         self.is_summing = False
         self.layer_state: list[Any] = []
-        # The names of gradients in the graph of this step, and what is known of that graph (`row_sums`).
+        # The names of gradients, and of tensors that are the same on all replicas, in the graph of this step, and what
+        # is known of that graph (`row_sums`).
         self.gradients: set[str] = set()
+        self.same_on_all: set[str] = set()
         self.graph_reader: Any = None
         # The model of a Keras step.
         self.model: Any = None
@@ -298,6 +300,13 @@ def _note_layer_state(state: Any) -> tf.Tensor:
 def current() -> ReplicaStep | None:
     """Returns the current step of this thread; None outside of `strategy.run` and with one replica."""
     return getattr(_LOCAL, "step", None)
+
+
+def note_same_on_all(tensor: Any) -> None:
+    """Notes that a tensor of the current step is the same on all replicas: the result of a collective."""
+    step = current()
+    if step is not None and isinstance(tensor, tf.Tensor) and not tf.executing_eagerly():
+        step.same_on_all.add(tensor.name)
 
 
 def is_predicting() -> bool:

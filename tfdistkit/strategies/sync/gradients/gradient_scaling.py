@@ -95,6 +95,12 @@ def all_reduce(original: Any, context: Any, reduce_op: Any, value: Any, options:
     Returns:
         The result of TensorFlow's own method.
     """
+    result = _all_reduced(original, context, reduce_op, value, options)
+    tf.nest.map_structure(steps.note_same_on_all, result, expand_composites=True)
+    return result
+
+
+def _all_reduced(original: Any, context: Any, reduce_op: Any, value: Any, options: Any) -> Any:
     step = steps.current()
     if step is None or not step.in_keras_step or step.is_summing:
         return original(context, reduce_op, value, options)
