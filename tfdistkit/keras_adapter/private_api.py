@@ -231,6 +231,11 @@ def is_container_of_metrics(metric: Any) -> bool:
     return isinstance(metric, (CompileMetrics, MetricsList))
 
 
+def loss_trackers(model: Any) -> list[Any]:
+    """Returns the metrics that hold the loss of each output of a model; none if it has one output."""
+    return list(getattr(getattr(model, "_compile_loss", None), "metrics", []))
+
+
 def is_stateless() -> bool:
     """Whether variables are read and written in a `StatelessScope`."""
     return get_stateless_scope() is not None

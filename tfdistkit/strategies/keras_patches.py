@@ -28,6 +28,7 @@ from tfdistkit.strategies.local_steps import logs as local_logs
 from tfdistkit.strategies.losses import whole_batch
 from tfdistkit.strategies.metrics import metric_patches
 from tfdistkit.strategies.metrics.metric_sync import agree
+from tfdistkit.strategies.metrics.output_losses import BatchWeights
 from tfdistkit.strategies.parameter_server import atomic_updates, inflight
 from tfdistkit.strategies.step_clock import clock_of
 from tfdistkit.strategies.sync import (
@@ -68,7 +69,7 @@ def _make_function(original: Any, model: Any, step_function: Any) -> Any:
 
 
 def _make_measured_function(original: Any, model: Any, step_function: Any) -> Any:
-    original = functools.partial(step_traces.make_function, original)
+    original = functools.partial(step_traces.make_function, original, BatchWeights(model))
     clock, strategy = clock_of(model, step_function), model.distribute_strategy
     coordinated = strategy.coordinated_function(model, step_function, clock) if private_api.is_ours(strategy) else None
     if coordinated is not None:

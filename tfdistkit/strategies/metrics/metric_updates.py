@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from tfdistkit.keras_adapter import private_api
+from tfdistkit.strategies.metrics import output_losses
 from tfdistkit.strategies.metrics.gathered_rows import gather_rows, gather_values, has_rows
 from tfdistkit.strategies.parameter_server import replayed_updates
 from tfdistkit.strategies.parameter_server.replayed_updates import known_value, tensors_of, with_tensors
@@ -114,6 +115,7 @@ def hooked_update(metric: Any, update: Callable[..., Any], args: tuple, kwargs: 
     step = steps.current()
     if isinstance(step, WholeBatch) or private_api.is_stateless() or private_api.is_container_of_metrics(metric):
         return update(*args, **kwargs)
+    kwargs = output_losses.weighted(metric, kwargs)
     if step is None:
         records = replayed_updates.current()
         if records is None or adds_up_by_class(type(metric)):

@@ -16,6 +16,7 @@ import keras
 import tensorflow as tf
 
 from tfdistkit.keras_adapter import data_position, private_api
+from tfdistkit.strategies.metrics.output_losses import BatchWeights
 from tfdistkit.supported import numbers_of
 
 _TAKES_BATCHES = numbers_of(keras.__version__) >= (3, 16)
@@ -23,24 +24,35 @@ _TAKES_BATCHES = numbers_of(keras.__version__) >= (3, 16)
 Function = Callable[[Any], Any]
 
 
-def make_function(original: Any, model: Any, step_function: Any) -> Function:
+def make_function(original: Any, weights: BatchWeights, model: Any, step_function: Any) -> Function:
     """Makes a train or test function whose traces do not depend on which batch comes first.
 
     Args:
         original: Keras's `_make_function`.
+        weights: The weights of the batches in the logs of the losses of outputs.
         model: The model.
         step_function: Its train or test step.
     """
-    function: Function = original(model, step_function)
     if not _TAKES_BATCHES or model.run_eagerly or model.steps_per_execution > 1:  # In several steps Keras does so.
-        return function
-    of_dataset = for_dataset(function)
+        unchanged: Function = original(model, step_function)
+        return unchanged
+    function: Function = original(model, weights.around(step_function))
+
+    def for_any_rows(iterator: Any) -> Any:
+        with weights.for_any_rows():
+            return function(iterator)
+
+    of_dataset = for_dataset(for_any_rows)
 
     def on_iterator(iterator: Any) -> Any:
         # Without a strategy of ours Keras stays as it is, unless a backup promises the bits of an uninterrupted run.
-        is_ours = private_api.is_ours(model.distribute_strategy) or data_position.is_tracking()
+        is_ours, is_tracking = private_api.is_ours(model.distribute_strategy), data_position.is_tracking()
         is_dataset = isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator))
-        return of_dataset(iterator) if is_ours and is_dataset else function(iterator)
+        if not is_dataset or not (is_ours or is_tracking):
+            return function(iterator)
+        if is_ours:
+            weights.begin(by_rows=not is_tracking)
+        return of_dataset(iterator)
 
     return on_iterator
 

@@ -1,0 +1,105 @@
+"""Weighs the losses of several outputs in the logs as Keras 3.16 does in one process.
+
+The log of such a loss is a mean over the batches so far, which Keras weighs by the rows of the predictions if they are
+known when a step is traced. Up to Keras 3.15 they are not, and each batch counts once. From 3.16 on a step is traced
+for the first batch: it, and all batches with as many rows, weigh as much as they have rows, and others count once. Our
+steps are traced for any number of rows (`step_traces`), so they compute the weight.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfdistkit.keras_adapter import private_api
+from tfdistkit.strategies.sync import step as steps
+
+_LOCAL = threading.local()
+
+# In place of the rows of the first batch: there was none yet; every batch counts once.
+_UNKNOWN, _NONE = -1.0, 0.0
+
+
+class BatchWeights:
+    """Weights of the batches of the train or test function of a model.
+
+    Args:
+        model: The model.
+    """
+
+    def __init__(self, model: Any):
+        self.model = model
+        self._is_for_any_rows = False
+        self._by_rows: bool | None = None
+        # The rows of the first global batch; each replica updates a copy of its own.
+        self._first: Any = None
+
+    def begin(self, by_rows: bool) -> None:
+        """Begins a step.
+
+        Args:
+            by_rows: Whether Keras, in one process, would trace it for the rows of the first batch.
+        """
+        if self._first is None:
+            with self.model.distribute_strategy.scope():
+                self._first = tf.Variable(_UNKNOWN, trainable=False, aggregation=tf.VariableAggregation.NONE)
+            self._by_rows = True
+        if by_rows != self._by_rows:
+            self._by_rows = by_rows
+            self._first.assign(_UNKNOWN if by_rows else _NONE)
+
+    @contextlib.contextmanager
+    def for_any_rows(self) -> Iterator[None]:
+        """Marks that a step is traced for any number of rows, where Keras would trace it for those of a batch."""
+        self._is_for_any_rows = True
+        try:
+            yield
+        finally:
+            self._is_for_any_rows = False
+
+    def around(self, step_function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Returns the train or test step of a replica, with the losses of its outputs weighted."""
+
+        @functools.wraps(step_function)
+        def step(data: Any) -> Any:
+            if not self._is_for_any_rows or self._first is None:
+                return step_function(data)
+            _LOCAL.weigh = functools.partial(self._weight, data)
+            try:
+                return step_function(data)
+            finally:
+                _LOCAL.weigh = None
+
+        return step
+
+    def _weight(self, data: Any, metric: Any) -> tf.Tensor | None:
+        """Returns what the loss of this replica's rows weighs; None if it is no loss of an output, or has no rows."""
+        if not any(metric is tracker for tracker in private_api.loss_trackers(self.model)):
+            return None
+        step = steps.current()
+        rows = steps.count_rows(data)[0] if step is None else step.rows
+        if rows is None:
+            return None
+        total, once = (rows, 1.0) if step is None else (step.total_rows, step.global_share())
+        first = tf.convert_to_tensor(self._first)
+        first = tf.where(first == _UNKNOWN, total, first)
+        self._first.assign(first)
+        return tf.where(total == first, rows, tf.cast(once, rows.dtype))
+
+
+def weighted(metric: Any, kwargs: dict) -> dict:
+    """Returns the keyword arguments of an update of a metric, with the weight of the batch for the loss of an output.
+
+    Args:
+        metric: The metric.
+        kwargs: The arguments. Keras passes None for a weight that is not known when a step is traced.
+    """
+    weigh = getattr(_LOCAL, "weigh", None)
+    if weigh is None or kwargs.get("sample_weight", 0) is not None:
+        return kwargs
+    return {**kwargs, "sample_weight": weigh(metric)}
