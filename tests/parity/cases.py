@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from tfdistkit.supported import numbers_of
+
 
 @dataclass(frozen=True)
 class Call:
@@ -44,7 +46,8 @@ class Case:
         run: Who trains: the name of a function in `runs.RUNS`.
         policy: The dtype policy.
         tolerance: How far losses and weights may be from those of one process, relative.
-        reason: Why the tolerance is not 1e-6. docs/exactness.md repeats it.
+        tolerance_3_16: The same from Keras 3.16 on, where it is larger.
+        reason: Why a tolerance is not 1e-6. docs/exactness.md repeats it.
         exact: False where one process cannot be matched by definition (dropout).
         seed_of_its_own: Whether rank r seeds with the seed of the case plus r.
     """
@@ -65,9 +68,14 @@ class Case:
     run: str = "fit"
     policy: str = "float32"
     tolerance: float = 1e-6
+    tolerance_3_16: float = 0.0
     reason: str = ""
     exact: bool = True
     seed_of_its_own: bool = False
+
+    def tolerance_on(self, version: str) -> float:
+        """Returns the tolerance on a version of Keras."""
+        return max(self.tolerance, self.tolerance_3_16) if numbers_of(version) >= (3, 16) else self.tolerance
 
 
 def yes_or_no(name: str, **changes: Any) -> Case:
@@ -126,7 +134,15 @@ _LAYERS = (
     Case("conv", model=by("convolution"), data="images", optimizer=sgd(0.05)),
     Case("layer_norm", model=by("mlp", by("layers.LayerNormalization")), optimizer=sgd(0.05)),
     Case("batch_norm", model=by("mlp", by("batch_normalization", momentum=0.9)), optimizer=sgd(0.05), rows=115),
-    Case("batch_norm_97", model=by("mlp", by("batch_normalization", momentum=0.9)), optimizer=sgd(0.05), rows=97),
+    Case(
+        "batch_norm_97",
+        rows=97,
+        optimizer=sgd(0.05),
+        tolerance_3_16=2e-6,
+        reason="The largest number of a bias is 0.02 in the end, and its rounding error 2e-8. In float64 the results "
+        "are within 1e-15.",
+        model=by("mlp", by("batch_normalization", momentum=0.9)),
+    ),
     Case(
         "sync_batch_norm",
         rows=103,

@@ -30,6 +30,7 @@ def run_case(case: Case, strategy: Any, folder: str, rank: int) -> None:
     own_folder = os.path.join(folder, f"{case.name}.{rank}")
     os.makedirs(own_folder, exist_ok=True)
     record = Record(own_folder)
+    record.values["keras"] = keras.__version__
     start = time.monotonic()
     try:
         RUNS[case.run](case, strategy, record)
