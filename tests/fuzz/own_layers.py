@@ -66,7 +66,9 @@ class RowSums(layers.Layer):
     def call(self, inputs: Any, training: bool = False) -> Any:
         outputs = inputs * (1.0 + 0.01 * ops.cast(self.rows % 7, inputs.dtype)) + 0.1 * ops.tanh(self.sums)
         if training:
-            rows, total = ops.shape(inputs)[0], ops.sum(inputs, axis=tuple(range(len(inputs.shape) - 1)))
+            # Not `ops.shape(inputs)[0]`: a static 1 cannot be told from a counter.
+            rows = ops.sum(ops.cast(ops.isfinite(inputs[..., 0]), "int32"))
+            total = ops.sum(inputs, axis=tuple(range(len(inputs.shape) - 1)))
             if tf.executing_eagerly():  # There nothing tells that they are sums.
                 rows, total = (tfdistkit.collectives.all_reduce(tf.convert_to_tensor(one)) for one in (rows, total))
             self.rows.assign_add(rows)

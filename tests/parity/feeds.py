@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from parity.cases import Case
+from parity.case import Case
 from parity.data import make_data, take
 
 CLASS_WEIGHTS = {0: 0.5, 1: 2.0}

@@ -17,7 +17,8 @@ import keras
 import numpy as np
 
 from parity import models
-from parity.cases import CASES, Case
+from parity.case import Case
+from parity.cases import CASES
 from parity.making import make_strategy, own_rank
 from parity.runs import RUNS, Record
 

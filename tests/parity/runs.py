@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from parity import feeds, models, own_losses, own_metrics, own_state
-from parity.cases import Call, Case
+from parity.case import Call, Case
 
 EPOCHS = 3
 

@@ -16,7 +16,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdistkit.collectives.differentiable import weigh_ranks_by
 from tfdistkit.data.batch_info import info_of
 from tfdistkit.data.rows import rows_error
 from tfdistkit.keras_adapter import fit, private_api, private_datasets, private_lookup, table_parts, table_rows
@@ -53,8 +52,7 @@ def install() -> None:
         UnsupportedError: if this TensorFlow or Keras moved a name that we stand on.
     """
     private_lookup.check()
-    of_sums = gradient_scaling.gradient_share, gradient_scaling.part_of_sum
-    weigh_ranks_by(*of_sums, row_sums.own_rows, steps.note_same_on_all)
+    gradient_scaling.weigh_collectives(row_sums.own_rows)
     for key, around in _HOOKS.items():
         private_lookup.hook(key, around)
     model_scope.install()

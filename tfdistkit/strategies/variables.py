@@ -58,6 +58,7 @@ class LayerState(private_api.MirroredVariable):
             if row_sums.is_of_rows(step, value.values) or row_sums.is_of_rows(step, value.indices):
                 raise _rows_stored(self)
             return update_fn(self._get_on_device_or_primary(), value, **kwargs)
+        value = row_sums.with_all_rows(step, value)
         total = row_sums.of_global_batch(step, value)
         if total is not None:
             value = total
@@ -69,6 +70,12 @@ class LayerState(private_api.MirroredVariable):
         elif self.dtype.is_floating and is_own:
             value = step.weighted_sum(tf.convert_to_tensor(value, self.dtype))
         return update_fn(self._get_on_device_or_primary(), value, **kwargs)
+
+    def assign_add(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        step = steps.current()
+        if step is not None and not step.is_local and not isinstance(value, tf.IndexedSlices):
+            value = row_sums.with_all_rows(step, value, is_added=True)
+        return super().assign_add(value, *args, **kwargs)
 
     def _require_mergeable(self, step: steps.ReplicaStep, value: Any) -> None:
         if row_sums.holds_rows(step, value):

@@ -47,7 +47,7 @@ class BatchWeights:
         """
         if self._first is None:
             with self.model.distribute_strategy.scope():
-                self._first = tf.Variable(_UNKNOWN, trainable=False, aggregation=tf.VariableAggregation.NONE)
+                self._first = tf.Variable(_UNKNOWN, trainable=False, name="tfdistkit_first_rows")
             self._by_rows = True
         if by_rows != self._by_rows:
             self._by_rows = by_rows

@@ -33,8 +33,21 @@ _ARGUMENTS = dict.fromkeys(("reduction_indices", "dim", "squeeze_dims"), "axis")
 
 # Count or add up entries by an index of each row.
 _BY_INDEX = frozenset(("Bincount", "DenseBincount", "UnsortedSegmentSum", "SegmentSum", "SegmentSumV2", "ScatterNd"))
-# Operations whose first dimension is not that of their first input, even if it is as long.
-_OTHER_FIRST = frozenset(("Shape", "Size", "Range", "Fill", "Unique", "TopKV2", "Roll", "Cumsum", "ReverseV2"))
+_MOVES_ROWS = ("Cumsum", "Cumprod", "CumulativeLogsumexp", "ReverseV2", "Roll", "RandomShuffle")
+_REDUCTIONS = ("Sum", "Mean", "Max", "Min", "Prod", "All", "Any", "ArgMax", "ArgMin")
+
+# Operations whose result has the rows of an input, where it is as long.
+_KEEPS_ROWS = frozenset(
+    (
+        *_SAME,
+        *("Add", "AddV2", "Sub", "Mul", "Div", "RealDiv", "DivNoNan", "Pow", "Maximum", "Minimum", "SquaredDifference"),
+        *("Equal", "NotEqual", "Less", "LessEqual", "Greater", "GreaterEqual", "LogicalAnd", "LogicalOr"),
+        *("Select", "SelectV2", "ZerosLike", "OnesLike", "OneHot", "GatherV2", "ConcatV2", "Pack", "Pad", "Tile"),
+        *("Reshape", "ExpandDims", "Squeeze", "StridedSlice", "Slice", "Transpose", "BroadcastTo", "BiasAdd"),
+        *("MatMul", "BatchMatMulV2", "Einsum", "Conv2D", "DepthwiseConv2dNative", "MaxPool", "AvgPool"),
+        *("FusedBatchNormV3", *_REDUCTIONS),
+    )
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +91,40 @@ def of_global_batch(step: steps.ReplicaStep, value: Any) -> tf.Tensor | None:
     if parts.mean is not None:
         total += step.weighted_sum(parts.mean)
     return total if parts.constant is None else parts.constant + total
+
+
+def with_all_rows(step: steps.ReplicaStep, value: Any, is_added: bool = False) -> Any:
+    """Replaces a static number of rows that is added to state by that of the global batch.
+
+    `ops.shape(x)[0]` of a batch of static size is a constant, which is known by its value; 1 is none, but a counter.
+
+    Args:
+        step: The step of this replica.
+        value: What is written: a tensor or a number.
+        is_added: Whether it is added to the state; else it may be a sum with a number of rows in it.
+    """
+    rows = step.held_rows
+    if step.is_eager or step.is_in_inner_graph() or rows is None or rows < 2:
+        return value
+    if is_added:
+        return _all_rows(step, tf.convert_to_tensor(value)) if _is_number(value, rows) else value
+    if not isinstance(value, tf.Tensor) or value.op.type not in ("Add", "AddV2"):
+        return value
+    one, other = value.op.inputs
+    if _is_number(other, rows):
+        return one + _all_rows(step, other)
+    return _all_rows(step, one) + other if _is_number(one, rows) else value
+
+
+def _all_rows(step: steps.ReplicaStep, like: tf.Tensor) -> tf.Tensor:
+    total = tf.identity(tf.cast(step.total_rows, like.dtype))
+    steps.note_same_on_all(total)
+    return total
+
+
+def _is_number(value: Any, number: int) -> bool:
+    static = tf.get_static_value(value) if isinstance(value, tf.Tensor) else value
+    return isinstance(static, (int, float, np.ndarray, np.generic)) and np.ndim(static) == 0 and static == number
 
 
 def is_of_rows(step: steps.ReplicaStep, value: Any) -> bool:
@@ -184,6 +231,8 @@ class _Reader:
     def stores_rows(self, tensor: tf.Tensor) -> bool:
         """Returns whether a tensor holds rows of the batch, alone or between others."""
         operation = tensor.op
+        if tensor.name in self._gradients:
+            return False
         if self.has_rows(tensor):
             return True
         if operation.type in ("TensorScatterUpdate", "Select", "SelectV2"):
@@ -234,7 +283,7 @@ class _Reader:
         return self._with_rows[tensor.name]
 
     def _may_have_rows(self, tensor: tf.Tensor) -> bool:
-        if not tensor.shape.rank or not self.comes_from_batch(tensor):
+        if not tensor.shape.rank or not self.comes_from_batch(tensor) or tensor.name in self._gradients:
             return False
         if tensor.shape[0] is None:
             return True
@@ -244,9 +293,12 @@ class _Reader:
         operation = tensor.op
         if not operation.inputs or operation.type in ("Placeholder", "IteratorGetNext", "OptionalGetValue"):
             return True
-        if operation.type in _OTHER_FIRST or (operation.type == "Transpose" and not _keeps_first(operation)):
+        if operation.type == "Transpose" and not _keeps_first(operation):
             return False
-        if operation.type in ("Sum", "Mean", "Max", "Min", "Prod", "All", "Any") and _is_along_first(operation):
+        if operation.type not in _KEEPS_ROWS:  # One that works on each number has the shape of an input.
+            alike = [one for one in operation.inputs if one.shape == tensor.shape]
+            return operation.type not in _MOVES_ROWS and any(self.has_rows(one) for one in alike)
+        if operation.type in _REDUCTIONS and _is_along_first(operation):
             return False
         if operation.type == "MatMul" and operation.get_attr("transpose_a"):
             return False

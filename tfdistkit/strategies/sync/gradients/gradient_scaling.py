@@ -5,12 +5,13 @@ Each hook takes Keras's own function (`original`) first; see `keras_patches`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfdistkit.collectives.differentiable import with_gradient_times
+from tfdistkit.collectives.differentiable import weigh_ranks_by, with_gradient_times
 from tfdistkit.communication.reducer import times
 from tfdistkit.keras_adapter import private_api
 from tfdistkit.strategies.parameter_server import profiling
@@ -122,6 +123,15 @@ def part_of_sum(tensor: tf.Tensor) -> tf.Tensor:
     if step is None or not step.in_keras_step or step.is_summing or not step.may_be_empty:
         return tensor
     return step.if_any_rows(tensor)
+
+
+def weigh_collectives(own_rows: Callable[[tf.Tensor], tf.Tensor]) -> None:
+    """Lets `tfdistkit.collectives` weigh this replica in steps.
+
+    Args:
+        own_rows: Returns what this replica adds to a gather in place of a tensor.
+    """
+    weigh_ranks_by(gradient_share, part_of_sum, own_rows, steps.note_same_on_all)
 
 
 def gradient_share() -> Any:
