@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfdistkit.supported import numbers_of
-
 
 @dataclass(frozen=True)
 class Call:
@@ -43,8 +41,7 @@ class Case:
         run: Who trains: the name of a function in `runs.RUNS`.
         policy: The dtype policy.
         tolerance: How far losses and weights may be from those of one process, relative.
-        tolerance_3_16: The same from Keras 3.16 on, where it is larger.
-        reason: Why a tolerance is not 1e-6. docs/exactness.md repeats it.
+        reason: Why the tolerance is not 1e-6. docs/exactness.md repeats it.
         exact: False where one process cannot be matched by definition (dropout).
         seed_of_its_own: Whether rank r seeds with the seed of the case plus r.
     """
@@ -65,11 +62,6 @@ class Case:
     run: str = "fit"
     policy: str = "float32"
     tolerance: float = 1e-6
-    tolerance_3_16: float = 0.0
     reason: str = ""
     exact: bool = True
     seed_of_its_own: bool = False
-
-    def tolerance_on(self, version: str) -> float:
-        """Returns the tolerance on a version of Keras."""
-        return max(self.tolerance, self.tolerance_3_16) if numbers_of(version) >= (3, 16) else self.tolerance

@@ -11,6 +11,7 @@ import pytest
 from parity import engines
 from parity.cases import CASES
 from parity.comparing import differences, rank_differences
+from parity.tolerances import FROM_3_16, reasons_of, tolerance_of
 
 # A new synchronous strategy needs one more name here, and one row in making.py.
 ENGINES = (
@@ -40,7 +41,7 @@ def test_equals_one_process(runs: Any, engine: str, case: str) -> None:
     assert rank_differences(ranks) == [], "the ranks differ"
 
     found = differences(expected, ranks[0])
-    tolerance = CASES[case].tolerance_on(expected.values["keras"])
+    tolerance = tolerance_of(CASES[case], expected.values["keras"])
     if not CASES[case].exact:
         assert all(np.isfinite(curve).all() for curve in ranks[0].values["history"].values())
         assert all(np.isfinite(array).all() for array in ranks[0].arrays.values())
@@ -52,15 +53,17 @@ def test_equals_one_process(runs: Any, engine: str, case: str) -> None:
 
 def test_every_looser_tolerance_has_a_reason() -> None:
     for case in CASES.values():
-        assert case.tolerance_on("3.16") == 1e-6 or len(case.reason) > 20, case.name
+        assert case.tolerance == 1e-6 or len(case.reason) > 20, case.name
+    for name, (tolerance, reason) in FROM_3_16.items():
+        assert tolerance > CASES[name].tolerance and len(reason) > 20, name
 
 
 def test_reasons_are_in_the_docs() -> None:
     page = Path(__file__).parents[2] / "docs" / "exactness.md"
     text = " ".join(page.read_text().split())
     for case in CASES.values():
-        if case.reason:
-            assert f"`{case.name}`" in text and " ".join(case.reason.split()) in text, case.name
+        for reason in reasons_of(case):
+            assert f"`{case.name}`" in text and " ".join(reason.split()) in text, case.name
 
 
 @pytest.mark.cases("save_and_resume")

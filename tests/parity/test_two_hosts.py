@@ -8,6 +8,7 @@ import pytest
 
 from parity.cases import CASES
 from parity.comparing import differences, rank_differences
+from parity.tolerances import tolerance_of
 
 # One of each kind that has the same results with any number of replicas.
 NAMES = (
@@ -27,7 +28,7 @@ def test_equals_one_process(runs: Any, engine: str, case: str) -> None:
     for record in (expected, *ranks):
         assert record.error is None, record.values["traceback"]
     assert rank_differences(ranks) == [], "the ranks differ"
-    tolerance = CASES[case].tolerance_on(expected.values["keras"])
+    tolerance = tolerance_of(CASES[case], expected.values["keras"])
     # Momenta are looser, as for two ranks.
     limits = {name: tolerance * (10 if "optimizer" in name else 1) for name in differences(expected, ranks[0])}
     too_far = {name: value for name, value in differences(expected, ranks[0]).items() if value > limits[name]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -49,6 +50,13 @@ def _fit_again(model: keras.Model) -> list[dict[str, Any]]:
     return [*first, *_fit(model, 2, 5, 6)]
 
 
+def _with_backups(model: keras.Model, *first: int) -> list[dict[str, Any]]:
+    logs = _fit(model, *first) if first else []
+    with tempfile.TemporaryDirectory() as folder:
+        logs += _fit(model, 6, 6, 2, callbacks=[tfdistkit.callbacks.BackupAndResume(folder)])
+    return [*logs, *_fit(model, 6, 6, 2)]
+
+
 def _on_batches(model: keras.Model) -> list[dict[str, Any]]:
     return [model.train_on_batch(x, y, return_dict=True) for x, y in _data(4, 4, 3, 4)]
 
@@ -60,9 +68,11 @@ def _on_batches(model: keras.Model) -> list[dict[str, Any]]:
         lambda model: _fit(model, 2, 6, 6, 2),
         _validated,
         _fit_again,
+        _with_backups,
+        lambda model: _with_backups(model, 6, 6, 2),
         _on_batches,
     ],
-    ids=["short_last", "short_first", "validated", "fit_again", "on_batches"],
+    ids=["short_last", "short_first", "validated", "fit_again", "backup_first", "backup_later", "on_batches"],
 )
 def test_are_those_of_plain_keras(training: Callable[[keras.Model], list[dict[str, Any]]]) -> None:
     found = []

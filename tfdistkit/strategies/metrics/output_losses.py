@@ -35,7 +35,8 @@ class BatchWeights:
     def __init__(self, model: Any):
         self.model = model
         self._is_for_any_rows = False
-        self._by_rows: bool | None = None
+        self._by_rows = True
+        self._kept = _UNKNOWN
         # The rows of the first global batch; each replica updates a copy of its own.
         self._first: Any = None
 
@@ -48,10 +49,16 @@ class BatchWeights:
         if self._first is None:
             with self.model.distribute_strategy.scope():
                 self._first = tf.Variable(_UNKNOWN, trainable=False, name="tfdistkit_first_rows")
-            self._by_rows = True
-        if by_rows != self._by_rows:
-            self._by_rows = by_rows
-            self._first.assign(_UNKNOWN if by_rows else _NONE)
+        if by_rows == self._by_rows:
+            return
+        self._by_rows = by_rows
+        if by_rows:
+            self._first.assign(self._kept)
+            return
+        # Keras keeps the trace for the first batch; where one for any number of rows is the first, it makes no other.
+        kept = float(self._first.numpy())
+        self._kept = _NONE if kept == _UNKNOWN else kept
+        self._first.assign(_NONE)
 
     @contextlib.contextmanager
     def for_any_rows(self) -> Iterator[None]:
