@@ -15,10 +15,12 @@ class Loss:
     Args:
         text: What is known of it, in a sentence.
         time: When the host was heard of last, in seconds since the epoch.
+        lost_with: What it was lost with, before the name of the host: `its host`.
     """
 
     text: str
     time: float
+    lost_with: str = "its host"
 
 
 class WorkerHandle(Protocol):

@@ -55,6 +55,11 @@ class HostsSpec:
         require_positive("--start-timeout", self.start_timeout_s, "seconds")
 
     @property
+    def where(self) -> str:
+        """The hosts in a sentence."""
+        return ", ".join(one.host for one in self.slots)
+
+    @property
     def total(self) -> int:
         """The total number of slots."""
         return sum(one.slots for one in self.slots)

@@ -141,6 +141,15 @@ def hosts_of_tasks(job: JobSpec) -> list[int]:
     return [workers[0], *workers, *(used[index % len(used)] for index in range(job.ps))]
 
 
+def roles_of_tasks(job: JobSpec) -> list[str]:
+    """Returns the role of each process, in the order of `plan_processes`.
+
+    Args:
+        job: The job.
+    """
+    return [one.role for one in _tasks(job)]
+
+
 def _tasks(job: JobSpec) -> list[TaskSpec]:
     """Returns the roles: with parameter servers chief, workers and servers; otherwise workers only."""
     workers = [TaskSpec("worker", index) for index in range(job.world_size)]

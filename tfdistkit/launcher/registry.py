@@ -28,7 +28,8 @@ class BackendRow:
 
     Args:
         launcher: `module:class` of the class that starts processes on this machine (see `backend.Backend`), made with
-            the job's mark, the number of processes and, if it has `mpi_args`, those.
+            the job's mark, the number of processes and, if it has `mpi_args`, those; empty if it only starts them
+            elsewhere.
         variables: Takes the cluster as one process sees it, and returns the variables that tell that process its rank.
         on_hosts: `module:class` of the class that starts processes on other hosts, made with the JobSpec and a
             function that tells whether to stop connecting; None for a backend of one machine.
@@ -53,6 +54,25 @@ class BackendRow:
     is_elastic: bool = False
     suffix: str = ""
     default_variables: Callable[[str], dict[str, str]] = rank_variables.nccl_interface
+
+    def require_start(self, name: str, *, has_hosts: bool) -> None:
+        """Checks that the processes of a job can be started where it wants them.
+
+        Args:
+            name: The name of the backend.
+            has_hosts: Whether the job has hosts, or a cluster.
+
+        Raises:
+            OptionError: if the backend starts no processes on this machine without `tfdistkit run`.
+        """
+        if not self.launcher and not self.is_submitted and not has_hosts:
+            raise OptionError(
+                explain(
+                    f"`backend` must start processes on this machine: only `tfdistkit run` knows {name} clusters.",
+                    received=f"backend={name!r}",
+                    do=f"Start the script with `tfdistkit run --backend {name}`, or use another backend.",
+                )
+            )
 
     def load(self, where: str | None = None) -> Any:
         """Imports the class that starts processes.
@@ -99,6 +119,13 @@ _BUILT_IN: Mapping[str, BackendRow] = {
         takes_mpi_args=True,
         suffix=" by mpirun",
     ),
+    "ray": BackendRow(
+        launcher="",
+        variables=rank_variables.tf_config,
+        on_hosts="tfdistkit.launcher.ray.backend:Launcher",
+        has_roles=True,
+        suffix=" as Ray actors",
+    ),
     "slurm": BackendRow(launcher="", variables=_submitted, has_roles=True, is_submitted=True),
 }
 
@@ -127,8 +154,8 @@ def row_of(name: str) -> BackendRow:
 
 
 def names_with(attribute: str) -> list[str]:
-    """Returns the names of tfdistkit's backends whose row has something, such as `has_roles`."""
-    return [name for name, row in _BUILT_IN.items() if getattr(row, attribute) and not row.is_submitted]
+    """Returns the names of tfdistkit's backends for this machine whose row has something, such as `has_roles`."""
+    return [name for name, row in _BUILT_IN.items() if getattr(row, attribute) and row.launcher]
 
 
 def load_backend(name: str, job_id: str, size: int, mpi_args: tuple[str, ...] = ()) -> Backend:

@@ -78,6 +78,7 @@ class JobSpec:
         return self.world_size + (1 + self.ps if self.ps else 0)
 
     def __post_init__(self) -> None:
+        row_of(self.backend).require_start(self.backend, has_hosts=self.hosts is not None)
         require_integer("np", self.world_size)
         if self.threads_per_worker is not None:
             require_integer("threads_per_worker", self.threads_per_worker)
@@ -110,7 +111,7 @@ class JobSpec:
             raise OptionError(
                 explain(
                     f"The backend {self.backend!r} must be used without hosts: it runs on one machine.",
-                    received=f"hosts {', '.join(one.host for one in self.hosts.slots)}, backend={self.backend!r}",
+                    received=f"hosts {self.hosts.where}, backend={self.backend!r}",
                     do=f"Leave out the hosts, or use one of the backends: {', '.join(names_with('on_hosts'))}.",
                 )
             )
@@ -121,7 +122,7 @@ def _require_here(job: JobSpec) -> None:
     is_discovered = job.elastic is not None and job.elastic.discovery is not None
     if job.hosts is None and not is_discovered and not row_of(job.backend).is_submitted:
         return
-    hosts = "" if job.hosts is None else f", hosts {', '.join(one.host for one in job.hosts.slots)}"
+    hosts = "" if job.hosts is None else f", hosts: {job.hosts.where}"
     hosts += ", hosts of a discovery script" if is_discovered else ""
     raise OptionError(
         explain(

@@ -56,6 +56,7 @@ class Failure:
         role: `chief`, `worker` or `ps`; None in a job without roles.
         remark: More information of the launcher as a sentence, or an empty string.
         loss: How the connection to its host was lost, as a sentence, or an empty string.
+        lost_with: What it was lost with, before the name of its host.
         kinds: The classes of the exception and of those it was raised from, see `CrashRecord`.
         steps: The steps of its optimizer; None if unknown.
     """
@@ -73,6 +74,7 @@ class Failure:
     role: str | None = None
     remark: str = ""
     loss: str = ""
+    lost_with: str = "its host"
     kinds: tuple[str, ...] = ()
     steps: int | None = None
 
@@ -97,7 +99,7 @@ class Failure:
     def headline(self) -> str:
         """Returns a short description: `was killed by SIGKILL`, `raised ValueError`, `ended with exit code 3`."""
         if self.loss:
-            return f"was lost with its host {self.host}"
+            return f"was lost with {self.lost_with} {self.host}"
         if self.signal is not None:
             return f"was killed by {self.signal}"
         if self.error_type is not None and self.error_type != "SystemExit":

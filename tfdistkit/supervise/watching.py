@@ -70,7 +70,7 @@ def failure_of(worker: WorkerHandle, status: WorkerStatus, remark: str = "") -> 
     if crash is None:
         # The fate of a process on a lost host is unknown.
         loss = worker.loss
-        return failure if loss is None else replace(failure, loss=loss.text, time=loss.time)
+        return failure if loss is None else replace(failure, loss=loss.text, time=loss.time, lost_with=loss.lost_with)
     return replace(
         failure,
         host=crash.host,

@@ -9,7 +9,7 @@ from typing import Any
 
 from tfdistkit import env
 from tfdistkit.cli.hints import translate, type_this
-from tfdistkit.cli.run import elastic_options, host_options, slurm_options
+from tfdistkit.cli.run import elastic_options, host_options, ray_options, slurm_options
 from tfdistkit.cli.run.parser import make_parser, spellings
 from tfdistkit.cli.run.script_check import is_pipe, module_problem, piped_elsewhere, script_problem, workers_missing
 from tfdistkit.errors import nearest
@@ -72,9 +72,10 @@ def parse(arguments: Sequence[str]) -> RunOptions:
     if found.backend == slurm_options.BACKEND and (problem := elastic_options.not_for_slurm(found)):
         parser.error(problem)
     slurm = slurm_options.read(found, parser.error)
-    hosts = host_options.read(found, parser.error)
+    cluster = ray_options.read(found, parser.error)
+    hosts = cluster or host_options.read(found, parser.error)
     elastic = elastic_options.read(found, hosts, parser.error)
-    if found.np is None and hosts is not None:
+    if found.np is None and hosts is not None and cluster is None:
         found.np = hosts.total
     if found.np is None:
         parser.error(workers_missing(before, words))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tfdistkit.cli.parser import Parser
-from tfdistkit.cli.run import elastic_options, host_options, slurm_options
+from tfdistkit.cli.run import elastic_options, host_options, ray_options, slurm_options
 from tfdistkit.launcher import registry
 
 _SUMMARY = """\
@@ -22,6 +22,7 @@ Runs a script in several worker processes, and supervises them until all have en
 Sets TF_CONFIG for each worker; use tfdistkit.strategy("multiworker") in the script.
 With --backend horovod or mpi, sets Horovod's variables instead, for tfdistkit.strategy("horovod").
 With --ps, starts parameter servers and a coordinator (chief) too, for tfdistkit.strategy("parameter_server").
+With --backend ray, runs each worker in an actor of a Ray cluster.
 With --backend slurm, submits a job to SLURM whose tasks are these processes.
 
 When a worker fails, the others are stopped, and the first failure is reported; --max-restarts restarts all of them.
@@ -49,6 +50,7 @@ examples:
   tfdistkit run --ps 2 -np 4 --max-restarts 3 train.py
   tfdistkit run -H node1:4,node2:4 train.py
   tfdistkit run -np 2:4 --host-discovery-script ./hosts.sh train.py
+  tfdistkit run --backend ray --ray-address head:6379 -np 8 train.py
   tfdistkit run --backend slurm --nnodes 2 --nproc-per-node 4 --time 1:00:00 --partition gpu train.py
 
 exit codes:
@@ -112,7 +114,7 @@ def make_parser() -> Parser:
         choices=registry.names(),
         default="local",
         help="local: TensorFlow's own collectives (default); horovod: Horovod with Gloo; mpi: Horovod with mpirun, "
-        "or with --ps roles in MPI's world; slurm: a job of SLURM",
+        "or with --ps roles in MPI's world; ray: actors of a Ray cluster; slurm: a job of SLURM",
     )
     add("-m", "--module", action="store_true", help="the script is the name of a module, as in `python -m`")
     kept = "keep each worker's output in DIR/rank.<N>/stdout and stderr (with --ps in DIR/<role>.<N>/)"
@@ -129,6 +131,7 @@ def make_parser() -> Parser:
     _add_rest(parser)
     elastic_options.add_to(parser)
     slurm_options.add_to(parser)
+    ray_options.add_to(parser)
     host_options.add_to(parser)
     add("--dry-run", action="store_true", help="print the commands, and start nothing")
     verbosity = parser.add_mutually_exclusive_group()

@@ -80,4 +80,6 @@ def _places(job: JobSpec) -> str:
     if job.hosts is None:
         return "this machine"
     names = list(dict.fromkeys(slot.host for slot in job.hosts.slots))
+    if not names:
+        return job.hosts.where
     return ", ".join(names) if len(names) <= _SHOWN_HOSTS else f"{len(names)} hosts"

@@ -12,6 +12,7 @@ import inspect
 import secrets
 import shlex
 import shutil
+import subprocess
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -58,6 +59,9 @@ _FIRST_STEP = (
     "if sys.version_info<(3,10)else "
     'exec(__import__("zlib").decompress(__import__("base64").b64decode(open(0,"rb",0,closefd=False).readline())))'
 )
+
+# The options of Python for an agent: nothing of the user's, and the first step.
+AGENT_OPTIONS = ["-I", "-S", "-X", "utf8", "-c", _FIRST_STEP]
 
 # ssh must not prompt, and must ignore commands, terminals and forwardings of the user's configuration.
 _SSH_OPTIONS = ("BatchMode=yes", "RemoteCommand=none", "RequestTTY=no", "ClearAllForwardings=yes")
@@ -169,13 +173,21 @@ class Launcher(local.Launcher):
         return question.answer
 
     def _connect(self, number: int, host: str) -> Connection:
-        python = [self._hosts.python, "-I", "-S", "-X", "utf8", "-c", _FIRST_STEP]
+        python = [self._hosts.python, *AGENT_OPTIONS]
         is_here = is_this_machine(host)
         command = python if is_here else ssh_command(self._hosts, host, python)
         # One mark per host: an agent kills all processes with its mark, and must not match those of other hosts.
         mark = f"{env.JOB_ID}={self._job_id}.{number}"
         try:
-            connection = Connection(host, command, agent_line(mark), env.child_env({env.JOB_ID: None}))
+            child = subprocess.Popen(
+                command,
+                env=env.child_env({env.JOB_ID: None}),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                start_new_session=True,
+            )
         except FileNotFoundError as error:
             raise UnsupportedError(
                 explain(
@@ -185,8 +197,8 @@ class Launcher(local.Launcher):
             ) from None
         if not is_here:
             # Without the launcher the agent exits on its own, but ssh does not.
-            self._tell_watchdog(f"+{connection.child.pid}\n")
-        return connection
+            self._tell_watchdog(f"+{child.pid}\n")
+        return Connection(host, child, agent_line(mark))
 
     def _open_store(self, world_size: int) -> dict[str, str | None]:
         """Opens the rendezvous store of Gloo's ranks on rank 0's host; returns the variables that name it."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any, Protocol
 
 from tfdistkit.launcher.backend import Loss
 from tfdistkit.launcher.spec import ProcessSpec
@@ -34,27 +33,39 @@ class Question:
     answered_at: float = 0.0
 
 
+class Carrier(Protocol):
+    """What carries bytes to and from an agent: an ssh process (`subprocess.Popen`), or another with these members."""
+
+    pid: int
+    stdin: IO[bytes] | None
+    stdout: IO[bytes] | None
+    stderr: IO[bytes] | None
+
+    def poll(self) -> int | None:
+        """Returns the exit code; None while it runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Waits for the exit code."""
+
+    def send_signal(self, sig: int) -> None:
+        """Sends a signal."""
+
+
 class Connection:
     """The connection to the agent of one host. Not thread-safe: its owner holds a lock around each call.
 
     Args:
         host: The user's name for the host.
-        command: The command that starts a Python on the host, which reads `first_line` and becomes the agent.
+        child: What carries bytes to a Python on the host, which reads `first_line` and becomes the agent.
         first_line: The source of the agent.
-        variables: The environment of the command.
     """
 
-    def __init__(self, host: str, command: Sequence[str], first_line: bytes, variables: Mapping[str, str]):
+    # What a lost worker was lost with, before the name of its host.
+    lost_with = "its host"
+
+    def __init__(self, host: str, child: Carrier, first_line: bytes):
         self.host = host
-        self.child = subprocess.Popen(
-            command,
-            env=dict(variables),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            start_new_session=True,
-        )
+        self.child = child
         assert self.child.stdin is not None and self.child.stdout is not None and self.child.stderr is not None
         self.outbox = Outbox(self.child.stdin.fileno())
         self.outbox.put(first_line)
@@ -210,7 +221,7 @@ class Connection:
         return f"{what}: {reason or 'no reason was given'} (exit code {code})."
 
     def _lose(self, why: str) -> None:
-        self.loss = Loss(why, self._heard_time)
+        self.loss = Loss(why, self._heard_time, self.lost_with)
         self._release(self.loss)
 
     def _release(self, loss: Loss | None) -> None:

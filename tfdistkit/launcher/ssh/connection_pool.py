@@ -14,7 +14,7 @@ from typing import Any
 
 from tfdistkit.launcher.spec import ProcessSpec
 from tfdistkit.launcher.ssh.agent.protocol import Message
-from tfdistkit.launcher.ssh.connection import SILENCE_S, Connection, Question
+from tfdistkit.launcher.ssh.connection import SILENCE_S, Carrier, Connection, Question
 from tfdistkit.launcher.ssh.workers import RemoteWorker
 
 _POLL_S = 0.2
@@ -227,13 +227,13 @@ class ConnectionPool(threading.Thread):
         return poller, readers
 
 
-def _hang_up(child: subprocess.Popen[bytes]) -> None:
+def _hang_up(child: Carrier) -> None:
     for pipe in (child.stdin, child.stdout, child.stderr):
         if pipe is not None:
             pipe.close()
 
 
-def _end(children: Sequence[subprocess.Popen[bytes]]) -> None:
+def _end(children: Sequence[Carrier]) -> None:
     """Ends all ssh processes in parallel: many hosts may be unreachable."""
     for number in (None, signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + _END_S

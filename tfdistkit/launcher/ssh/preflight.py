@@ -73,13 +73,36 @@ def check_hosts(pool: ConnectionPool, job: JobSpec, should_stop: Callable[[], bo
     preflight = Preflight(pool, job.hosts, reports, should_stop)
     preflight.describe_hosts()
     preflight.choose_addresses()
-    preflight.inspect_environment(_wanted(job), job.env, [names.count(report.host) for report in reports])
-    compare(reports, _own_checksum(job), needs_horovod=row_of(job.backend).needs_horovod)
+    preflight.inspect_environment(wanted_of(job), job.env, [names.count(report.host) for report in reports])
+    compare(reports, own_checksum(job), needs_horovod=row_of(job.backend).needs_horovod)
     preflight.connect_all()
     table = describe(reports)
+    require_ready(reports, table)
+    return Checked(places_of(names, reports), table)
+
+
+def require_ready(reports: Sequence[HostReport], table: str) -> None:
+    """Checks that no host has a problem.
+
+    Args:
+        reports: The reports of the hosts.
+        table: The preflight report.
+
+    Raises:
+        HostsNotReady: if one has; the message holds the report and the fixes.
+    """
     if any(report.problems for report in reports):
         bad = {report.host: tuple(report.problems) for report in reports if report.problems}
         raise problems.HostsNotReady(table, bad, len(reports))
+
+
+def places_of(names: Sequence[str], reports: Sequence[HostReport]) -> tuple[Place, ...]:
+    """Returns the placement of each process, each with a port of its own.
+
+    Args:
+        names: The host of each process.
+        reports: The reports of the hosts, without problems.
+    """
     by_host = {report.host: report for report in reports}
     taken = dict.fromkeys(by_host, 0)
     places = []
@@ -96,7 +119,7 @@ def check_hosts(pool: ConnectionPool, job: JobSpec, should_stop: Callable[[], bo
             )
         )
         taken[name] += 1
-    return Checked(tuple(places), table)
+    return tuple(places)
 
 
 class Preflight:
@@ -142,18 +165,23 @@ class Preflight:
                 report.address, report.interface = interfaces.get(asked), asked
                 if report.address is None:
                     report.problems.append(problems.no_interface(asked, interfaces))
-            elif not report.is_here:
-                report.address = report.facts["ssh_address"]
-            elif not others:
-                report.address = HERE
             else:
-                for _, address in self._ask_all("own_address", [report], address=others[0].facts["ssh_address"]):
-                    report.address = address
+                report.address = self._default_address(report, others)
             if report.address is None and not report.problems:
                 report.problems.append(problems.no_address(interfaces))
             if report.interface is None:
                 report.interface = next((name for name, ip in interfaces.items() if ip == report.address), None)
         mark_same_machines(self._good)
+
+    def _default_address(self, report: HostReport, others: Sequence[HostReport]) -> str | None:
+        """Returns the address of a host towards its peers where the user names no interface."""
+        if not report.is_here:
+            address: str | None = report.facts["ssh_address"]
+            return address
+        if not others:
+            return HERE
+        asked = self._ask_all("own_address", [report], address=others[0].facts["ssh_address"])
+        return next((address for _, address in asked), None)
 
     def inspect_environment(
         self, wanted: Mapping[str, Any], variables: Mapping[str, str], ports: Sequence[int]
@@ -232,7 +260,12 @@ class Preflight:
         return answers
 
 
-def _wanted(job: JobSpec) -> dict[str, Any]:
+def wanted_of(job: JobSpec) -> dict[str, Any]:
+    """Returns what a host must have: packages, and the script or module.
+
+    Args:
+        job: The job.
+    """
     is_module = job.program[:1] == ("-m",)
     return {
         "packages": PACKAGES,
@@ -247,8 +280,12 @@ def _script_file(job: JobSpec) -> str:
     return os.path.join(script, "__main__.py") if os.path.isdir(script) else script
 
 
-def _own_checksum(job: JobSpec) -> str | None:
-    """Returns the SHA-256 of the script; None for a module, or if this machine does not have the script."""
+def own_checksum(job: JobSpec) -> str | None:
+    """Returns the SHA-256 of the script; None for a module, or if this machine does not have the script.
+
+    Args:
+        job: The job.
+    """
     try:
         return None if job.program[:1] == ("-m",) else hashlib.sha256(Path(_script_file(job)).read_bytes()).hexdigest()
     except OSError:

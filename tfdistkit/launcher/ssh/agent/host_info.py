@@ -70,6 +70,7 @@ def describe_host(names: Sequence[str]) -> dict[str, Any]:
     return {
         "host": os.uname().nodename,
         "python": ".".join(map(str, sys.version_info[:3])),
+        "executable": sys.executable,
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         "interfaces": list_interfaces(),
         "ssh_address": ssh_connection[2] if len(ssh_connection) == 4 else None,
@@ -112,7 +113,7 @@ def inspect_environment(
     """Inspects the environment of a worker: versions of Python and packages, the script.
 
     Args:
-        python: The workers' Python.
+        python: The workers' Python; empty for that of this agent.
         folder: Their working directory.
         variables: Their environment.
         wanted: `packages` (name -> the names of its distributions), `script` or `module`.
@@ -126,6 +127,7 @@ def inspect_environment(
         RuntimeError: if that Python fails, or the timeout expires.
     """
     os.stat(folder)
+    python = python or sys.executable
     command = [python, "-c", _INSPECT_ENVIRONMENT, json.dumps(wanted)]
     try:
         done = subprocess.run(

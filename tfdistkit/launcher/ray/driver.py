@@ -1,0 +1,211 @@
+"""The Ray driver of a job, in a process of its own: places actors, and carries bytes between the launcher and them.
+
+In a process of its own, because Ray ends its driver when its node dies, and because it sets signal handlers. It reads
+its task, a line of JSON, from stdin, and ends with stdin. It answers with lines of JSON on the descriptor in its
+arguments: one for each phase, the last one `ready` or `refused`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ray
+from ray.util.placement_group import placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from tfdistkit.launcher.ray import actor as actor_module
+
+# How long the address of a cluster may not answer: Ray itself would wait for minutes.
+_ANSWER_S = 5.0
+# The workers send little through Ray's object store; its smallest size is 75 MiB.
+_STORE_BYTES = 100 * 1024 * 1024
+_READ_BYTES = 65_536
+# Variables that Ray sets for the processes of an actor, and that would change the user's script.
+_OF_RAY = ("PYTHONBREAKPOINT", "RAY_JOB_ID", "RAY_RAYLET_PID", "RAY_CLIENT_MODE", "TFDISTKIT_JOB_ID")
+_DEAD = re.compile(r"(?:The actor is dead because|actor died because)\s+(.*?)(?:There are some potential|$)", re.DOTALL)
+_LONGEST_REASON = 300
+
+Tell = Callable[..., None]
+
+
+class Refused(Exception):
+    """The job cannot start.
+
+    Args:
+        kind: `address`, `connect`, `resources` or `actors`.
+        **facts: What the launcher makes the error of.
+    """
+
+    def __init__(self, kind: str, **facts: Any):
+        super().__init__(kind)
+        self.facts = {"kind": kind, **facts}
+
+
+def main(task: dict[str, Any], tell: Tell) -> None:
+    """Places the actors of a job, and serves them until stdin ends.
+
+    Args:
+        task: What to do, see `driver_process.DriverProcess`.
+        tell: Sends the launcher a line.
+    """
+    address = _connect(task)
+    tell("connected", address=address, version=ray.__version__)
+    actors = _place(task)
+    facts = _start_agents(actors, task)
+    for one, (reading, writing, complaining) in zip(actors, task["descriptors"], strict=True):
+        threading.Thread(target=_carry_in, args=(one, reading), daemon=True).start()
+        threading.Thread(target=_carry_out, args=(one, writing, complaining), daemon=True).start()
+    tell("ready", nodes=facts)
+
+
+def _connect(task: dict[str, Any]) -> str:
+    address = task["address"]
+    options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "logging_level": "error"}
+    if address == "local":
+        options |= {
+            "num_cpus": task["cores"],
+            "include_dashboard": False,
+            "object_store_memory": _STORE_BYTES,
+        }
+    elif address != "auto":
+        _require_answer(address)
+    try:
+        # Not RAY_ADDRESS: the launcher has read it, and it would win over `auto`.
+        os.environ.pop("RAY_ADDRESS", None)
+        ray.init(address=address, **options)
+    except Exception as error:
+        raise Refused("connect", address=address, why=f"{type(error).__name__}: {_short(str(error))}") from error
+    if address.startswith("ray://"):
+        return str(address)
+    return str(ray.get_runtime_context().gcs_address)
+
+
+def _require_answer(address: str) -> None:
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
+    except OSError as error:
+        raise Refused("address", address=address, why=str(error)) from error
+
+
+def _place(task: dict[str, Any]) -> list[Any]:
+    """Reserves the resources of all processes at once, and creates an actor for each."""
+    bundles = task["bundles"]
+    asked = _sum(bundles)
+    if task["address"] == "local" and not _fits(asked, ray.cluster_resources()):
+        raise Refused("resources", asked=asked, total=_named(ray.cluster_resources(), asked), free={}, waited_s=0)
+    group = placement_group(bundles, strategy="PACK")
+    if not group.wait(task["timeout_s"]):
+        total, free = (_named(one, asked) for one in (ray.cluster_resources(), ray.available_resources()))
+        raise Refused("resources", asked=asked, total=total, free=free, waited_s=task["timeout_s"])
+    ray.cloudpickle.register_pickle_by_value(actor_module)
+    remote = ray.remote(actor_module.AgentActor)
+    actors = []
+    for index, bundle in enumerate(bundles):
+        where = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=index)
+        options = remote.options(
+            num_cpus=bundle["CPU"],
+            num_gpus=bundle.get("GPU", 0),
+            scheduling_strategy=where,
+            max_restarts=0,
+            max_concurrency=4,
+        )
+        actors.append(options.remote())
+    return actors
+
+
+def _start_agents(actors: Sequence[Any], task: dict[str, Any]) -> list[dict[str, Any]]:
+    asked = [one.start.remote(task["command"], _OF_RAY) for one in actors]
+    try:
+        facts = ray.get(asked, timeout=max(task["timeout_s"], _ANSWER_S))
+    except Exception as error:
+        raise Refused("actors", why=f"{type(error).__name__}: {_short(str(error))}") from error
+    return list(facts)
+
+
+def _carry_in(actor: Any, reading: int) -> None:
+    """Carries the launcher's bytes to an agent."""
+    with contextlib.suppress(Exception):  # the other direction tells why
+        while data := os.read(reading, _READ_BYTES):
+            ray.get(actor.write.remote(data))
+
+
+def _carry_out(actor: Any, writing: int, complaining: int) -> None:
+    """Carries an agent's bytes to the launcher; at the end says why, and closes the pipes."""
+    try:
+        while True:
+            data, said, is_over = ray.get(actor.read.remote())
+            _write(complaining, said)
+            _write(writing, data)
+            if is_over:
+                break
+    except BrokenPipeError:
+        pass  # the launcher has closed this connection
+    except Exception as error:
+        with contextlib.suppress(OSError):
+            _write(complaining, f"{_reason(error)}\n".encode())
+    # In this order: the launcher takes the reason when the other pipe ends.
+    os.close(complaining)
+    os.close(writing)
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def _reason(error: BaseException) -> str:
+    found = _DEAD.search(str(error))
+    return _short(found[1] if found else f"{type(error).__name__}: {error}")
+
+
+def _short(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}..."
+
+
+def _sum(bundles: Sequence[dict[str, float]]) -> dict[str, float]:
+    names = dict.fromkeys(name for bundle in bundles for name in bundle)
+    return {name: sum(bundle.get(name, 0) for bundle in bundles) for name in names}
+
+
+def _named(resources: dict[str, float], names: dict[str, float]) -> dict[str, float]:
+    return {name: resources.get(name, 0.0) for name in names}
+
+
+def _fits(asked: dict[str, float], there: dict[str, float]) -> bool:
+    return all(there.get(name, 0.0) >= amount for name, amount in asked.items())
+
+
+def run() -> None:
+    """Runs the driver until the launcher closes its stdin."""
+    # Only the launcher ends the driver: Ctrl-C goes to the workers first.
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    answers = int(sys.argv[1])
+    task = json.loads(sys.stdin.buffer.readline())
+
+    def tell(what: str, **facts: Any) -> None:
+        with contextlib.suppress(OSError):
+            _write(answers, json.dumps({"is": what, **facts}).encode() + b"\n")
+
+    try:
+        main(task, tell)
+        sys.stdin.buffer.read()
+    except Refused as refused:
+        tell("refused", **refused.facts)
+    except Exception as error:
+        tell("refused", kind="connect", address=task["address"], why=f"{type(error).__name__}: {_short(str(error))}")
+    finally:
+        # Ends the actors, and a cluster that this process started.
+        ray.shutdown()
+        os._exit(0)
