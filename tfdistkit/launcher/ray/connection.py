@@ -43,7 +43,6 @@ class ActorConnection(Connection):
         host: The name of the actor's node.
         pipes: The pipes to the driver.
         first_line: The source of the agent.
-        rank: The number of the process that the actor runs.
     """
 
     lost_with = "its Ray actor on"
@@ -54,4 +53,4 @@ class ActorConnection(Connection):
     def _end_reason(self) -> str:
         said = [line.strip() for line in (self.said + self._greeting).decode(errors="replace").splitlines()]
         reason = "; ".join(line for line in said[-5:] if line)
-        return f"The actor died: {reason}" if reason else "The Ray driver of the job died, and Ray ended its actors."
+        return reason or "The Ray driver of the job died, and with it its actors: Ray ends it when its own node dies."

@@ -31,7 +31,7 @@ _STORE_BYTES = 100 * 1024 * 1024
 _READ_BYTES = 65_536
 # Variables that Ray sets for the processes of an actor, and that would change the user's script.
 _OF_RAY = ("PYTHONBREAKPOINT", "RAY_JOB_ID", "RAY_RAYLET_PID", "RAY_CLIENT_MODE", "TFDISTKIT_JOB_ID")
-_DEAD = re.compile(r"(?:The actor is dead because|actor died because)\s+(.*?)(?:There are some potential|$)", re.DOTALL)
+_DEAD = re.compile(r"(?:The actor is dead because|actor died because)\s+(.*?)(?:There are some|Some common causes|$)", re.DOTALL)
 _LONGEST_REASON = 300
 
 Tell = Callable[..., None]
@@ -83,7 +83,7 @@ def _connect(task: dict[str, Any]) -> str:
         os.environ.pop("RAY_ADDRESS", None)
         ray.init(address=address, **options)
     except Exception as error:
-        raise Refused("connect", address=address, why=f"{type(error).__name__}: {_short(str(error))}") from error
+        raise Refused("connect", address=address, why=_described(error)) from error
     if address.startswith("ray://"):
         return str(address)
     return str(ray.get_runtime_context().gcs_address)
@@ -128,7 +128,7 @@ def _start_agents(actors: Sequence[Any], task: dict[str, Any]) -> list[dict[str,
     try:
         facts = ray.get(asked, timeout=max(task["timeout_s"], _ANSWER_S))
     except Exception as error:
-        raise Refused("actors", why=f"{type(error).__name__}: {_short(str(error))}") from error
+        raise Refused("actors", why=_described(error)) from error
     return list(facts)
 
 
@@ -147,6 +147,7 @@ def _carry_out(actor: Any, writing: int, complaining: int) -> None:
             _write(complaining, said)
             _write(writing, data)
             if is_over:
+                _write(complaining, b"Its agent, a child of the actor, was killed.\n")
                 break
     except BrokenPipeError:
         pass  # the launcher has closed this connection
@@ -165,7 +166,14 @@ def _write(descriptor: int, data: bytes) -> None:
 
 def _reason(error: BaseException) -> str:
     found = _DEAD.search(str(error))
-    return _short(found[1] if found else f"{type(error).__name__}: {error}")
+    return f"The actor died: {_short(found[1] if found else f'{type(error).__name__}: {error}')}"
+
+
+def _described(error: BaseException) -> str:
+    """Returns an error of Ray with its cause, which often says more."""
+    text = f"{type(error).__name__}: {_short(str(error))}"
+    cause = error.__cause__ or error.__context__
+    return text if cause is None else f"{text} ({type(cause).__name__}: {_short(str(cause))})"
 
 
 def _short(text: str) -> str:
@@ -204,7 +212,7 @@ def run() -> None:
     except Refused as refused:
         tell("refused", **refused.facts)
     except Exception as error:
-        tell("refused", kind="connect", address=task["address"], why=f"{type(error).__name__}: {_short(str(error))}")
+        tell("refused", kind="connect", address=task["address"], why=_described(error))
     finally:
         # Ends the actors, and a cluster that this process started.
         ray.shutdown()

@@ -62,6 +62,7 @@ class DriverProcess:
         for one in pipes:
             one.close_driver_ends()
         self._unread = b""
+        self._has_answered = False
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has died; `wait_until_ready` tells why
             self._process.stdin.write(json.dumps({**task, "descriptors": descriptors}).encode() + b"\n")
@@ -83,6 +84,7 @@ class DriverProcess:
         # The driver has a deadline of its own for the resources; this one is the last resort.
         placing_s = self._task["timeout_s"] * 2 + _ACTORS_S
         ready = self._next("to start the actors", placing_s, should_stop)
+        self._has_answered = True
         return f"Ray {connected['version']} at {connected['address']}", ready["nodes"]
 
     def close(self) -> None:
@@ -90,7 +92,8 @@ class DriverProcess:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
-        for number in (None, signal.SIGTERM, signal.SIGKILL):
+        # While it connects it does not read: Ray notices that it is gone, and the launcher kills a cluster of its own.
+        for number in (None, signal.SIGTERM, signal.SIGKILL) if self._has_answered else (signal.SIGKILL,):
             if number is not None:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self.pid, number)
@@ -118,6 +121,7 @@ class DriverProcess:
         line, _, self._unread = self._unread.partition(b"\n")
         answer: dict[str, Any] = json.loads(line)
         if answer["is"] == "refused":
+            self._has_answered = True
             raise problems.error_of(answer)
         return answer
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from tfdistkit.errors import TfdistkitError, UnsupportedError, explain
+from tfdistkit.launcher.ray.cluster import LOCAL
 
 _TYPES = {"CPU": "CPUs", "GPU": "GPUs"}
 
@@ -21,8 +24,9 @@ def error_of(refused: Mapping[str, Any]) -> TfdistkitError:
         return no_answer(refused["address"], refused["why"])
     if kind == "resources":
         return too_small(refused["asked"], refused["total"], refused["free"], refused["waited_s"])
-    what = f"the connection to {refused['address']}" if kind == "connect" else "the start of the actors"
-    return UnsupportedError(explain(f"Ray failed: {what}.", received=refused["why"]))
+    if kind == "connect":
+        return no_connection(refused["address"], refused["why"])
+    return UnsupportedError(explain("Ray could not start the actors.", received=refused["why"]))
 
 
 def no_answer(address: str, why: str) -> UnsupportedError:
@@ -37,13 +41,26 @@ def no_answer(address: str, why: str) -> UnsupportedError:
     )
 
 
+def no_connection(address: str, why: str) -> UnsupportedError:
+    """Error: something listens at the address, but Ray cannot join the cluster, or start one."""
+    return UnsupportedError(
+        explain(
+            f"Ray could not {'start a cluster' if address == LOCAL else f'connect to the cluster {address}'}.",
+            received=why,
+            do=f"Try it by hand: {Path(sys.executable).name} -c \"import ray; ray.init('{address}')\". The cluster must "
+            "have this version of Ray and Python. If it asks for a token: export RAY_AUTH_MODE=token, and put its token "
+            "into ~/.ray/auth_token.",
+        )
+    )
+
+
 def too_small(
     asked: Mapping[str, float], total: Mapping[str, float], free: Mapping[str, float], waited_s: float
 ) -> UnsupportedError:
     """Error: the cluster lacks resources, now or at all."""
     received = f"{_listed(asked)} for the workers; the cluster has {_listed(total)}"
     if free:
-        received += f", and {_listed(free)} of them are free"
+        received += f", free: {_listed(free)}"
     waited = f" within {waited_s:g} s (--start-timeout)" if waited_s else ""
     is_lacking = any(total[name] < amount for name, amount in asked.items())
     do = (
