@@ -14,6 +14,7 @@ import re
 import signal
 import socket
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -29,6 +30,8 @@ _ANSWER_S = 5.0
 # The workers send little through Ray's object store; its smallest size is 75 MiB.
 _STORE_BYTES = 100 * 1024 * 1024
 _READ_BYTES = 65_536
+# What Ray's own names leave of the 107 bytes of a socket's path.
+_LONGEST_FOLDER_BYTES = 35
 # Variables that Ray sets for the processes of an actor, and that would change the user's script.
 _OF_RAY = ("PYTHONBREAKPOINT", "RAY_JOB_ID", "RAY_RAYLET_PID", "RAY_CLIENT_MODE", "TFDISTKIT_JOB_ID")
 _DEAD = re.compile(r"(?:The actor is dead because|actor died because)\s+(.*?)(?:There are some|Some common causes|$)", re.DOTALL)
@@ -75,6 +78,7 @@ def _connect(task: dict[str, Any]) -> str:
             "num_cpus": task["cores"],
             "include_dashboard": False,
             "object_store_memory": _STORE_BYTES,
+            **_folder_options(),
         }
     elif address != "auto":
         _require_answer(address)
@@ -87,6 +91,12 @@ def _connect(task: dict[str, Any]) -> str:
     if address.startswith("ray://"):
         return str(address)
     return str(ray.get_runtime_context().gcs_address)
+
+
+def _folder_options() -> dict[str, str]:
+    """Returns the folder for Ray's sockets where TMPDIR is too long for their names (107 bytes in all)."""
+    is_long = len(os.fsencode(tempfile.gettempdir())) > _LONGEST_FOLDER_BYTES
+    return {"_temp_dir": "/tmp/ray"} if is_long else {}
 
 
 def _require_answer(address: str) -> None:
@@ -165,6 +175,9 @@ def _write(descriptor: int, data: bytes) -> None:
 
 
 def _reason(error: BaseException) -> str:
+    if isinstance(error, ray.exceptions.ActorUnavailableError):
+        # Ray tells later whether the node is dead. Bytes may be lost, so this connection is over.
+        return f"The node of the actor does not answer: {_short(str(error).rpartition('unavailable: ')[2])}"
     found = _DEAD.search(str(error))
     return f"The actor died: {_short(found[1] if found else f'{type(error).__name__}: {error}')}"
 

@@ -1,0 +1,185 @@
+"""`tfdistkit run --backend ray` with a real Ray: the same job as elsewhere, and none of its processes left."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from job_process import Ended, Job, job, wait_until, write_script
+from ray_cluster import VARIABLES, RayCluster, ray_cluster
+
+# It comes with the extra `test`: it is missing only where somebody chose so.
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None and os.environ.get("TFDISTKIT_REQUIRE_HOSTS") != "1",
+    reason="Ray is not tested: it is not installed (pip install ray)",
+)
+
+# Far above what is measured: 4 s for a job on the cluster, 10 s with a cluster of its own.
+DEADLINE_S = 120.0
+
+WAIT = """
+    import os, time
+    os.write(1, f"up {os.environ['TFDISTKIT_RANK']} {os.getpid()}\\n".encode())
+    time.sleep(600)
+"""
+
+TRAIN = """
+    import json, os, sys
+    import numpy as np
+    import keras, tfdistkit
+    strategy = tfdistkit.strategy(sys.argv[1])
+    keras.utils.set_random_seed(7)
+    numbers = np.random.default_rng(1)
+    x, y = (numbers.normal(size=(20, width)).astype("float32") for width in (5, 1))
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.Adam(0.05), "mse")
+    losses = model.fit(x, y, batch_size=8, epochs=2, verbose=0).history["loss"]
+    told = [strategy.num_replicas_in_sync, *losses, *(float(n) for w in model.get_weights() for n in w.flatten())]
+    os.write(1, ("RESULT " + json.dumps(told) + chr(10)).encode())
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
+    """A cluster of two nodes with a CPU each."""
+    with ray_cluster(tmp_path_factory.mktemp("ray")) as running:
+        yield running
+
+
+def start(address: str, folder: Path, *words: str) -> Any:
+    return job("--backend", "ray", "--ray-address", address, *words, cwd=folder, **VARIABLES)
+
+
+def run(address: str, folder: Path, *words: str) -> Ended:
+    with start(address, folder, *words) as running:
+        ended: Ended = running.end(DEADLINE_S)
+        assert running.left() == []
+        return ended
+
+
+def pids_of(running: Job) -> dict[str, int]:
+    """Waits until both workers are up, and returns their process ids."""
+    pattern = re.compile(r"up (\d) (\d+)$", re.MULTILINE)
+    def is_up() -> bool:
+        assert running.process.poll() is None, running.stderr_path.read_text()
+        return len(pattern.findall(running.stdout)) == 2
+
+    wait_until(is_up, "two workers", DEADLINE_S)
+    return {rank: int(pid) for rank, pid in pattern.findall(running.stdout)}
+
+
+def actor_of(pid: int) -> psutil.Process:
+    """Returns the actor of a worker, which is the parent of its agent."""
+    actor = psutil.Process(pid).parents()[1]
+    assert "AgentActor" in " ".join(actor.cmdline()), actor
+    return actor
+
+
+def results(printed: str) -> list[list[float]]:
+    return [json.loads(line.partition("RESULT ")[2]) for line in printed.splitlines() if "RESULT " in line]
+
+
+@pytest.mark.tensorflow
+def test_the_training_of_one_process(cluster: RayCluster, tmp_path: Path) -> None:
+    script = write_script(tmp_path, TRAIN)
+    ended = run(cluster.address, tmp_path, "-np", "2", script, "multiworker")
+    assert ended.code == 0, ended.stderr
+    command = [sys.executable, script, "one_device"]
+    alone = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
+    (expected,) = results(alone.stdout)
+    one, other = results(ended.stdout)
+    assert one == other and (one[0], expected[0]) == (2, 1)
+    for here, there in zip(one[1:], expected[1:], strict=True):
+        assert math.isclose(here, there, rel_tol=1e-4, abs_tol=1e-6), (one, expected)
+
+
+def test_a_failure_and_a_restart(cluster: RayCluster, tmp_path: Path) -> None:
+    """The variables, the folder and the arguments are the user's, and the second attempt runs on the same cluster."""
+    script = write_script(
+        tmp_path,
+        """
+        import json, os, sys, tfdistkit
+        attempt = int(os.environ["TFDISTKIT_ATTEMPT"])
+        told = [attempt, tfdistkit.rank(), tfdistkit.world_size(), tfdistkit.local_rank(), sys.argv[1:], os.getcwd()]
+        told += [os.environ["NAME"], os.environ.get("PYTHONBREAKPOINT"), os.environ["TF_NUM_INTRAOP_THREADS"]]
+        os.write(1, (json.dumps(told) + chr(10)).encode())
+        if tfdistkit.rank() == 1:
+            raise OSError("the disk is away") if not attempt else SystemExit(7)
+        import time; time.sleep(600)
+        """,
+    )
+    words = ("-np", "2", "--max-restarts", "1", "--env", "NAME=value")
+    ended = run(cluster.address, tmp_path, *words, script, "--epochs", "3")
+    assert ended.code == 7, ended.stderr
+    for rank in (0, 1):
+        told = [json.loads(line[4:]) for line in ended.stdout.splitlines() if line.startswith(f"[{rank}] [")]
+        own = [rank, 2, rank, ["--epochs", "3"], str(tmp_path), "value", None, "1"]
+        assert told == [[0, *own], [1, *own]]
+    assert "rank 1 raised OSError" in ended.stderr and "OSError: the disk is away" in ended.stderr
+    assert "rank 1 ended with exit code 7" in ended.stderr and "Stopped because of it: rank 0" in ended.stderr
+
+
+def test_ctrl_c_ends_a_cluster_of_its_own(tmp_path: Path) -> None:
+    script = write_script(tmp_path, WAIT)
+    with start("local", tmp_path, "-np", "2", "--cpus-per-worker", "0.5", script) as running:
+        pids = pids_of(running)
+        raylet = actor_of(pids["0"]).parent()
+        assert raylet is not None and raylet.pid in running.left()
+        running.process.send_signal(signal.SIGINT)
+        ended = running.end(DEADLINE_S)
+        assert ended.code == 130 and "KeyboardInterrupt" in ended.stderr, ended.stderr
+        assert running.left() == [] and not any(map(psutil.pid_exists, [*pids.values(), raylet.pid]))
+
+
+def test_too_few_cpus(cluster: RayCluster, tmp_path: Path) -> None:
+    script = write_script(tmp_path, WAIT)
+    ended = run(cluster.address, tmp_path, "-np", "3", "--start-timeout", "2", script)
+    assert ended.code == 2 and ended.seconds < DEADLINE_S / 2
+    assert "3 CPUs for the workers; the cluster has 2 CPUs, free: 2 CPUs" in ended.stderr, ended.stderr
+
+
+def test_an_address_without_a_cluster(tmp_path: Path) -> None:
+    ended = run("127.0.0.1:9", tmp_path, "-np", "2", write_script(tmp_path, WAIT))
+    assert ended.code == 2 and "127.0.0.1:9: [Errno 111]" in ended.stderr, ended.stderr
+
+
+def test_an_actor_that_is_killed(cluster: RayCluster, tmp_path: Path) -> None:
+    with start(cluster.address, tmp_path, "-np", "2", write_script(tmp_path, WAIT)) as running:
+        pids = pids_of(running)
+        actor_of(pids["1"]).kill()
+        ended = running.end(DEADLINE_S)
+        assert ended.code == 255, ended.stderr
+        assert "rank 1 was lost with its Ray actor on" in ended.stderr and "The actor died: " in ended.stderr
+        assert not any(map(psutil.pid_exists, pids.values()))
+
+
+def test_a_launcher_that_is_killed(cluster: RayCluster, tmp_path: Path) -> None:
+    with start(cluster.address, tmp_path, "-np", "2", write_script(tmp_path, WAIT)) as running:
+        pids = pids_of(running)
+        running.process.kill()
+        wait_until(lambda: not any(map(psutil.pid_exists, pids.values())) and not running.left(), "the end of all")
+
+
+def test_a_node_that_is_killed(cluster: RayCluster, tmp_path: Path) -> None:
+    """The last one here: the node does not come back."""
+    with start(cluster.address, tmp_path, "-np", "2", write_script(tmp_path, WAIT)) as running:
+        pids = pids_of(running)
+        raylets = {rank: actor_of(pid).ppid() for rank, pid in pids.items()}
+        assert len(set(raylets.values())) == 2
+        cluster.kill_second_node()
+        ended = running.end(DEADLINE_S)
+        (lost,) = (rank for rank, raylet in raylets.items() if not psutil.pid_exists(raylet))
+        assert ended.code == 255 and f"rank {lost} was lost with its Ray actor on" in ended.stderr, ended.stderr
+        assert not any(map(psutil.pid_exists, pids.values()))
