@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 
 from tfdistkit import supported
+from tfdistkit.launcher.ray import cluster
 
 ROOT = Path(__file__).parents[2]
 ADVISED = [*ROOT.glob("tfdistkit/**/*.py"), *ROOT.glob("examples/**/*.py"), *ROOT.glob("**/*.md")]
@@ -42,8 +43,12 @@ def test_commands_and_extras_are_equal() -> None:
     assert cpu == [f"tensorflow-cpu{bounds(supported.TENSORFLOW)}", f"keras{bounds(supported.KERAS)}"]
 
 
+def test_the_advice_for_ray_is_its_extra() -> None:
+    assert shlex.split(cluster.INSTALL)[2:] == extras()["ray"]
+
+
 def test_extras_have_upper_bounds() -> None:
-    for name in ("cpu", "gpu", "tfds", "completion", "examples"):
+    for name in ("cpu", "gpu", "tfds", "ray", "completion", "examples"):
         # importlib_resources is a dependency that tensorflow-datasets does not declare: any version works.
         open_ended = [one for one in extras()[name] if "<" not in one and one != "importlib_resources"]
         assert open_ended == [], name

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-HEAVY = ["tensorflow", "keras", "numpy", "horovod", "absl", "cloudpickle"]
+HEAVY = ["tensorflow", "keras", "numpy", "horovod", "absl", "cloudpickle", "ray"]
 
 LIGHT = {
     "import": "import tfdistkit",
@@ -18,6 +18,7 @@ LIGHT = {
     "cluster": "import tfdistkit; tfdistkit.cluster.exchange_facts, tfdistkit.errors.OptionError",
     "env": "from tfdistkit.cli.main import main; main(['env', '--json'])",
     "data": "from tfdistkit.cli.main import main; main(['data', 'write', '--help'])",
+    "run": "from tfdistkit.cli.main import main; main(['run', '--help'])",
     "help": "from tfdistkit.cli.main import main; main(['--help'])",
 }
 

@@ -1,4 +1,4 @@
-"""A real Ray cluster of two nodes with a CPU each, on this machine, in a process of its own."""
+"""A real Ray cluster on this machine: two nodes, each with a CPU and, in name only, a GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ START_S = 90.0
 _HOLD = """
 import sys
 from ray.cluster_utils import Cluster
-options = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
+options = {"num_cpus": 1, "num_gpus": 1, "object_store_memory": 100 * 2**20}
 cluster = Cluster(initialize_head=True, head_node_args={**options, "include_dashboard": False})
 second = cluster.add_node(**options)
 cluster.wait_for_nodes()

@@ -72,6 +72,7 @@ def run(address: str, folder: Path, *words: str) -> Ended:
 def pids_of(running: Job) -> dict[str, int]:
     """Waits until both workers are up, and returns their process ids."""
     pattern = re.compile(r"up (\d) (\d+)$", re.MULTILINE)
+
     def is_up() -> bool:
         assert running.process.poll() is None, running.stderr_path.read_text()
         return len(pattern.findall(running.stdout)) == 2
@@ -114,18 +115,19 @@ def test_a_failure_and_a_restart(cluster: RayCluster, tmp_path: Path) -> None:
         attempt = int(os.environ["TFDISTKIT_ATTEMPT"])
         told = [attempt, tfdistkit.rank(), tfdistkit.world_size(), tfdistkit.local_rank(), sys.argv[1:], os.getcwd()]
         told += [os.environ["NAME"], os.environ.get("PYTHONBREAKPOINT"), os.environ["TF_NUM_INTRAOP_THREADS"]]
+        told.append(os.environ["CUDA_VISIBLE_DEVICES"])
         os.write(1, (json.dumps(told) + chr(10)).encode())
         if tfdistkit.rank() == 1:
             raise OSError("the disk is away") if not attempt else SystemExit(7)
         import time; time.sleep(600)
         """,
     )
-    words = ("-np", "2", "--max-restarts", "1", "--env", "NAME=value")
+    words = ("-np", "2", "--gpus-per-worker", "1", "--max-restarts", "1", "--env", "NAME=value")
     ended = run(cluster.address, tmp_path, *words, script, "--epochs", "3")
     assert ended.code == 7, ended.stderr
     for rank in (0, 1):
         told = [json.loads(line[4:]) for line in ended.stdout.splitlines() if line.startswith(f"[{rank}] [")]
-        own = [rank, 2, rank, ["--epochs", "3"], str(tmp_path), "value", None, "1"]
+        own = [rank, 2, rank, ["--epochs", "3"], str(tmp_path), "value", None, "1", "0"]
         assert told == [[0, *own], [1, *own]]
     assert "rank 1 raised OSError" in ended.stderr and "OSError: the disk is away" in ended.stderr
     assert "rank 1 ended with exit code 7" in ended.stderr and "Stopped because of it: rank 0" in ended.stderr

@@ -44,7 +44,7 @@ LINES = [
     *((f"tfdistkit {name} --hel", {"--help"} | ({"--help-all"} if name == "run" else set())) for name in COMMANDS),
     ("tfdistkit doc", {"doctor"}),
     ("tfdistkit run --ba", {"--backend", "--backup-before"}),
-    ("tfdistkit run --backend ", {"local", "horovod", "mpi", "slurm"}),
+    ("tfdistkit run --backend ", {"local", "horovod", "mpi", "ray", "slurm"}),
     ("tfdistkit run -np 2 --backend h", {"horovod"}),
     ("tfdistkit run -np 2 tr", {"train.py"}),
     ("tfdistkit run -np 2 train.py --ba", {""}),

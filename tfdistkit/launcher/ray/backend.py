@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tfdistkit import env
-from tfdistkit.errors import UnsupportedError, explain
 from tfdistkit.launcher.local import backend as local
 from tfdistkit.launcher.local import watchdog
 from tfdistkit.launcher.planning import available_cores, roles_of_tasks
@@ -21,13 +20,11 @@ from tfdistkit.launcher.ray.connection import ActorConnection, Pipes
 from tfdistkit.launcher.ray.driver_process import DriverProcess
 from tfdistkit.launcher.ray.nodes import check_nodes, ranks_by_node
 from tfdistkit.launcher.spec import JobSpec, ProcessSpec
-from tfdistkit.launcher.ssh.backend import AGENT_OPTIONS, agent_line
+from tfdistkit.launcher.ssh.backend import AGENT_OPTIONS, agent_line, start_worker
 from tfdistkit.launcher.ssh.connection_pool import ConnectionPool
 from tfdistkit.launcher.ssh.suspend import SuspendNotifier
 from tfdistkit.launcher.ssh.workers import RemoteWorker
-from tfdistkit.report.crashes import FILE_NAME as CRASH_FILE
 
-_START_S = 30.0
 _GOODBYE_S = 8.0
 # A cluster that lives as long as one job reports nothing to Ray's makers, unless the user says so.
 _USAGE = "RAY_USAGE_STATS_ENABLED"
@@ -74,19 +71,14 @@ class Launcher(local.Launcher):
     def start(self, spec: ProcessSpec) -> RemoteWorker:  # type: ignore[override]
         connection = self._connections[spec.number]
         python = self._cluster.python or self._pythons[spec.number]
-        worker, started = self._pool.start_worker(
+        return start_worker(
+            self._pool,
             connection,
             spec,
-            timeout_s=_START_S,
             command=[python, *spec.command[1:]],
             folder=self._cluster.folder,
             variables=dict(spec.env),
-            record=CRASH_FILE,
         )
-        if connection.loss is None and (started.error is not None or not started.is_done):
-            received = started.error or f"no answer within {_START_S:g} s"
-            raise UnsupportedError(explain(f"{spec.name} could not be started on {spec.host}.", received=received))
-        return worker
 
     def wait(self, timeout_s: float) -> None:
         self._pool.wait_for_change(timeout_s)

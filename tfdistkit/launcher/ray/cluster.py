@@ -18,7 +18,7 @@ _CLIENT = "ray://"
 _ADDRESS = re.compile(r"(ray://)?([^\s/:\[\]]+|\[[0-9a-fA-F:.]+\]):\d{1,5}", re.ASCII)
 _VARIABLE = "RAY_ADDRESS"
 
-INSTALL = "pip install 'ray>=2.40,<3'"
+INSTALL = "pip install 'ray>=2.60,<3'"
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class RaySpec(HostsSpec):
     Args:
         ray_address: `HOST:PORT`, `ray://HOST:PORT`, `auto` or `local`, as `ray.init(address=...)` takes it.
         cpus: The CPUs that Ray reserves for each process; they also are its threads.
-        gpus: The GPUs that Ray reserves for each worker.
+        gpus: The GPUs that Ray reserves for each worker, at most 1: a worker trains on one.
     """
 
     ray_address: str = LOCAL
@@ -47,6 +47,10 @@ class RaySpec(HostsSpec):
             )
         _require_amount("--cpus-per-worker", self.cpus, least=0.001)
         _require_amount("--gpus-per-worker", self.gpus, least=0.0)
+        if self.gpus > 1:
+            do = "Start one worker for each GPU: -np N --gpus-per-worker 1."
+            what = "`--gpus-per-worker` must be at most 1, as each worker trains on one GPU."
+            raise OptionError(explain(what, received=f"--gpus-per-worker {self.gpus:g}", do=do))
 
     @property
     def threads(self) -> int:

@@ -34,7 +34,9 @@ _READ_BYTES = 65_536
 _LONGEST_FOLDER_BYTES = 35
 # Variables that Ray sets for the processes of an actor, and that would change the user's script.
 _OF_RAY = ("PYTHONBREAKPOINT", "RAY_JOB_ID", "RAY_RAYLET_PID", "RAY_CLIENT_MODE", "TFDISTKIT_JOB_ID")
-_DEAD = re.compile(r"(?:The actor is dead because|actor died because)\s+(.*?)(?:There are some|Some common causes|$)", re.DOTALL)
+_DEAD = re.compile(
+    r"(?:The actor is dead because|actor died because)\s+(.*?)(?:There are some|Some common causes|$)", re.DOTALL
+)
 _LONGEST_REASON = 300
 
 Tell = Callable[..., None]

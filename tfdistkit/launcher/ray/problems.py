@@ -10,8 +10,6 @@ from typing import Any
 from tfdistkit.errors import TfdistkitError, UnsupportedError, explain
 from tfdistkit.launcher.ray.cluster import LOCAL
 
-_TYPES = {"CPU": "CPUs", "GPU": "GPUs"}
-
 
 def error_of(refused: Mapping[str, Any]) -> TfdistkitError:
     """Returns the error for what the driver refuses.
@@ -47,9 +45,9 @@ def no_connection(address: str, why: str) -> UnsupportedError:
         explain(
             f"Ray could not {'start a cluster' if address == LOCAL else f'connect to the cluster {address}'}.",
             received=why,
-            do=f"Try it by hand: {Path(sys.executable).name} -c \"import ray; ray.init('{address}')\". The cluster must "
-            "have this version of Ray and Python. If it asks for a token: export RAY_AUTH_MODE=token, and put its token "
-            "into ~/.ray/auth_token.",
+            do=f"Try it by hand: {Path(sys.executable).name} -c \"import ray; ray.init('{address}')\". The cluster "
+            "must have this version of Ray and Python. If it asks for a token: export RAY_AUTH_MODE=token, and put its "
+            "token into ~/.ray/auth_token.",
         )
     )
 
@@ -76,4 +74,4 @@ def too_small(
 
 
 def _listed(resources: Mapping[str, float]) -> str:
-    return " and ".join(f"{amount:g} {_TYPES.get(name, name)}" for name, amount in resources.items())
+    return " and ".join(f"{amount:g} {name}{'' if amount == 1 else 's'}" for name, amount in resources.items())

@@ -113,23 +113,14 @@ class Launcher(local.Launcher):
 
     def start(self, spec: ProcessSpec) -> RemoteWorker:  # type: ignore[override]
         connection = self._connection(spec.host)
-        worker, started = self._pool.start_worker(
+        return start_worker(
+            self._pool,
             connection,
             spec,
-            timeout_s=_START_S,
             command=list(spec.command),
             folder=self._hosts.folder,
             variables={**spec.env, **self._more_variables},
-            record=CRASH_FILE,
         )
-        if connection.loss is None and (started.error is not None or not started.is_done):
-            raise UnsupportedError(
-                explain(
-                    f"{spec.name} could not be started on {spec.host}.",
-                    received=started.error or f"no answer within {_START_S:g} s",
-                )
-            )
-        return worker
 
     def wait(self, timeout_s: float) -> None:
         self._pool.wait_for_change(timeout_s)
@@ -236,6 +227,29 @@ class Launcher(local.Launcher):
                         "uses one port per worker.",
                     )
                 )
+
+
+def start_worker(pool: ConnectionPool, connection: Connection, spec: ProcessSpec, **asked: Any) -> RemoteWorker:
+    """Starts a worker by an agent.
+
+    Args:
+        pool: Serves the connection.
+        connection: The connection to the agent.
+        spec: The worker.
+        **asked: The command, the working directory (`folder`) and the `variables`.
+
+    Raises:
+        UnsupportedError: if it cannot be started. A worker whose connection was lost is started, and lost.
+    """
+    worker, started = pool.start_worker(connection, spec, timeout_s=_START_S, record=CRASH_FILE, **asked)
+    if connection.loss is None and (started.error is not None or not started.is_done):
+        raise UnsupportedError(
+            explain(
+                f"{spec.name} could not be started on {spec.host}.",
+                received=started.error or f"no answer within {_START_S:g} s",
+            )
+        )
+    return worker
 
 
 def ssh_command(hosts: HostsSpec, host: str, words: list[str]) -> list[str]:
