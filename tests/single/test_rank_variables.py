@@ -118,7 +118,7 @@ def test_entry_points_that_are_wrong(monkeypatch: pytest.MonkeyPatch, loaded: ob
 def test_a_backend_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
     row = BackendRow("collections:OrderedDict", lambda cluster: {"MY_RANK": str(cluster.rank)})
     monkeypatch.setattr(registry, "entry_points", lambda _: (EntryPoint("of others", row),))
-    assert registry.names() == ["local", "horovod", "mpi", "slurm", "of others"]
+    assert registry.names() == ["local", "horovod", "mpi", "ray", "slurm", "of others"]
     assert [one.env["MY_RANK"] for one in plan("of others")] == ["0", "1", "2"]
     with pytest.raises(OptionError, match="'of others', which has no parameter servers"):
         JobSpec(2, ("train.py",), Path("/logs"), backend="of others", ps=1)

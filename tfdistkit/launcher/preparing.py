@@ -42,7 +42,7 @@ def prepare_attempt(job: JobSpec, attempt: int = 0, stop_requested: Callable[[],
     row = row_of(job.backend)
     backend = row.load(row.on_hosts)(job, stop_requested)
     try:
-        processes = plan_processes(job, backend.places, python=job.hosts.python, attempt=attempt)
+        processes = plan_processes(job, backend.places, python=backend.python, attempt=attempt)
     except BaseException:
         backend.close()
         raise

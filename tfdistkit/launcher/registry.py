@@ -32,7 +32,8 @@ class BackendRow:
             elsewhere.
         variables: Takes the cluster as one process sees it, and returns the variables that tell that process its rank.
         on_hosts: `module:class` of the class that starts processes on other hosts, made with the JobSpec and a
-            function that tells whether to stop connecting; None for a backend of one machine.
+            function that tells whether to stop connecting; it also has `places`, `table` and `python`, see
+            `preparing`. None for a backend of one machine.
         has_roles: Whether processes can have roles (chief, worker, ps).
         takes_mpi_args: Whether `--mpi-args` are for it.
         needs_horovod: Whether its workers need Horovod.

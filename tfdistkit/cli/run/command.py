@@ -25,6 +25,7 @@ from tfdistkit.launcher.output.console import Console
 from tfdistkit.launcher.piped_script import PipedScript, read_piped
 from tfdistkit.launcher.placement import HERE
 from tfdistkit.launcher.preparing import Prepared
+from tfdistkit.launcher.rank_variables import tf_config
 from tfdistkit.launcher.registry import row_of
 from tfdistkit.launcher.spec import JobSpec, ProcessSpec, temporary_run_dir
 from tfdistkit.report.alone import describe_alone
@@ -140,7 +141,8 @@ def _run(
     hidden = hidden_lines(options.is_verbose, options.env)
     console = Console(*standard_sinks(), [process.name.label for process in processes], hidden)
     if env.text(env.TF_CONFIG):
-        gets = "each worker gets its own" if options.backend == "local" else "the workers get none"
+        is_set = row_of(options.backend).variables is tf_config
+        gets = "each worker gets its own" if is_set else "the workers get none"
         console.note(f"tfdistkit: TF_CONFIG of this shell is not used: {gets}.")
     if prepared.report:
         console.note(prepared.report)

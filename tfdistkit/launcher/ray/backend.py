@@ -56,7 +56,9 @@ class Launcher(local.Launcher):
         try:
             version, addresses = self._connect(job, should_stop)
             checked = check_nodes(self._pool, self._connections, addresses, job, should_stop)
-            self._pythons = checked.pythons
+            # The Python of each process: nodes may have it at different paths. The plan shows the first.
+            self._pythons = [self._cluster.python or python for python in checked.pythons]
+            self.python = self._pythons[0]
             # The placement of each process, in order, and the preflight report.
             self.places, self.table = checked.places, f"{version}\n{checked.table}"
             self._pool.watch()
@@ -70,12 +72,11 @@ class Launcher(local.Launcher):
 
     def start(self, spec: ProcessSpec) -> RemoteWorker:  # type: ignore[override]
         connection = self._connections[spec.number]
-        python = self._cluster.python or self._pythons[spec.number]
         return start_worker(
             self._pool,
             connection,
             spec,
-            command=[python, *spec.command[1:]],
+            command=[self._pythons[spec.number], *spec.command[1:]],
             folder=self._cluster.folder,
             variables=dict(spec.env),
         )

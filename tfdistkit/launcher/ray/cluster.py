@@ -14,7 +14,6 @@ from tfdistkit.launcher.hosts import HostsSpec
 # Starts a cluster on this machine; the other word, `auto`, finds one that runs here. Both are Ray's.
 LOCAL = "local"
 _WORDS = (LOCAL, "auto")
-_CLIENT = "ray://"
 _ADDRESS = re.compile(r"(ray://)?([^\s/:\[\]]+|\[[0-9a-fA-F:.]+\]):\d{1,5}", re.ASCII)
 _VARIABLE = "RAY_ADDRESS"
 
@@ -56,11 +55,6 @@ class RaySpec(HostsSpec):
     def threads(self) -> int:
         """How many threads a worker has for its CPUs."""
         return max(1, int(self.cpus))
-
-    @property
-    def is_client(self) -> bool:
-        """Whether a server of the cluster connects in our place (Ray Client)."""
-        return self.ray_address.startswith(_CLIENT)
 
     @property
     def where(self) -> str:

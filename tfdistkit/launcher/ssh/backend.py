@@ -90,6 +90,8 @@ class Launcher(local.Launcher):
         assert job.hosts is not None
         super().__init__(job.job_id, job.world_size)
         self._hosts = job.hosts
+        # The Python of the workers, for the plan.
+        self.python = job.hosts.python
         self._more_variables: dict[str, str | None] = {}
         self._pool = ConnectionPool()
         self._pause = SuspendNotifier(self._pool)
