@@ -23,7 +23,7 @@ def plan(backend: str, inherited: dict[str, str] | None = None, **variables: str
     return plan_processes(job, places_here((5001, 5002, 5003), 8, inherited or {}), python="python")
 
 
-STARTED = [name for name in registry.names() if not row_of(name).is_submitted]
+STARTED = [name for name in registry.names() if row_of(name).launcher]
 
 
 @pytest.mark.parametrize("backend", STARTED)
@@ -97,7 +97,7 @@ def test_a_scheduler_gets_its_jobs_from_the_command() -> None:
 
 
 def test_an_unknown_backend() -> None:
-    match = "`backend` must be one of: local, horovod, mpi, slurm. Did you mean 'mpi'.* Received: backend='mpirun'"
+    match = "`backend` must be one of: local, horovod, mpi, ray, slurm. Did you mean 'mpi'.* Received: backend='mpirun'"
     with pytest.raises(OptionError, match=match):
         JobSpec(1, ("train.py",), Path("/logs"), backend="mpirun")
 
