@@ -44,7 +44,8 @@ class LayerState(private_api.MirroredVariable):
     Keras and TensorFlow create it without aggregation, so the copies of the replicas would diverge. What adds up over
     rows is summed when it is written (`row_sums`), and what comes from no row is written as it is. Other floats are
     averaged, weighted by rows: inside a Keras step they are written locally and synchronized with all other state at
-    the end of the step, in one collective; elsewhere at once. Integers that are another function of rows, and rows
+    the end of the step, in one collective; in other steps at once, if the variable says so (gradients that a loop
+    accumulates are summed when they are applied). Integers that are another function of rows, and rows
     themselves, are refused. In a local step state stays local, and a placeholder row writes nothing.
     """
 
@@ -67,7 +68,7 @@ class LayerState(private_api.MirroredVariable):
         is_own = total is None and not row_sums.is_same_on_all(step, value)
         if self.dtype.is_floating and step.in_keras_step and (is_own or step.layer_state):
             step.add_layer_state(self)  # Other state of this step, which this may hold, differs until its end.
-        elif self.dtype.is_floating and is_own:
+        elif is_own and self.aggregation == tf.VariableAggregation.MEAN:
             value = step.weighted_sum(tf.convert_to_tensor(value, self.dtype))
         return update_fn(self._get_on_device_or_primary(), value, **kwargs)
 

@@ -78,6 +78,31 @@ def test_sums_over_rows_add_up_in_a_loop(strategy: Any) -> None:
     assert total.numpy().tolist() == [7.0, 7.0]
 
 
+def test_a_loop_accumulates_the_gradients_of_each_replica(strategy: Any) -> None:
+    def trained(scope: Any) -> Any:
+        with scope.scope():
+            weight = keras.Variable(np.ones((2, 1), "float32"))
+            total = tf.Variable(np.zeros((2, 1), "float32"), trainable=False)
+            optimizer = keras.optimizers.SGD(0.1)
+            optimizer.build([weight])
+
+        def step(x: Any) -> None:
+            with tf.GradientTape() as tape:
+                loss = tf.nn.compute_average_loss(tf.square(x @ weight.value)[:, 0], global_batch_size=5)
+            total.assign_add(tape.gradient(loss, weight.value))
+
+        def update() -> None:
+            optimizer.apply([total.read_value()], [weight])
+
+        data = tf.data.Dataset.from_tensor_slices(np.arange(20, dtype="float32").reshape(10, 2) / 20).batch(5)
+        for batch in scope.experimental_distribute_dataset(data):
+            tf.function(lambda batch: scope.run(step, args=(batch,)))(batch)
+        tf.function(lambda: scope.run(update))()
+        return weight.numpy()
+
+    np.testing.assert_allclose(trained(strategy), trained(tfdistkit.strategy("one_device")), rtol=1e-6)
+
+
 class Remembering(keras.Model):
     """Keeps rows, moving means and averages of weights in variables of its own, as examples of Keras do."""
 
