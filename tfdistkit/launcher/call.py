@@ -12,10 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
-
 from tfdistkit import env
 from tfdistkit.errors import OptionError, explain
+from tfdistkit.launcher import call_pickle
 from tfdistkit.launcher.spec import left_in
 from tfdistkit.report.private_files import make_folder, write_file
 
@@ -41,7 +40,7 @@ def write_call(
         OptionError: if the function or an argument cannot be pickled.
     """
     try:
-        call = cloudpickle.dumps((fn, tuple(args), dict(kwargs)))
+        call = call_pickle.dumps((fn, tuple(args), dict(kwargs)))
     except Exception as error:  # pickling raises whatever the objects raise
         raise OptionError(
             explain(
@@ -81,7 +80,7 @@ def main() -> None:
     fn, args, kwargs = pickle.loads(call)  # noqa: S301
     result = fn(*args, **kwargs)
     try:
-        data = cloudpickle.dumps(result)
+        data = call_pickle.dumps(result)
     except Exception as error:  # pickling raises whatever the objects raise
         raise TypeError(
             explain(
