@@ -49,10 +49,25 @@ def _others(ops: Any, tf: Any) -> dict[str, Callable[..., Any]]:
         "mean_divided_first": lambda x, state: state + ops.sum(x / ops.cast(ops.shape(x)[0], "float32"), axis=0),
         "masked_mean": lambda x, state: state + ops.sum(x, axis=0) / ops.sum(ops.cast(x > 1.0, "float32")),
         "of_features": lambda x, state: state + ops.sum(ops.mean(x, axis=0)),
+        "weighted_mean": lambda x, state: state + ops.sum(x * (x[:, :1] / ops.sum(x[:, :1])), axis=0),
+        "centroids": lambda x, state: state + ops.matmul(ops.transpose(x / ops.sum(x, axis=0, keepdims=True)), x)[0],
+        "attention": lambda x, state: state + ops.sum(ops.softmax(ops.transpose(x), axis=-1) @ x, axis=0),
+        "frequencies": lambda x, state: tf.tensor_scatter_nd_add(
+            state, ops.cast(x[:, :1], "int32"), ops.ones_like(x[:, 0]) / ops.cast(ops.shape(x)[0], "float32")
+        ),
+        "histogram": lambda x, state: (
+            state + _normalized(ops.bincount(ops.cast(x[:, 0], "int32"), minlength=4), ops)[:4]
+        ),
+        "over_time": lambda x, state: state + ops.sum(ops.mean(tf.reshape(x, [-1, tf.shape(x)[1], 1]), axis=0)),
         "largest": lambda x, state: ops.maximum(state, ops.max(x, axis=0)),
         "constant": lambda x, state: state + 1.0,
         "gradient": gradient,
     }
+
+
+def _normalized(counts: Any, ops: Any) -> Any:
+    counts = ops.cast(counts, "float32")
+    return counts / ops.sum(counts)
 
 
 def _merged(value_of: Callable[..., Any], static: bool) -> list[Any] | None:
@@ -98,17 +113,13 @@ def _merged(value_of: Callable[..., Any], static: bool) -> list[Any] | None:
     return [both, np.asarray(value_of(tf.constant(rows), tf.constant(state)))]
 
 
-# A static number of rows is a constant.
-_WITH_STATIC_ROWS = [(name, True) for name in sorted(_sums(None, None)) if name != "number_of_rows"]
-
-
-@pytest.mark.parametrize(("name", "static"), [*_WITH_STATIC_ROWS, *((name, False) for name in _sums(None, None))])
-def test_what_adds_up_is_summed(name: str, static: bool) -> None:
+@pytest.mark.parametrize("name", sorted(_sums(None, None)))
+def test_what_adds_up_is_summed(name: str) -> None:
     import numpy as np
     import tensorflow as tf
     from keras import ops
 
-    merged = _merged(_sums(ops, tf)[name], static)
+    merged = _merged(_sums(ops, tf)[name], False)
     assert merged is not None
     np.testing.assert_allclose(merged[0], np.broadcast_to(merged[1], merged[0].shape), rtol=1e-5)
 
@@ -120,3 +131,20 @@ def test_other_state_is_left_to_the_mean(name: str, static: bool) -> None:
     from keras import ops
 
     assert _merged(_others(ops, tf)[name], static) is None
+
+
+@pytest.mark.parametrize("name", ("weighted_mean", "centroids", "histogram", "gradient", "mean", "over_time"))
+def test_statistics_are_no_rows(name: str) -> None:
+    import tensorflow as tf
+    from keras import ops
+
+    from tfdistkit.strategies.sync import row_sums
+    from tfdistkit.strategies.sync import step as steps
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 4]), tf.TensorSpec([4])], autograph=False)
+    def stores(x: Any, state: Any) -> Any:
+        step = steps.ReplicaStep(tf.constant(4.0), lambda own: tf.constant(8.0), 2, 0)
+        with steps.running(step):
+            return tf.constant(row_sums.holds_rows(step, _others(ops, tf)[name](x, state)))
+
+    assert not stores(tf.ones([4, 4]), tf.ones([4]))

@@ -24,8 +24,8 @@ _find_share: Callable[[], Any] = lambda: None  # noqa: E731
 _part_of_sum: Callable[[tf.Tensor], tf.Tensor] = lambda tensor: tensor  # noqa: E731
 # Returns what this rank adds to a gather: no row in place of a placeholder row; set by the strategies.
 _own_rows: Callable[[tf.Tensor], tf.Tensor] = lambda tensor: tensor  # noqa: E731
-# Called with each result that is the same on all ranks; set by the strategies.
-_note_same: Callable[[tf.Tensor], None] = lambda tensor: None  # noqa: E731
+# Called with the number of ranks and each result that is the same on all of them; set by the strategies.
+_note_same: Callable[[int, tf.Tensor], None] = lambda ranks, tensor: None  # noqa: E731
 
 
 # Collectives with the same result on all ranks.
@@ -36,7 +36,7 @@ def weigh_ranks_by(
     find_share: Callable[[], Any],
     part_of_sum: Callable[[tf.Tensor], tf.Tensor],
     own_rows: Callable[[tf.Tensor], tf.Tensor],
-    note_same: Callable[[tf.Tensor], None],
+    note_same: Callable[[int, tf.Tensor], None],
 ) -> None:
     """Sets the functions that return what this rank weighs, and that notes what is the same on all ranks.
 
@@ -44,7 +44,7 @@ def weigh_ranks_by(
         find_share: Returns the weight of this rank's gradients, a scalar tensor or number; None if they are summed.
         part_of_sum: Returns what this rank adds to a sum in place of a tensor: zeros if it holds a placeholder row.
         own_rows: Returns what this rank adds to a gather in place of a tensor: no row for a placeholder row.
-        note_same: Called with each result that is the same on all ranks.
+        note_same: Called with the number of ranks, and each result that is the same on all of them.
     """
     global _find_share, _part_of_sum, _own_rows, _note_same
     _find_share, _part_of_sum, _own_rows, _note_same = find_share, part_of_sum, own_rows, note_same
@@ -77,7 +77,7 @@ def _weighted(collective: Callable[..., Any]) -> Any:
     def wrapper(communicator: Communicator, value: Any, *args: Any) -> Any:
         result = weighted(communicator, value, *args)
         if collective.__name__ in _SAME_ON_ALL:
-            tf.nest.map_structure(_note_same, result)
+            tf.nest.map_structure(functools.partial(_note_same, communicator.size), result)
         return result
 
     def weighted(communicator: Communicator, value: Any, *args: Any) -> Any:

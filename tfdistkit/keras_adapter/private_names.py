@@ -41,6 +41,7 @@ def _where(*places: str) -> str:
 _TRAINER = "keras.src.backend.tensorflow.trainer"
 _MODEL = _where(f"{_TRAINER}:TensorFlowTrainer", f"{_TRAINER}:Trainer")
 _BASE_MODEL = _where("keras.src.trainers.trainer:BaseTrainer", "keras.src.trainers.trainer:Trainer")
+_CONTEXT = "tensorflow:distribute.ReplicaContext"
 _NUMPY = _where("keras.src.backend.tensorflow.ops.numpy", "keras.src.backend.tensorflow.numpy")
 _CORE = _where("keras.src.backend.tensorflow.ops.core", "keras.src.backend.tensorflow.core")
 _LAYER = "keras.src.layers.layer:Layer"
@@ -123,10 +124,9 @@ SEAMS: dict[str, Seam] = {
         "tensorflow:GradientTape.gradient", ("self", "target", "sources"), "the gradient of losses of rows is a sum"
     ),
     "context_all_reduce": Seam(
-        "tensorflow:distribute.ReplicaContext.all_reduce",
-        ("self", "reduce_op", "value", "options"),
-        "a replica without rows adds nothing to sums of layers",
+        f"{_CONTEXT}.all_reduce", ("self", "reduce_op", "value", "options"), "a replica without rows adds nothing"
     ),
+    "context_all_gather": Seam(f"{_CONTEXT}.all_gather", ("self", "value", "axis"), "state of gathered rows is equal"),
     "compute_average_loss": Seam(
         "tensorflow:nn.compute_average_loss",
         ("per_example_loss", "sample_weight", "global_batch_size"),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -36,6 +35,7 @@ from tfdistkit.strategies.sync import (
     collective_timeout,
     layer_losses,
     loss_scaling,
+    replica,
     row_sums,
     step_traces,
 )
@@ -299,16 +299,6 @@ def _next_seed(original: Any, generator: Any, ordered: bool = True) -> Any:
     return tf.cast(tf.cast(seed, tf.uint32) + tf.constant([offset, 0], tf.uint32), seed.dtype)
 
 
-def _add_weight(original: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
-    """Creates the non-trainable state of a layer so that the replicas agree on it (`LayerState`)."""
-    if private_api.is_ours(tf.distribute.get_strategy()):
-        given = inspect.signature(original).bind(layer, *args, **kwargs).arguments
-        dtype = keras.backend.standardize_dtype(given.get("dtype") or layer.variable_dtype)
-        if given.get("trainable") is False and given.get("aggregation", "none") == "none" and "float" in dtype:
-            kwargs["aggregation"] = "mean"
-    return original(layer, *args, **kwargs)
-
-
 def _to_python(original: Any, variable: Any, kind: type) -> Any:
     """`float(variable)` of a mirrored variable, which has no such conversion of its own."""
     if isinstance(variable.value, tf.distribute.DistributedValues) and variable.ndim == 0:
@@ -358,6 +348,7 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "apply": gradient_scaling.apply,
     "apply_gradients": gradient_scaling.apply_gradients,
     "context_all_reduce": gradient_scaling.all_reduce,
+    "context_all_gather": gradient_scaling.all_gather,
     "tape_gradient": gradient_scaling.tape_gradient,
     "scale_optimizer_loss": gradient_scaling.scale_optimizer_loss,
     "scale_scaled_loss": gradient_scaling.scale_optimizer_loss,
@@ -386,7 +377,7 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "slot": table_parts.slot,
     "save_optimizer": table_parts.save_optimizer,
     "load_optimizer": table_parts.load_optimizer,
-    "add_weight": _add_weight,
+    "add_weight": replica.add_weight,
     "to_float": functools.partial(_to_python, kind=float),
     "to_int": functools.partial(_to_python, kind=int),
     "deferred_capture": _capture_in_function,

@@ -45,8 +45,8 @@ class LayerState(private_api.MirroredVariable):
     rows is summed when it is written (`row_sums`), and what comes from no row is written as it is. Other floats are
     averaged, weighted by rows: inside a Keras step they are written locally and synchronized with all other state at
     the end of the step, in one collective; in other steps at once, if the variable says so (gradients that a loop
-    accumulates are summed when they are applied). Integers that are another function of rows, and rows
-    themselves, are refused. In a local step state stays local, and a placeholder row writes nothing.
+    accumulates are summed when they are applied). Other integers stay as each replica writes them, and rows themselves
+    are refused. In a local step state stays local, and a placeholder row writes nothing.
     """
 
     def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
@@ -59,30 +59,17 @@ class LayerState(private_api.MirroredVariable):
             if row_sums.is_of_rows(step, value.values) or row_sums.is_of_rows(step, value.indices):
                 raise _rows_stored(self)
             return update_fn(self._get_on_device_or_primary(), value, **kwargs)
-        value = row_sums.with_all_rows(step, value)
         total = row_sums.of_global_batch(step, value)
         if total is not None:
             value = total
-        elif row_sums.is_of_rows(step, value):
-            self._require_mergeable(step, value)
+        elif row_sums.holds_rows(step, value):
+            raise _rows_stored(self)
         is_own = total is None and not row_sums.is_same_on_all(step, value)
         if self.dtype.is_floating and step.in_keras_step and (is_own or step.layer_state):
             step.add_layer_state(self)  # Other state of this step, which this may hold, differs until its end.
         elif is_own and self.aggregation == tf.VariableAggregation.MEAN:
             value = step.weighted_sum(tf.convert_to_tensor(value, self.dtype))
         return update_fn(self._get_on_device_or_primary(), value, **kwargs)
-
-    def assign_add(self, value: Any, *args: Any, **kwargs: Any) -> Any:
-        step = steps.current()
-        if step is not None and not step.is_local and not isinstance(value, tf.IndexedSlices):
-            value = row_sums.with_all_rows(step, value, is_added=True)
-        return super().assign_add(value, *args, **kwargs)
-
-    def _require_mergeable(self, step: steps.ReplicaStep, value: Any) -> None:
-        if row_sums.holds_rows(step, value):
-            raise _rows_stored(self)
-        if self.dtype.is_integer:
-            raise _not_a_sum(self)
 
     def _update_locally(self, step: steps.ReplicaStep, update_fn: Any, value: Any, **kwargs: Any) -> Any:
         if self.dtype.is_floating:
@@ -154,18 +141,6 @@ def as_own_variable(variable: Any, created_with: dict[str, Any]) -> Any:
     if created_with.get("trainable") is False and (is_mean or is_of_user):
         variable.__class__ = LayerState
     return variable
-
-
-def _not_a_sum(variable: Any) -> UnsupportedError:
-    return UnsupportedError(
-        explain(
-            "Integer state of a layer that is computed from the rows of a batch must be a sum over them.",
-            received=f"another function of this replica's rows, for the variable {variable.name!r}",
-            expected="`state.assign_add(...)` of a sum or a number of rows",
-            do="Compute it from all rows, `tfdistkit.collectives.all_gather(tensor)`, or from their sums, "
-            "`tfdistkit.collectives.all_reduce(ops.sum(...))`; or store a float, which is averaged.",
-        )
-    )
 
 
 def _rows_stored(variable: Any) -> UnsupportedError:

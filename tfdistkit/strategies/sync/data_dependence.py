@@ -63,10 +63,16 @@ class Ancestry:
     Args:
         is_wanted: Returns whether a tensor is of that kind.
         ends: Names of tensors that count as computed from nothing.
+        is_end: Returns whether another tensor does.
     """
 
-    def __init__(self, is_wanted: Callable[[tf.Tensor], bool], ends: Collection[str] = ()):
-        self._is_wanted, self._ends = is_wanted, ends
+    def __init__(
+        self,
+        is_wanted: Callable[[tf.Tensor], bool],
+        ends: Collection[str] = (),
+        is_end: Callable[[tf.Tensor], bool] = lambda tensor: False,
+    ):
+        self._is_wanted, self._ends, self._is_end = is_wanted, ends, is_end
         self._known: dict[str, bool] = {}
 
     def includes(self, tensor: tf.Tensor) -> bool:
@@ -78,7 +84,7 @@ class Ancestry:
             missing = next((before for before in inputs if before.name not in self._known), None)
             if one.name in self._known:
                 waiting.pop()
-            elif one.dtype == tf.resource or one.name in self._ends:
+            elif one.dtype == tf.resource or one.name in self._ends or self._is_end(one):
                 self._known[one.name] = False
             elif self._is_wanted(one) or any(self._known.get(before.name) for before in inputs):
                 self._known[one.name] = True
@@ -100,6 +106,8 @@ def comes_from_batch(tensor: tf.Tensor) -> bool:
 
 def is_from_dataset(tensor: tf.Tensor) -> bool:
     """Returns whether a tensor is one of the batch itself."""
+    if tensor.op.type == "PlaceholderWithDefault":  # Whose number of rows is hidden (`placeholder_rows`).
+        return True
     if tensor.op.type not in ("Placeholder", "IteratorGetNext", "OptionalGetValue"):
         return False
     captures = getattr(tensor.graph, "captures", [])

@@ -62,22 +62,24 @@ def without_placeholder(outputs: Any, is_empty: Any) -> Any:
     return tf.nest.map_structure(kept, outputs)
 
 
-def hide_emptiness(values: Any) -> Any:
-    """Hides from the traced graph that a replica has no rows.
+def hide_rows(values: Any, rows: int = 0) -> Any:
+    """Hides from the traced graph how many rows a replica has.
 
-    Layers such as LSTM cannot be traced for a batch that is statically empty, but can run on an empty batch.
+    Layers such as LSTM cannot be traced for a batch that is statically empty, but can run on an empty batch. And where
+    state counts rows, a number of them that is a constant in the graph cannot be told from others.
 
     Args:
         values: Any structure of tensors, the values of one replica.
+        rows: The number to hide; by default, that there are none.
 
     Returns:
-        The structure, with an unknown number of rows where 0 was known while tracing.
+        The structure, with an unknown number of rows where this number was known while tracing.
     """
 
     def hide(value: Any) -> Any:
         if not tf.is_tensor(value) or not hasattr(value, "shape") or isinstance(value, tf.Variable):
             return value
-        if tf.executing_eagerly() or value.shape.rank in (None, 0) or value.shape[0] != 0:
+        if tf.executing_eagerly() or value.shape.rank in (None, 0) or value.shape[0] != rows:
             return value
         return tf.compat.v1.placeholder_with_default(value, [None, *value.shape[1:]])
 

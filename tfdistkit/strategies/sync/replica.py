@@ -9,9 +9,11 @@ runs inline.
 from __future__ import annotations
 
 import functools
+import inspect
 import weakref
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfdistkit.collectives import string_bytes
@@ -19,11 +21,14 @@ from tfdistkit.collectives.carriers import CARRIERS
 from tfdistkit.keras_adapter import private_api
 from tfdistkit.strategies.sync import batch_sharding, placeholder_rows, step
 from tfdistkit.strategies.sync.replica_deadlocks import sum_without_deadlock
-from tfdistkit.strategies.variables import as_own_variable
+from tfdistkit.strategies.variables import LayerState, as_own_variable
 
 
 class ReplicaMixin:
     """A mixin before one of TensorFlow's `StrategyExtended` classes."""
+
+    # Whether steps may write state that counts rows: then the number of rows is no constant in their graphs.
+    _has_own_state = False
 
     def _use_merge_call(self) -> bool:
         # Eager replicas run one after the other, so a collective of the first would deadlock: there, and only with
@@ -107,7 +112,8 @@ class ReplicaMixin:
         if part is None and is_empty is None:
             placeholder_rows.warn_without_rows(own)
         with step.running(own), placeholder_rows.explaining_errors(own):
-            outputs = fn(*placeholder_rows.hide_emptiness(args), **placeholder_rows.hide_emptiness(kwargs))
+            rows = own.hide_static_rows() if own is not None and own.has_placeholder and self._has_own_state else 0
+            outputs = fn(*placeholder_rows.hide_rows(args, rows), **placeholder_rows.hide_rows(kwargs, rows))
         return outputs if is_empty is None else placeholder_rows.without_placeholder(outputs, is_empty)
 
     def _sum_of_local_rows(self, args: tuple, kwargs: dict) -> tf.Tensor | None:
@@ -177,7 +183,9 @@ class ReplicaMixin:
         return private_api.regroup(copies)
 
     def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
-        return as_own_variable(super()._create_variable(next_creator, **kwargs), kwargs)
+        made = as_own_variable(super()._create_variable(next_creator, **kwargs), kwargs)
+        self._has_own_state |= isinstance(made, LayerState) and made.aggregation == tf.VariableAggregation.NONE
+        return made
 
     def _gather_to_implementation(self, value: Any, destinations: Any, axis: int, options: Any) -> Any:
         local = self._container_strategy().experimental_local_results(value)
@@ -209,3 +217,16 @@ def own_tensors(value: Any) -> Any:
     replicas would count it once.
     """
     return tf.nest.map_structure(lambda v: tf.identity(v) if tf.is_tensor(v) else v, value, expand_composites=True)
+
+
+def add_weight(original: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Hook of `Layer.add_weight`: creates non-trainable state so that the replicas agree on it (`LayerState`)."""
+    strategy: Any = tf.distribute.get_strategy()
+    if private_api.is_ours(strategy):
+        given = inspect.signature(original).bind(layer, *args, **kwargs).arguments
+        dtype = keras.backend.standardize_dtype(given.get("dtype") or layer.variable_dtype)
+        if given.get("trainable") is False and given.get("aggregation", "none") == "none" and "float" in dtype:
+            kwargs["aggregation"] = "mean"
+            if isinstance(strategy.extended, ReplicaMixin) and not type(layer).__module__.startswith("keras."):
+                strategy.extended._has_own_state = True
+    return original(layer, *args, **kwargs)

@@ -82,7 +82,9 @@ def of_global_batch(step: steps.ReplicaStep, value: Any) -> tf.Tensor | None:
         The value, the same on all replicas; None if it has no sum over rows, or if its graph cannot be read (in eager
         steps and in branches).
     """
-    if not _can_read(step, value):
+    # A float without a dimension is often a part of a quotient whose other part is averaged (a running mean and its
+    # count), and divisions by a static number of rows cannot be seen: both stay means.
+    if not _can_read(step, value) or (value.dtype.is_floating and (not value.shape.rank or step.held_rows)):
         return None
     parts = _reader_of(step).parts(value)
     if parts.sum is None or (parts.mean is not None and not value.dtype.is_floating):
@@ -91,40 +93,6 @@ def of_global_batch(step: steps.ReplicaStep, value: Any) -> tf.Tensor | None:
     if parts.mean is not None:
         total += step.weighted_sum(parts.mean)
     return total if parts.constant is None else parts.constant + total
-
-
-def with_all_rows(step: steps.ReplicaStep, value: Any, is_added: bool = False) -> Any:
-    """Replaces a static number of rows that is added to state by that of the global batch.
-
-    `ops.shape(x)[0]` of a batch of static size is a constant, which is known by its value; 1 is none, but a counter.
-
-    Args:
-        step: The step of this replica.
-        value: What is written: a tensor or a number.
-        is_added: Whether it is added to the state; else it may be a sum with a number of rows in it.
-    """
-    rows = step.held_rows
-    if step.is_eager or step.is_in_inner_graph() or rows is None or rows < 2:
-        return value
-    if is_added:
-        return _all_rows(step, tf.convert_to_tensor(value)) if _is_number(value, rows) else value
-    if not isinstance(value, tf.Tensor) or value.op.type not in ("Add", "AddV2"):
-        return value
-    one, other = value.op.inputs
-    if _is_number(other, rows):
-        return one + _all_rows(step, other)
-    return _all_rows(step, one) + other if _is_number(one, rows) else value
-
-
-def _all_rows(step: steps.ReplicaStep, like: tf.Tensor) -> tf.Tensor:
-    total = tf.identity(tf.cast(step.total_rows, like.dtype))
-    steps.note_same_on_all(total)
-    return total
-
-
-def _is_number(value: Any, number: int) -> bool:
-    static = tf.get_static_value(value) if isinstance(value, tf.Tensor) else value
-    return isinstance(static, (int, float, np.ndarray, np.generic)) and np.ndim(static) == 0 and static == number
 
 
 def is_of_rows(step: steps.ReplicaStep, value: Any) -> bool:
@@ -188,15 +156,15 @@ class _Reader:
     def __init__(self, step: steps.ReplicaStep):
         self._rows, self._gradients = step.held_rows, step.gradients
         same = step.same_on_all
-        self.comes_from_batch = Ancestry(is_from_dataset, ends=same).includes
-        self.may_differ = Ancestry(lambda one: is_from_dataset(one) or "Random" in one.op.type, ends=same).includes
+        self.comes_from_batch = Ancestry(is_from_dataset, same, _is_collective).includes
+        self.may_differ = Ancestry(lambda one: is_from_dataset(one) or _is_unknown(one), same).includes
         shapes = Ancestry(lambda tensor: tensor.op.type in ("Shape", "ShapeN", "Size"))
         # A sum over what was divided by the number of rows is a mean. So is most often a gradient.
         self._is_divided = Ancestry(
             lambda tensor: (
                 tensor.name in self._gradients
-                or (tensor.op.type == "Cast" and tensor.dtype.is_floating and shapes.includes(tensor.op.inputs[0]))
-                or self._is_divided_by_static_rows(tensor.op)
+                or (_is_scalar_cast(tensor) and shapes.includes(tensor.op.inputs[0]))
+                or self._is_normalized(tensor.op)
             )
         ).includes
         self._with_rows: dict[str, bool] = {}
@@ -207,7 +175,7 @@ class _Reader:
             return Parts(constant=tensor)
         operation = tensor.op
         kind, inputs = operation.type, list(operation.inputs)
-        if tensor.name in self._gradients or self._is_divided_by_static_rows(operation):
+        if tensor.name in self._gradients:
             return Parts(mean=tensor)
         if self._adds_up(operation):
             return Parts(mean=tensor) if any(self._is_divided(one) for one in inputs) else Parts(sum=tensor)
@@ -216,7 +184,9 @@ class _Reader:
         if kind == "Cast" and _keeps_numbers(inputs[0].dtype, tensor.dtype):
             return self.parts(inputs[0]).mapped(lambda part: tf.cast(part, tensor.dtype))
         if kind == "TensorScatterAdd" and not self.comes_from_batch(inputs[0]) and self.has_rows(inputs[2]):
-            return Parts(constant=inputs[0], sum=tensor - inputs[0])
+            added = tensor - inputs[0]
+            is_mean = self._is_divided(inputs[2])
+            return Parts(inputs[0], added if is_mean else None, None if is_mean else added)
         if kind in ("Add", "AddV2", "AddN"):
             return sum((self.parts(one) for one in inputs), Parts()).mapped(lambda part: _as_large(part, tensor))
         if kind == "Sub":
@@ -259,12 +229,15 @@ class _Reader:
             return len(first) == 1 and not first & set(result)
         return False
 
-    def _is_divided_by_static_rows(self, operation: Any) -> bool:
-        if not self._rows or operation.type not in ("RealDiv", "Div", "DivNoNan", "Mul"):
+    def _is_normalized(self, operation: Any) -> bool:
+        """Returns whether numbers are divided by something of several rows, as the weights of a mean."""
+        if operation.type in ("Softmax", "LogSoftmax", "Reciprocal", "Inv"):
+            divisor = operation.inputs[0]
+        elif operation.type in ("RealDiv", "Div", "DivNoNan"):
+            divisor = operation.inputs[1]
+        else:
             return False
-        factor = self._rows if operation.type != "Mul" else 1.0 / self._rows
-        constants = [tf.get_static_value(one) for one in operation.inputs[operation.type != "Mul" :]]
-        return any(one is not None and np.ndim(one) == 0 and np.isclose(one, factor) for one in constants)
+        return self.comes_from_batch(divisor) and not self.has_rows(divisor)
 
     def _contracts_rows(self, product: Any) -> bool:
         left, right = product.inputs
@@ -285,25 +258,41 @@ class _Reader:
     def _may_have_rows(self, tensor: tf.Tensor) -> bool:
         if not tensor.shape.rank or not self.comes_from_batch(tensor) or tensor.name in self._gradients:
             return False
-        if tensor.shape[0] is None:
-            return True
-        if not self._rows or tensor.shape[0] % self._rows:
+        operation, rows = tensor.op, self._rows
+        if is_from_dataset(tensor):
+            return tensor.shape[0] is None or bool(rows and tensor.shape[0] == rows)
+        if operation.type in _BY_INDEX or (operation.type == "Transpose" and not _keeps_first(operation)):
             return False
-        # As long as the batch, perhaps by chance: a vector of means over 32 rows may have 32 features.
-        operation = tensor.op
-        if not operation.inputs or operation.type in ("Placeholder", "IteratorGetNext", "OptionalGetValue"):
-            return True
-        if operation.type == "Transpose" and not _keeps_first(operation):
-            return False
-        if operation.type not in _KEEPS_ROWS:  # One that works on each number has the shape of an input.
-            alike = [one for one in operation.inputs if one.shape == tensor.shape]
-            return operation.type not in _MOVES_ROWS and any(self.has_rows(one) for one in alike)
         if operation.type in _REDUCTIONS and _is_along_first(operation):
             return False
         if operation.type == "MatMul" and operation.get_attr("transpose_a"):
             return False
-        first = operation.inputs[:1] if operation.type in _PRODUCTS else operation.inputs
-        return any(self.has_rows(one) for one in first)
+        inputs = operation.inputs[:1] if operation.type in _PRODUCTS else operation.inputs
+        if tensor.shape[0] is None:
+            if operation.type not in _KEEPS_ROWS:
+                inputs = [one for one in inputs if one.shape.rank == tensor.shape.rank and self.comes_from_batch(one)]
+            return not inputs or any(self.has_rows(one) for one in inputs)
+        # As long as the batch, perhaps by chance: a vector of means over 32 rows may have 32 features.
+        if not rows or tensor.shape[0] % rows or operation.type in ("Einsum", "FusedBatchNormV3"):
+            return False
+        if operation.type not in _KEEPS_ROWS:  # One that works on each number has the shape of an input.
+            inputs = [one for one in inputs if one.shape == tensor.shape and operation.type not in _MOVES_ROWS]
+        return any(self.has_rows(one) for one in inputs)
+
+
+def _is_collective(tensor: tf.Tensor) -> bool:
+    """Returns whether a tensor comes from the other replicas, too: what is computed from it alone is no local sum."""
+    return any(word in tensor.op.type for word in ("Collective", "Horovod", "PyFunc"))
+
+
+def _is_unknown(tensor: tf.Tensor) -> bool:
+    return "Random" in tensor.op.type or "PyFunc" in tensor.op.type
+
+
+def _is_scalar_cast(tensor: tf.Tensor) -> bool:
+    """Returns whether a number such as that of the rows becomes a float."""
+    source = tensor.op.inputs[0] if tensor.op.type == "Cast" else None
+    return source is not None and tensor.dtype.is_floating and source.dtype.is_integer and source.shape.rank == 0
 
 
 def _keeps_numbers(before: tf.DType, after: tf.DType) -> bool:

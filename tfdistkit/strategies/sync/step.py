@@ -63,8 +63,7 @@ class ReplicaStep:
         self.updates_alone = False
         self.is_summing = False
         self.layer_state: list[Any] = []
-        # The names of gradients, and of tensors that are the same on all replicas, in the graph of this step, and what
-        # is known of that graph (`row_sums`).
+        # Names of gradients and of what is the same on all replicas, and what is known of the graph (`row_sums`).
         self.gradients: set[str] = set()
         self.same_on_all: set[str] = set()
         self.graph_reader: Any = None
@@ -79,9 +78,8 @@ class ReplicaStep:
         self.losses: dict[int, tuple[Any, list[Any]]] = {}
         # The losses that are being called, the innermost last (`losses.whole_batch`).
         self.loss_calls: list[Any] = []
-        # Measures the sums of this step, if not None (`step_clock`).
+        # Measures the sums of this step (`step_clock`), and counts its bytes (`communication.traffic`), if not None.
         self.clock: Any = None
-        # Counts the bytes of this step, if not None (`communication.traffic`).
         self.traffic: Any = None
         self._own_traces = object()
         self._sum_rows = sum_rows
@@ -115,6 +113,13 @@ class ReplicaStep:
     def held_rows(self) -> int | None:
         """The rows of the tensors, with a placeholder row, if they are known while tracing, else None."""
         return None if self._is_in_function_of_eager_step() else self._static_rows
+
+    def hide_static_rows(self) -> int:
+        """Forgets the static number of rows, and returns it; 0 if it is unknown, or the step is eager."""
+        if self.is_eager:
+            return 0
+        known, self._static_rows = self._static_rows, None
+        return known or 0
 
     def _is_in_function_of_eager_step(self) -> bool:
         return self._graph is None and not tf.executing_eagerly()
@@ -302,11 +307,11 @@ def current() -> ReplicaStep | None:
     return getattr(_LOCAL, "step", None)
 
 
-def note_same_on_all(tensor: Any) -> None:
-    """Notes that a tensor of the current step is the same on all replicas: the result of a collective."""
-    step = current()
-    if step is not None and isinstance(tensor, tf.Tensor) and not tf.executing_eagerly():
-        step.same_on_all.add(tensor.name)
+def note_same_on_all(ranks: int, tensor: Any) -> None:
+    """Notes that a tensor of the current step is the same on a number of replicas: the result of a collective."""
+    step = current()  # Names of tensors of inner graphs are not unique.
+    if step is not None and not step.is_eager and not step.is_in_inner_graph() and ranks == step.replicas:
+        step.same_on_all.update([tensor.name] if isinstance(tensor, tf.Tensor) else [])
 
 
 def is_predicting() -> bool:

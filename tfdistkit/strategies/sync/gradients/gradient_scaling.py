@@ -97,7 +97,16 @@ def all_reduce(original: Any, context: Any, reduce_op: Any, value: Any, options:
         The result of TensorFlow's own method.
     """
     result = _all_reduced(original, context, reduce_op, value, options)
-    tf.nest.map_structure(steps.note_same_on_all, result, expand_composites=True)
+    ranks = context.num_replicas_in_sync
+    tf.nest.map_structure(lambda one: steps.note_same_on_all(ranks, one), result, expand_composites=True)
+    return result
+
+
+def all_gather(original: Any, context: Any, value: Any, axis: Any, options: Any = None) -> Any:
+    """Notes that a gather is the same on all replicas; as in TensorFlow, with the placeholder rows."""
+    result = original(context, value, axis, options)
+    ranks = context.num_replicas_in_sync
+    tf.nest.map_structure(lambda one: steps.note_same_on_all(ranks, one), result)
     return result
 
 
@@ -178,7 +187,7 @@ def tape_gradient(original: Any, tape: Any, target: Any, sources: Any, *args: An
     """
     gradients = original(tape, target, sources, *args, **kwargs)
     step = steps.current()
-    if step is not None and not tf.executing_eagerly():
+    if step is not None and not step.is_eager and not step.is_in_inner_graph():
         flat = tf.nest.flatten(gradients, expand_composites=True)
         step.gradients.update(gradient.name for gradient in flat if gradient is not None)
     if step is None or not step.in_keras_step or step.in_stock_train_step:
