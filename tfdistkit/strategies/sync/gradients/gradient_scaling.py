@@ -103,7 +103,18 @@ def all_reduce(original: Any, context: Any, reduce_op: Any, value: Any, options:
 
 
 def all_gather(original: Any, context: Any, value: Any, axis: Any, options: Any = None) -> Any:
-    """Notes that a gather is the same on all replicas; as in TensorFlow, with the placeholder rows."""
+    """Notes that a gather is the same on all replicas; as in TensorFlow, with the placeholder rows.
+
+    Args:
+        original: TensorFlow's own method.
+        context: The replica context.
+        value: As in TensorFlow.
+        axis: As in TensorFlow.
+        options: As in TensorFlow.
+
+    Returns:
+        The result of TensorFlow's own method.
+    """
     result = original(context, value, axis, options)
     ranks = context.num_replicas_in_sync
     tf.nest.map_structure(lambda one: steps.note_same_on_all(ranks, one), result)
