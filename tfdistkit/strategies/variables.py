@@ -89,6 +89,25 @@ class LayerState(private_api.MirroredVariable):
         self._get_on_device_or_primary().assign(value)
 
 
+class Weight(private_api.MirroredVariable):
+    """A trainable weight, which a step may also assign by itself: `weight.assign_sub(0.1 * gradient)`.
+
+    What comes from the rows of a replica, or from state that is averaged at the end of the step, is averaged then, too,
+    weighted by rows: this is exact for steps of gradient descent. An optimizer writes what is equal on all replicas.
+    """
+
+    def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
+        step = steps.current()
+        if step is not None and step.in_keras_step and not (step.is_local or step.gradients_are_reduced):
+            if row_sums.is_of_rows(step, value) or step.layer_state:
+                step.add_layer_state(self)
+        return super()._update_replica(update_fn, value, **kwargs)
+
+    def write_local(self, value: tf.Tensor) -> None:
+        """Writes this replica's copy."""
+        self._get_on_device_or_primary().assign(value)
+
+
 class StepCounter(private_api.MirroredVariable):
     """`optimizer.iterations`: every replica adds the same 1, so no synchronization is needed.
 
@@ -140,6 +159,8 @@ def as_own_variable(variable: Any, created_with: dict[str, Any]) -> Any:
     is_of_user = is_plain and not _makes_optimizer() and not name.startswith(OWN_NAME)
     if created_with.get("trainable") is False and (is_mean or is_of_user):
         variable.__class__ = LayerState
+    elif created_with.get("trainable") is not False and is_of_user and variable.dtype.is_floating:
+        variable.__class__ = Weight
     return variable
 
 

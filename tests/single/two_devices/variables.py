@@ -80,6 +80,47 @@ def test_a_loop_accumulates_the_gradients_of_each_replica(strategy: Any) -> None
     np.testing.assert_allclose(trained(strategy), trained(tfdistkit.strategy("one_device")), rtol=1e-6)
 
 
+class Descending(keras.Model):
+    """Updates its weights by itself, and one of them from a moving mean of the same step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(2)
+        self.dense.build((None, 2))
+        self.scale = keras.Variable(1.0, name="scale")
+        self.mean = keras.Variable(1.0, trainable=False, name="mean")
+
+    def call(self, inputs: Any) -> Any:
+        return self.dense(inputs) * self.scale
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = ops.mean(ops.square(self(x) - y))
+        weights = self.dense.trainable_variables
+        for weight, gradient in zip(weights, tape.gradient(loss, weights)):
+            weight.assign_sub(0.1 * gradient)
+        self.mean.assign(0.5 * self.mean + 0.5 * ops.mean(x))
+        self.scale.assign(0.5 + 0.1 * self.mean)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("rows", (8, 9, 11))
+def test_weights_that_a_step_assigns_equal_one_process(strategy: Any, rows: int) -> None:
+    def trained(scope: Any) -> list[Any]:
+        keras.utils.set_random_seed(0)
+        with scope.scope():
+            model = Descending()
+            model.compile()
+        x = np.random.default_rng(0).normal(size=(rows, 2)).astype("float32")
+        model.fit(x, x[:, ::-1], batch_size=4, epochs=2, verbose=0, shuffle=False)
+        copies = [np.asarray(v) for v in (model.scale.value, model.dense.kernel.value)]
+        return [*copies, *model.get_weights()]
+
+    for one, other in zip(trained(strategy), trained(tfdistkit.strategy("one_device"))):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
 class Remembering(keras.Model):
     """Keeps rows, moving means and averages of weights in variables of its own, as examples of Keras do."""
 
