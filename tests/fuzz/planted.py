@@ -151,12 +151,6 @@ def _forgotten_layer_state() -> None:
     _replace("strategies.variables", "LayerState.write_local", lambda original: lambda variable, value: None)
 
 
-def _averaged_row_sums() -> None:
-    """State that adds up over rows is averaged over the replicas, as other state."""
-    _replace("strategies.sync.row_sums", "of_global_batch", lambda original: lambda step, value: None)
-    _replace("strategies.sync.row_sums", "is_of_rows", lambda original: lambda step, value: False)
-
-
 def _zero_logs() -> None:
     """Logs of a step without a tracker are 0."""
     _replace(
@@ -188,7 +182,6 @@ FAULTS: dict[str, Callable[[], None]] = {
     "summed_extremes": _summed_extremes,
     "wrong_rows": _wrong_rows,
     "forgotten_layer_state": _forgotten_layer_state,
-    "averaged_row_sums": _averaged_row_sums,
     "zero_logs": _zero_logs,
     "lost_position": _lost_position,
 }
