@@ -27,6 +27,7 @@ def _sums(ops: Any, tf: Any) -> dict[str, Callable[..., Any]]:
         "mean_too": lambda x, state: state + ops.sum(x, axis=0) + ops.mean(x, axis=0),
         "broadcast": lambda x, state: ops.sum(state + ops.sum(x)) + state,
         "of_means_of_rows": lambda x, state: state + ops.sum(ops.mean(x, axis=1)),
+        "of_a_deep_network": lambda x, state: state + ops.sum(_deep(x, ops), axis=0),
         "of_rows_and_state": lambda x, state: state + ops.sum((x - state) * x, axis=0),
     }
 
@@ -63,6 +64,12 @@ def _others(ops: Any, tf: Any) -> dict[str, Callable[..., Any]]:
         "constant": lambda x, state: state + 1.0,
         "gradient": gradient,
     }
+
+
+def _deep(x: Any, ops: Any) -> Any:
+    for _ in range(700):  # Deeper than Python's stack.
+        x = ops.relu(x) + 0.001
+    return x
 
 
 def _normalized(counts: Any, ops: Any) -> Any:

@@ -26,6 +26,8 @@ _LINEAR = frozenset(
         *("StridedSlice", "Slice", "GatherV2", "Mul", "Div", "RealDiv", "DivNoNan", "MatMul", "BatchMatMulV2"),
     )
 )
+# Operations between a sum over rows and the state, at most: behind them a network begins, which may be deep.
+_MOST_OPERATIONS = 40
 _RESHAPING = ("Cast", "StridedSlice", "Slice", "Reshape", "ExpandDims", "Squeeze", "Transpose")
 
 # Names of arguments in `tf.raw_ops` that differ from those of the operation.
@@ -169,46 +171,48 @@ class _Reader:
         ).includes
         self._with_rows: dict[str, bool] = {}
 
-    def parts(self, tensor: tf.Tensor) -> Parts:
-        """Returns the parts of a tensor."""
+    def parts(self, tensor: tf.Tensor, left: int = _MOST_OPERATIONS) -> Parts:
+        """Returns the parts of a tensor, from at most as many linear operations in a row as are left."""
         if not self.comes_from_batch(tensor):
             return Parts(constant=tensor)
         operation = tensor.op
         kind, inputs = operation.type, list(operation.inputs)
-        if tensor.name in self._gradients:
+        if tensor.name in self._gradients or not left:
             return Parts(mean=tensor)
         if self._adds_up(operation):
             return Parts(mean=tensor) if any(self._is_divided(one) for one in inputs) else Parts(sum=tensor)
         if kind in _SAME:
-            return self.parts(inputs[0])
+            return self.parts(inputs[0], left - 1)
         if kind == "Cast" and _keeps_numbers(inputs[0].dtype, tensor.dtype):
-            return self.parts(inputs[0]).mapped(lambda part: tf.cast(part, tensor.dtype))
+            return self.parts(inputs[0], left - 1).mapped(lambda part: tf.cast(part, tensor.dtype))
         if kind == "TensorScatterAdd" and not self.comes_from_batch(inputs[0]) and self.has_rows(inputs[2]):
             added = tensor - inputs[0]
             is_mean = self._is_divided(inputs[2])
             return Parts(inputs[0], added if is_mean else None, None if is_mean else added)
         if kind in ("Add", "AddV2", "AddN"):
-            return sum((self.parts(one) for one in inputs), Parts()).mapped(lambda part: _as_large(part, tensor))
+            return sum((self.parts(one, left - 1) for one in inputs), Parts()).mapped(
+                lambda part: _as_large(part, tensor)
+            )
         if kind == "Sub":
-            difference = self.parts(inputs[0]) + self.parts(inputs[1]).mapped(tf.negative)
+            difference = self.parts(inputs[0], left - 1) + self.parts(inputs[1], left - 1).mapped(tf.negative)
             return difference.mapped(lambda part: _as_large(part, tensor))
         of_batch = [i for i, one in enumerate(inputs) if self.comes_from_batch(one)]
         if kind in _LINEAR and (of_batch == [0] or (of_batch == [1] and kind in ("Mul", *_PRODUCTS))):
             position = of_batch[0]
-            return self.parts(inputs[position]).mapped(lambda part: _again(operation, part, position))
+            return self.parts(inputs[position], left - 1).mapped(lambda part: _again(operation, part, position))
         return Parts(mean=tensor)
 
-    def stores_rows(self, tensor: tf.Tensor) -> bool:
+    def stores_rows(self, tensor: tf.Tensor, left: int = _MOST_OPERATIONS) -> bool:
         """Returns whether a tensor holds rows of the batch, alone or between others."""
         operation = tensor.op
-        if tensor.name in self._gradients:
+        if tensor.name in self._gradients or not left:
             return False
         if self.has_rows(tensor):
             return True
         if operation.type in ("TensorScatterUpdate", "Select", "SelectV2"):
             return any(self.has_rows(one) for one in operation.inputs)
         passes = operation.type in ("ConcatV2", "Pack", "Add", "AddV2", "Sub", "Mul", *_SAME, *_RESHAPING)
-        return passes and any(self.stores_rows(one) for one in operation.inputs if self.comes_from_batch(one))
+        return passes and any(self.stores_rows(one, left - 1) for one in operation.inputs if self.comes_from_batch(one))
 
     def _adds_up(self, operation: Any) -> bool:
         """Returns whether an operation adds up rows."""
@@ -250,12 +254,23 @@ class _Reader:
 
     def has_rows(self, tensor: tf.Tensor) -> bool:
         """Returns whether the first dimension of a tensor holds the rows of the batch, or some for each of them."""
-        if tensor.name not in self._with_rows:
-            self._with_rows[tensor.name] = False  # Until it is known: loops in the graph end here.
-            self._with_rows[tensor.name] = self._may_have_rows(tensor)
+        waiting = [tensor]  # Not by recursion: networks are deeper than Python's stack.
+        while waiting:
+            one = waiting[-1]
+            asked = [] if one.name in self._with_rows else self._rows_by(one)
+            missing = [] if isinstance(asked, bool) else [each for each in asked if each.name not in self._with_rows]
+            if one.name in self._with_rows:
+                waiting.pop()
+            elif isinstance(asked, bool):
+                self._with_rows[one.name] = asked
+            elif any(self._with_rows.get(each.name) for each in asked) or not missing:
+                self._with_rows[one.name] = any(self._with_rows.get(each.name) for each in asked)
+            else:
+                waiting.append(missing[0])
         return self._with_rows[tensor.name]
 
-    def _may_have_rows(self, tensor: tf.Tensor) -> bool:
+    def _rows_by(self, tensor: tf.Tensor) -> bool | list[tf.Tensor]:
+        """Returns whether a tensor has rows, or the tensors of which one must have them."""
         if not tensor.shape.rank or not self.comes_from_batch(tensor) or tensor.name in self._gradients:
             return False
         operation, rows = tensor.op, self._rows
@@ -267,17 +282,17 @@ class _Reader:
             return False
         if operation.type == "MatMul" and operation.get_attr("transpose_a"):
             return False
-        inputs = operation.inputs[:1] if operation.type in _PRODUCTS else operation.inputs
+        inputs = list(operation.inputs[:1] if operation.type in _PRODUCTS else operation.inputs)
         if tensor.shape[0] is None:
             if operation.type not in _KEEPS_ROWS:
                 inputs = [one for one in inputs if one.shape.rank == tensor.shape.rank and self.comes_from_batch(one)]
-            return not inputs or any(self.has_rows(one) for one in inputs)
+            return inputs or True
         # As long as the batch, perhaps by chance: a vector of means over 32 rows may have 32 features.
         if not rows or tensor.shape[0] % rows or operation.type in ("Einsum", "FusedBatchNormV3"):
             return False
         if operation.type not in _KEEPS_ROWS:  # One that works on each number has the shape of an input.
             inputs = [one for one in inputs if one.shape == tensor.shape and operation.type not in _MOVES_ROWS]
-        return any(self.has_rows(one) for one in inputs)
+        return inputs
 
 
 def _is_collective(tensor: tf.Tensor) -> bool:

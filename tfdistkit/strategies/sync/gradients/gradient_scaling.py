@@ -96,10 +96,7 @@ def all_reduce(original: Any, context: Any, reduce_op: Any, value: Any, options:
     Returns:
         The result of TensorFlow's own method.
     """
-    result = _all_reduced(original, context, reduce_op, value, options)
-    ranks = context.num_replicas_in_sync
-    tf.nest.map_structure(lambda one: steps.note_same_on_all(ranks, one), result, expand_composites=True)
-    return result
+    return _noted(context, _all_reduced(original, context, reduce_op, value, options))
 
 
 def all_gather(original: Any, context: Any, value: Any, axis: Any, options: Any = None) -> Any:
@@ -115,9 +112,12 @@ def all_gather(original: Any, context: Any, value: Any, axis: Any, options: Any 
     Returns:
         The result of TensorFlow's own method.
     """
-    result = original(context, value, axis, options)
+    return _noted(context, original(context, value, axis, options))
+
+
+def _noted(context: Any, result: Any) -> Any:
     ranks = context.num_replicas_in_sync
-    tf.nest.map_structure(lambda one: steps.note_same_on_all(ranks, one), result)
+    tf.nest.map_structure(lambda one: steps.note_same_on_all(ranks, one), result, expand_composites=True)
     return result
 
 
