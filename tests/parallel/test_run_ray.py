@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import math
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from equal_training import check_equal, read_results, train_alone, write_training
 from job_process import Ended, Job, job, wait_until, write_script
 from ray_cluster import VARIABLES, RayCluster, ray_cluster
 
@@ -34,22 +32,6 @@ WAIT = """
     import os, time
     os.write(1, f"up {os.environ['TFDISTKIT_RANK']} {os.getpid()}\\n".encode())
     time.sleep(600)
-"""
-
-TRAIN = """
-    import json, os, sys
-    import numpy as np
-    import keras, tfdistkit
-    strategy = tfdistkit.strategy(sys.argv[1])
-    keras.utils.set_random_seed(7)
-    numbers = np.random.default_rng(1)
-    x, y = (numbers.normal(size=(20, width)).astype("float32") for width in (5, 1))
-    with strategy.scope():
-        model = keras.Sequential([keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(1)])
-        model.compile(keras.optimizers.Adam(0.05), "mse")
-    losses = model.fit(x, y, batch_size=8, epochs=2, verbose=0).history["loss"]
-    told = [strategy.num_replicas_in_sync, *losses, *(float(n) for w in model.get_weights() for n in w.flatten())]
-    os.write(1, ("RESULT " + json.dumps(told) + chr(10)).encode())
 """
 
 
@@ -95,22 +77,11 @@ def alive(pids: Iterable[int]) -> list[int]:
     return [pid for pid in pids if process_state(pid) not in ("", "Z", "X")]
 
 
-def results(printed: str) -> list[list[float]]:
-    return [json.loads(line.partition("RESULT ")[2]) for line in printed.splitlines() if "RESULT " in line]
-
-
 @pytest.mark.tensorflow
 def test_the_training_of_one_process(cluster: RayCluster, tmp_path: Path) -> None:
-    script = write_script(tmp_path, TRAIN)
-    ended = run(cluster.address, tmp_path, "-np", "2", script, "multiworker")
+    ended = run(cluster.address, tmp_path, "-np", "2", write_training(tmp_path), "multiworker")
     assert ended.code == 0, ended.stderr
-    command = [sys.executable, script, "one_device"]
-    alone = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
-    (expected,) = results(alone.stdout)
-    one, other = results(ended.stdout)
-    assert one == other and (one[0], expected[0]) == (2, 1)
-    for here, there in zip(one[1:], expected[1:], strict=True):
-        assert math.isclose(here, there, rel_tol=1e-4, abs_tol=1e-6), (one, expected)
+    check_equal(read_results(ended.stdout), train_alone(tmp_path), [os.uname().nodename] * 2, "MultiWorkerStrategy")
 
 
 def test_a_failure_and_a_restart(cluster: RayCluster, tmp_path: Path) -> None:
@@ -118,15 +89,20 @@ def test_a_failure_and_a_restart(cluster: RayCluster, tmp_path: Path) -> None:
     script = write_script(
         tmp_path,
         """
-        import json, os, sys, tfdistkit
+        import json, os, sys, tfdistkit, time
         attempt = int(os.environ["TFDISTKIT_ATTEMPT"])
         told = [attempt, tfdistkit.rank(), tfdistkit.world_size(), tfdistkit.local_rank(), sys.argv[1:], os.getcwd()]
         told += [os.environ["NAME"], os.environ.get("PYTHONBREAKPOINT"), os.environ["TF_NUM_INTRAOP_THREADS"]]
         told.append(os.environ["CUDA_VISIBLE_DEVICES"])
         os.write(1, (json.dumps(told) + chr(10)).encode())
         if tfdistkit.rank() == 1:
+            deadline = time.monotonic() + 100
+            while not os.path.exists(f"told.{attempt}"):  # Rank 0 would be stopped before it has told.
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
             raise OSError("the disk is away") if not attempt else SystemExit(7)
-        import time; time.sleep(600)
+        open(f"told.{attempt}", "w").close()
+        time.sleep(600)
         """,
     )
     words = ("-np", "2", "--gpus-per-worker", "1", "--max-restarts", "1", "--env", "NAME=value")

@@ -1,4 +1,4 @@
-"""A small training that several hosts do together, and one process alone: the same losses and weights."""
+"""A small training of two workers, on hosts or nodes of a cluster, and of one process: the same losses and weights."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def read_results(printed: str) -> list[dict[str, Any]]:
 
 
 def check_equal(results: list[dict[str, Any]], alone: dict[str, Any], hosts: list[str], strategy: str) -> None:
-    """Two ranks on two hosts have trained together, and come to the same as one process."""
+    """Two ranks on these hosts have trained together, and come to the same as one process."""
     assert [(one["rank"], one["replicas"], one["host"]) for one in results] == [(0, 2, hosts[0]), (1, 2, hosts[1])]
     assert {one["strategy"] for one in results} == {strategy}
     assert results[0]["losses"] == results[1]["losses"] and results[0]["weights"] == results[1]["weights"]
