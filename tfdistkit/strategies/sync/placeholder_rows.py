@@ -81,9 +81,23 @@ def hide_rows(values: Any, rows: int = 0) -> Any:
             return value
         if tf.executing_eagerly() or value.shape.rank in (None, 0) or value.shape[0] != rows:
             return value
-        return tf.compat.v1.placeholder_with_default(value, [None, *value.shape[1:]])
+        return _with_unknown_rows(value)
 
     return tf.nest.map_structure(hide, values)
+
+
+def _with_unknown_rows(value: Any) -> Any:
+    hidden = tf.compat.v1.placeholder_with_default
+    if isinstance(value, tf.SparseTensor):
+        others = [-1 if size is None else size for size in value.shape[1:]]
+        sizes = [value.dense_shape[i + 1] if size < 0 else tf.constant(size, tf.int64) for i, size in enumerate(others)]
+        return tf.SparseTensor(value.indices, value.values, tf.stack([hidden(value.dense_shape[0], []), *sizes]))
+    if not isinstance(value, tf.RaggedTensor):
+        return hidden(value, [None, *value.shape[1:]])
+    if value.uniform_row_length is None:
+        return tf.RaggedTensor.from_row_splits(value.values, hidden(value.row_splits, [None]), validate=False)
+    rows = hidden(value.nrows(), [])
+    return tf.RaggedTensor.from_uniform_row_length(value.values, value.uniform_row_length, rows, validate=False)
 
 
 def warn_without_rows(step: Any) -> None:

@@ -139,7 +139,7 @@ def own_rows(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _can_read(step: steps.ReplicaStep, value: Any) -> bool:
-    return not step.is_eager and not step.is_in_inner_graph() and isinstance(value, tf.Tensor)
+    return not step.is_eager and not step.is_in_inner_graph() and tf.is_symbolic_tensor(value)
 
 
 def _reader_of(step: steps.ReplicaStep) -> _Reader:

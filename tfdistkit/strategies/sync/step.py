@@ -311,7 +311,7 @@ def note_same_on_all(ranks: int, tensor: Any) -> None:
     """Notes that a tensor of the current step is the same on a number of replicas: the result of a collective."""
     step = current()  # Names of tensors of inner graphs are not unique.
     if step is not None and not step.is_eager and not step.is_in_inner_graph() and ranks == step.replicas:
-        step.same_on_all.update([tensor.name] if isinstance(tensor, tf.Tensor) else [])
+        step.same_on_all.update([tensor.name] if tf.is_symbolic_tensor(tensor) else [])
 
 
 def is_predicting() -> bool:

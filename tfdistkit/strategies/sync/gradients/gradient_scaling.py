@@ -200,7 +200,7 @@ def tape_gradient(original: Any, tape: Any, target: Any, sources: Any, *args: An
     step = steps.current()
     if step is not None and not step.is_eager and not step.is_in_inner_graph():
         flat = tf.nest.flatten(gradients, expand_composites=True)
-        step.gradients.update(gradient.name for gradient in flat if gradient is not None)
+        step.gradients.update(gradient.name for gradient in flat if tf.is_symbolic_tensor(gradient))
     if step is None or not step.in_keras_step or step.in_stock_train_step:
         return gradients
     are_variables = all(isinstance(s, (tf.Variable, keras.Variable)) for s in tf.nest.flatten(sources))
