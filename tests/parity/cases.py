@@ -283,6 +283,15 @@ _FEEDS = (
 
 _LOOPS = (
     yes_or_no("on_batch", run="on_batch", rows=103),
+    Case(
+        "outputs_of_sizes",
+        run="of_sizes",
+        model=by("two_outputs"),
+        data="named",
+        optimizer=sgd(0.05),
+        loss={"one": "mse", "two": "mae"},
+        metrics={"one": ["mae"], "two": ["mse"]},
+    ),
     Case("own_train_step", model=by("OwnTrainStep"), optimizer=sgd(0.05), rows=103, run="fit_only", metrics=None),
     *(
         trained(name, model=model, optimizer=sgd(0.05), rows=rows, metrics=None, **options)

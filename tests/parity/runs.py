@@ -149,6 +149,26 @@ def on_batch(case: Case, strategy: tf.distribute.Strategy, record: Record) -> No
     record.add_arrays("predict", model.predict_on_batch(x[:31]))
 
 
+def of_sizes(case: Case, strategy: tf.distribute.Strategy, record: Record) -> None:
+    """Batches of several sizes, which TensorFlow knows when it traces the step: on batches, and without remainders."""
+    with strategy.scope():
+        model = compiled(case)
+    data = feeds.columns(case)
+    steps, end = [], 0
+    for rows in (16, 15, 14, 16, 13, 1, 15):
+        batch = keras.tree.map_structure(lambda v: v[end : end + rows], data)  # noqa: B023
+        steps.append(model.train_on_batch(*batch, return_dict=True))
+        end += rows
+    logs = {name: [float(step[name]) for step in steps] for name in steps[0]}
+    for rows in (15, 16):
+        batches = tf.data.Dataset.from_tensor_slices(data).batch(rows, drop_remainder=True)
+        results = model.fit(batches, verbose=0).history, model.evaluate(batches, verbose=0, return_dict=True)
+        for kind, values in zip(("fit", "evaluate"), results):
+            logs |= {f"{kind} {rows} {name}": np.ravel(value) for name, value in values.items()}
+    record.add_logs("history", logs)
+    record.add_weights("weights", model.weights)
+
+
 def _loop(case: Case, strategy: tf.distribute.Strategy, record: Record, loss_of: Any) -> None:
     """The custom loop of https://www.tensorflow.org/tutorials/distribute/custom_training."""
     with strategy.scope():
@@ -212,5 +232,5 @@ def save_and_resume(case: Case, strategy: tf.distribute.Strategy, record: Record
 
 RUNS = {
     run.__name__: run
-    for run in (fit, fit_only, fit_batches, on_batch, loop_average_loss, loop_keras_loss, save_and_resume)
+    for run in (fit, fit_only, fit_batches, on_batch, of_sizes, loop_average_loss, loop_keras_loss, save_and_resume)
 }

@@ -26,12 +26,24 @@ class BatchPart(NamedTuple):
         rows: Rows of this part, a scalar float32 tensor.
         total_rows: Rows of the global batch, a scalar float32 tensor.
         sample: The sample of the whole batch; see `split`.
+        total_in_shape: An empty tensor of shape (0, rows of the global batch), which are static where those of the
+            global batch are.
     """
 
     data: Any
     rows: Any
     total_rows: Any
     sample: Any = ()
+    total_in_shape: Any = ()
+
+    @property
+    def has_unknown_total(self) -> bool:
+        """Whether a step is traced for any number of rows of the global batch.
+
+        Of 6 rows, then 5, the first of two replicas has 3 each time: a tf.function keeps them static on this replica
+        alone, and what depends on static rows (Keras's weights in the logs) would differ between replicas.
+        """
+        return hasattr(self.total_in_shape, "shape") and self.total_in_shape.shape[1] is None
 
 
 class KerasPart(BatchPart):
@@ -130,7 +142,8 @@ def _part(how: Split, batch: Any, replicas: int, replica_id: Any, kind: type[Bat
         taken = max(count, 1) if both_known else tf.maximum(count, 1)
         start = max(min(first, total - 1), 0) if both_known else tf.maximum(tf.minimum(first, total - 1), 0)
     data = how.cut(batch, lambda value: _rows(value, start, start + taken))
-    return kind(data, tf.cast(count, tf.float32), tf.cast(total, tf.float32))
+    count, total_rows = tf.cast(count, tf.float32), tf.cast(total, tf.float32)
+    return kind(data, count, total_rows, total_in_shape=tf.zeros([0, total], tf.bool))
 
 
 def unwrap(args: tuple) -> tuple[tuple, BatchPart | None]:

@@ -112,9 +112,13 @@ class ReplicaMixin:
         if part is None and is_empty is None:
             placeholder_rows.warn_without_rows(own)
         with step.running(own), placeholder_rows.explaining_errors(own):
-            rows = own.hide_static_rows() if own is not None and own.has_placeholder and self._has_own_state else 0
+            rows = 0 if own is None or part is None else self._hidden_rows(own, part)
             outputs = fn(*placeholder_rows.hide_rows(args, rows), **placeholder_rows.hide_rows(kwargs, rows))
         return outputs if is_empty is None else placeholder_rows.without_placeholder(outputs, is_empty)
+
+    def _hidden_rows(self, own: step.ReplicaStep, part: batch_sharding.BatchPart) -> int:
+        counts_rows = self._has_own_state and isinstance(part, batch_sharding.KerasPart)
+        return own.hide_static_rows() if counts_rows or part.has_unknown_total else 0
 
     def _sum_of_local_rows(self, args: tuple, kwargs: dict) -> tf.Tensor | None:
         """Returns the rows of all replicas if all are in this process, without communication; else None."""
