@@ -52,13 +52,13 @@ class Run:
 
 
 @contextlib.contextmanager
-def started(slurm: SlurmCluster, folder: Path, script: str, *options: str, nodes: str = "n1,n2",
+def started(slurm: SlurmCluster, folder: Path, script: str, *options: str, nodes: str | None = "n1,n2",
             arguments: tuple[str, ...] = (), **variables: str) -> Iterator[Run]:  # fmt: skip
     """Starts `tfdistkit run --backend slurm` in a folder; at the end nothing of it is left."""
     (folder / "train.py").write_text(textwrap.dedent(script))
     mark = f"TEST_MARK={uuid.uuid4().hex}"
-    words = [sys.executable, "-m", "tfdistkit", "run", "--backend", "slurm", f"--sbatch-arg=--nodelist={nodes}"]
-    words += [*options, "train.py", *arguments]
+    place = [] if nodes is None else [f"--sbatch-arg=--nodelist={nodes}"]
+    words = [sys.executable, "-m", "tfdistkit", "run", "--backend", "slurm", *place, *options, "train.py", *arguments]
     log = folder / "launcher.log"
     process = slurm.start(*words, cwd=folder, log=log, **dict([mark.split("=")]), **variables)
     run = Run(slurm, mark, process, log, folder)

@@ -79,7 +79,23 @@ def test_a_wrong_command(words: list[str], message: str, capsys: pytest.CaptureF
         (["-np", "2", "--preemption-file", "no/notice", "train.py"], "whose folder does not exist"),
         (["--backend", "slurm", "-np", "2:4", "train.py"], "-np must be one number with --backend slurm"),
         (["--backend", "slurm", "-np", "2", "--restart-window", "9", "train.py"], "--restart-window does not work"),
-        (["--backend", "slurm", "--nnodes", "1:2", "-np", "2", "train.py"], "a range of nodes is not supported yet"),
+        (
+            ["--backend", "slurm", "--nnodes", "1:2", "-np", "2", "train.py"],
+            "workers follows from --nnodes MIN:MAX",
+        ),
+        (
+            ["--backend", "slurm", "--nnodes", "3:2", "train.py"],
+            "and at most MAX. Received: --nnodes 3:2",
+        ),
+        (
+            ["--backend", "slurm", "--nnodes", "0:2", "train.py"],
+            "and at most MAX. Received: --nnodes 0:2",
+        ),
+        (
+            ["--backend", "slurm", "--nnodes", "1:2", "--ps", "1", "train.py"],
+            "MIN:MAX does not work with --ps",
+        ),
+        (["--nnodes", "1:2", "--nproc-per-node", "2", "train.py"], "--nnodes MIN:MAX is for SLURM"),
     ],
 )
 def test_errors_in_the_arguments_of_run(

@@ -68,6 +68,19 @@ def test_how_many_tasks_on_how_many_nodes(words: tuple[str, ...], tasks: int, no
     assert f'srun --kill-on-bad-exit=1 --label sh -c "$task" tfdistkit {" ".join(job.command)}\n' in batch_script(job)
 
 
+def test_a_range_of_nodes() -> None:
+    job = spec("--nnodes", "2:4", "--nproc-per-node", "3")
+    script = batch_script(job)
+    placed = re.findall("^#SBATCH --([nm].*)=(.*)$", script, re.MULTILINE)
+    # A number of tasks would be a limit for the number of nodes.
+    assert dict(placed) == {"nodes": "2-4", "mincpus": "3"}
+    assert re.findall("^#SBATCH (--.*requeue)$", script, re.MULTILINE) == ["--requeue"]
+    assert '--nodes="$SLURM_JOB_NUM_NODES" --ntasks="$(($SLURM_JOB_NUM_NODES * 3))" --ntasks-per-node=3 sh' in script
+    assert "export TFDISTKIT_ELASTIC=6:12\n" in script and job.tasks == 12
+    for word in ("--cpus-per-task=4", "-c4"):
+        assert "--mincpus=12" in directives("--nnodes", "2:4", "--nproc-per-node", "3", f"--sbatch-arg={word}")
+
+
 def test_names_of_tasks() -> None:
     assert [str(spec("-np", "2").process_name(task)) for task in range(2)] == ["rank 0", "rank 1"]
     job = spec("-np", "2", "--ps", "2")

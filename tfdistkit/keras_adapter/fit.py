@@ -125,7 +125,7 @@ def require_resumption(strategy: Any, callbacks: Iterable[Any]) -> None:
         raise UnsupportedError(
             explain(
                 "`callbacks` of `fit` must have a BackupAndResume in a job whose number of workers may change.",
-                received=f"a `fit` without it, and -np {elastic}",
+                received=f"a `fit` without it, and {elastic.replace(':', ' to ')} workers",
                 do='Add it: model.fit(..., callbacks=[tfdistkit.callbacks.BackupAndResume("backup", save_freq="10 '
                 'minutes")])',
             )

@@ -137,9 +137,9 @@ def not_for_slurm(found: argparse.Namespace) -> str | None:
     """
     if isinstance(found.np, Bounds):
         return (
-            f"-np must be one number with --backend slurm. Received: -np {found.np[0]}:{found.np[1]}. Resize such a "
-            "job by submitting it again: BackupAndResume resumes with any number of workers. Inside an allocation "
-            "(salloc, sbatch) use `tfdistkit run -np MIN:MAX` without --backend slurm."
+            f"-np must be one number with --backend slurm. Received: -np {found.np[0]}:{found.np[1]}. Give bounds for "
+            "the nodes: --nnodes MIN:MAX --nproc-per-node N. Inside an allocation (salloc, sbatch) use "
+            "`tfdistkit run -np MIN:MAX` without --backend slurm."
         )
     for name in ("restart_window", "preemption_file", "preemption_command"):
         if getattr(found, name) is not None:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from typing import NoReturn
 
+from tfdistkit.cli.run.elastic_options import Bounds, bounds_of
 from tfdistkit.launcher.slurm.batch_script import SlurmOptions
 
 BACKEND = "slurm"
@@ -23,7 +24,8 @@ def add_to(parser: argparse.ArgumentParser) -> None:
         "with --backend slurm", "write a batch script, submit it, show its output, and cancel it on Ctrl-C"
     )
     add = group.add_argument
-    add("--nnodes", type=_nodes, metavar="N", help="the number of nodes (default: SLURM decides)")
+    nodes = "the number of nodes, or MIN:MAX: as many as are free, after a loss too (default: SLURM decides)"
+    add("--nnodes", type=_nodes, metavar="N", help=nodes)
     per_node = "the number of workers on each node, instead of -np; also on this machine"
     add("--nproc-per-node", "--nproc_per_node", type=int, metavar="N", help=per_node)
     add("--time", metavar="LIMIT", help="the time limit, such as 1:30:00 or 2-00:00:00 (default: the partition's)")
@@ -44,17 +46,11 @@ def add_to(parser: argparse.ArgumentParser) -> None:
     add("--detach", action="store_true", help="submit, print the job id, and exit")
 
 
-def _nodes(text: str) -> int:
-    least, colon, most = text.partition(":")
-    if colon and least.isdecimal() and most.isdecimal():
-        raise argparse.ArgumentTypeError(
-            f"a range of nodes is not supported yet, received {text!r}. Give bounds for the workers: -np MIN:MAX with "
-            "-H, --hostfile or --host-discovery-script"
-        )
+def _nodes(text: str) -> int | Bounds:
     try:
-        return int(text)
+        return bounds_of(text) or int(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"expected a number of nodes, received {text!r}") from None
+        raise argparse.ArgumentTypeError(f"expected a number of nodes, or MIN:MAX, received {text!r}") from None
 
 
 def read(found: argparse.Namespace, error: Callable[[str], NoReturn]) -> SlurmOptions | None:
@@ -70,6 +66,7 @@ def read(found: argparse.Namespace, error: Callable[[str], NoReturn]) -> SlurmOp
     if found.backend != BACKEND:
         _refuse_all(found, error)
         return None
+    least = _least_nodes(found, error)
     _complete_workers(found, error)
     _check_counts(found, error)
     for word in found.sbatch_arg:
@@ -85,6 +82,7 @@ def read(found: argparse.Namespace, error: Callable[[str], NoReturn]) -> SlurmOp
         error(f"the name in --env must consist of letters, digits and _. Received: {invalid[0]}.")
     return SlurmOptions(
         nodes=found.nnodes,
+        least_nodes=least,
         workers_per_node=found.nproc_per_node,
         time=found.time,
         partition=found.partition,
@@ -97,8 +95,28 @@ def read(found: argparse.Namespace, error: Callable[[str], NoReturn]) -> SlurmOp
 def _refuse_all(found: argparse.Namespace, error: Callable[[str], NoReturn]) -> None:
     names = ("nnodes", "nproc_per_node", "time", "partition", "backup_before", "sbatch_arg", "detach")
     given = [f"--{name.replace('_', '-')}" for name in names if getattr(found, name)]
+    if isinstance(found.nnodes, Bounds):
+        error(
+            "--nnodes MIN:MAX is for SLURM: add --backend slurm. Elsewhere give bounds for the workers: -np MIN:MAX, "
+            "with -H, --hostfile or --host-discovery-script."
+        )
     if given:
         error(f"{given[0]} is for SLURM: add --backend slurm.")
+
+
+def _least_nodes(found: argparse.Namespace, error: Callable[[str], NoReturn]) -> int | None:
+    """Returns MIN of `--nnodes MIN:MAX`, and leaves MAX in the parsed options; None for a fixed number of nodes."""
+    if not isinstance(found.nnodes, Bounds):
+        return None
+    least, most = found.nnodes
+    if not 1 <= least <= most:
+        error(f"MIN of --nnodes MIN:MAX must be >= 1, and at most MAX. Received: --nnodes {least}:{most}.")
+    if found.np is not None:
+        error("the number of workers follows from --nnodes MIN:MAX. Write --nproc-per-node N, and remove -np.")
+    if found.ps:
+        error("--nnodes MIN:MAX does not work with --ps: TensorFlow's coordinator knows a fixed list of workers.")
+    found.nnodes, found.nproc_per_node = most, 1 if found.nproc_per_node is None else found.nproc_per_node
+    return least
 
 
 def _check_counts(found: argparse.Namespace, error: Callable[[str], NoReturn]) -> None:

@@ -33,6 +33,7 @@ ENDED_FILE = "ended"
 # The script itself, in the run folder.
 BATCH_FILE = "batch.sh"
 
+_CPUS_PER_TASK = re.compile(r"(?:--cpus-per-task=|-c ?)(\d+)", re.ASCII)
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./~-]+")
 
 # Each task runs the program in its own folder, and records its exit code, because srun only reports that of the job;
@@ -92,7 +93,9 @@ class SlurmOptions:
     """What SLURM is asked for, beside the job itself.
 
     Args:
-        nodes: The number of nodes; None for SLURM's choice.
+        nodes: The number of nodes, or the most of a range; None for SLURM's choice.
+        least_nodes: The fewest nodes of a range: the job starts, and starts again, on as many as are free; None for a
+            fixed number.
         workers_per_node: The number of workers on each node; None for SLURM's choice.
         time: The time limit in SLURM's notation; None for the partition's default.
         partition: The partition; None for the default partition.
@@ -103,6 +106,7 @@ class SlurmOptions:
     """
 
     nodes: int | None = None
+    least_nodes: int | None = None
     workers_per_node: int | None = None
     time: str | None = None
     partition: str | None = None
@@ -134,7 +138,7 @@ class BatchJob:
 
     @property
     def tasks(self) -> int:
-        """The number of processes: workers, and with parameter servers these and a coordinator."""
+        """The number of processes, the most of a range: workers, with parameter servers these and a coordinator."""
         return self.spec.size
 
     @property
@@ -154,6 +158,12 @@ class BatchJob:
         threads = self.spec.threads_per_worker
         names = (env.INTRA_OP_THREADS, env.INTER_OP_THREADS, env.OMP_THREADS)
         return {**(dict.fromkeys(names, str(threads)) if threads else {}), **self.spec.env}
+
+    @property
+    def bounds(self) -> str | None:
+        """The fewest and the most workers, as `2:4`; None where their number is fixed."""
+        least, each = self.options.least_nodes, self.options.workers_per_node
+        return None if least is None or each is None else f"{least * each}:{self.tasks}"
 
     @property
     def log_path(self) -> Path:
@@ -184,6 +194,9 @@ def batch_script(job: BatchJob) -> str:
     """
     directives = "\n".join(f"#SBATCH {_directive(word)}" for word in _sbatch_words(job))
     options = "--label" if job.tasks > 1 else ""
+    if job.bounds is not None:
+        nodes, each = "$SLURM_JOB_NUM_NODES", job.options.workers_per_node
+        options += f' --nodes="{nodes}" --ntasks="$(({nodes} * {each}))" --ntasks-per-node={each}'
     run = _RUN.format(options=options, command=shlex.join(job.command), max_restarts=job.spec.max_restarts)
     parts = [f"#!/bin/sh\n{directives}\n", _exports(job), _TASK, run, _AGAIN_OR_END]
     return "\n".join(parts)
@@ -196,16 +209,27 @@ def _sbatch_words(job: BatchJob) -> list[str]:
         "chdir": job.folder,
         "output": _file_name(job.log_path),
         "open-mode": "append",
-        "ntasks": job.tasks,
+        "ntasks": job.tasks if wanted.least_nodes is None else None,
         "nodes": wanted.nodes or (1 if wanted.workers_per_node else None),
         "ntasks-per-node": None if ps else wanted.workers_per_node,  # SLURM places the servers.
         "partition": wanted.partition,
         "time": wanted.time,
         "signal": None if wanted.backup_before_s is None else f"{_SIGNAL}@{wanted.backup_before_s}",
     }
+    if wanted.least_nodes is not None and wanted.workers_per_node is not None:
+        options["nodes"] = f"{wanted.least_nodes}-{wanted.nodes}"
+        # With a number of tasks SLURM never takes more nodes than that of the fewest nodes.
+        del options["ntasks-per-node"]
+        options["mincpus"] = wanted.workers_per_node * _cpus_per_task(wanted.sbatch_args)
     words = [f"--{name}={value}" for name, value in options.items() if value is not None]
     # Without backups, a requeue after a node failure would repeat the whole job, possibly days later.
-    return [*words, "--no-requeue" if wanted.backup_before_s is None else "--requeue", *wanted.sbatch_args]
+    has_backups = wanted.backup_before_s is not None or wanted.least_nodes is not None
+    return [*words, "--requeue" if has_backups else "--no-requeue", *wanted.sbatch_args]
+
+
+def _cpus_per_task(sbatch_args: tuple[str, ...]) -> int:
+    found = [_CPUS_PER_TASK.fullmatch(word) for word in sbatch_args]
+    return next((int(one[1]) for one in reversed(found) if one is not None), 1)
 
 
 def _file_name(path: Path) -> str:
@@ -231,6 +255,7 @@ def _exports(job: BatchJob) -> str:
         env.CLUSTER: "slurm",
         env.RUN_DIR: str(job.run_dir),
         **({env.PS: str(job.spec.ps)} if job.spec.ps else {}),
+        **({env.ELASTIC: job.bounds} if job.bounds else {}),
     }
     lines = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
     # Since SLURM 22.05, srun does not inherit it from sbatch.
