@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import json
 import os
 import signal
@@ -13,38 +12,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from counted_rows import RESULT, SETUP, STEPS, require_each_row_once, rows_by_step
 from job_process import Job, job, wait_until, write_script
 from rank_jobs import engine_options, strategy_of
 
 # Perhaps Horovod has to be built first.
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(1800)]
 
-ROWS, BATCH, EPOCH, EPOCHS = 24 * 12 - 5, 24, 12, 3
-STEPS = EPOCH * EPOCHS
 DEADLINE_S = 300.0
 
-TRAIN = """
-import json, os, pathlib, signal, sys, time
-import keras, numpy as np, tensorflow as tf
-import tfdistkit
-from tfdistkit.callbacks import BackupAndResume
-
-engine, kill_at, wait_at = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-attempt, here = int(os.environ.get("TFDISTKIT_ATTEMPT", "0")), pathlib.Path.cwd()
-strategy = tfdistkit.strategy(engine)
-rank, workers = tfdistkit.rank(), tfdistkit.world_size()
-random = np.random.default_rng(0)
-x = random.normal(size=(24 * 12 - 5, 4)).astype("float32")
-y = (x[:, :1] * 2 - x[:, 1:2]).astype("float32")
-steps = (here / f"steps.{attempt}.{rank}").open("w", buffering=1)
-
-
-class Seen(keras.Model):
-    "Writes down which rows it trains on."
-    def train_step(self, data):
-        x, y, number = data
-        self.rows.assign(tf.concat([number, -tf.ones([24 - tf.shape(number)[0]], tf.int64)], 0))
-        return super().train_step((x, y))
+TRAIN = f"""
+{SETUP}
+kill_at, wait_at = int(sys.argv[2]), int(sys.argv[3])
+steps = (here / f"steps.{{attempt}}.{{rank}}").open("w", buffering=1)
 
 
 class Fate(keras.callbacks.Callback):
@@ -53,7 +33,7 @@ class Fate(keras.callbacks.Callback):
         self.epoch = epoch
     def on_train_batch_end(self, batch, logs=None):
         step = self.epoch * 12 + batch
-        steps.write(json.dumps([step, [int(n) for n in self.model.rows.numpy() if n >= 0]]) + "\\n")
+        write_step(steps, step, self.model)
         if attempt == 0 and rank == 2 and step == kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
         if attempt == 0 and step >= wait_at:
@@ -61,19 +41,8 @@ class Fate(keras.callbacks.Callback):
             time.sleep(0.3)  # until the launcher asks for a backup
 
 
-keras.utils.set_random_seed(5)
-with strategy.scope():
-    inputs = keras.Input((4,))
-    outputs = keras.layers.Dense(1)(keras.layers.Dense(8, "tanh")(inputs))
-    model = Seen(inputs, outputs)
-    model.compile(keras.optimizers.Adam(0.02), "mse", metrics=["mae"])
-model.rows = tf.Variable(tf.zeros([24], tf.int64), shape=[None], trainable=False)
-data = tf.data.Dataset.from_tensor_slices((x, y, np.arange(len(x), dtype="int64"))).shuffle(len(x), seed=1).batch(24)
 history = model.fit(data, epochs=3, verbose=0, callbacks=[BackupAndResume(here / "backup", save_freq=5), Fate()])
-if rank == 0:
-    values = [keras.ops.convert_to_numpy(v) for v in (*model.weights, *model.optimizer.variables)]
-    np.savez(here / "result.npz", *values)
-    (here / "history.json").write_text(json.dumps({"loss": history.history["loss"], "workers": workers}))
+{RESULT}
 """
 
 
@@ -93,25 +62,7 @@ def result(folder: Path) -> tuple[list[Any], dict[str, Any]]:
 
 def steps_of(folder: Path, attempt: int) -> dict[int, list[list[int]]]:
     """Returns the rows of each rank by step, as an attempt trained them."""
-    by_step: dict[int, list[list[int]]] = collections.defaultdict(list)
-    for path in sorted(folder.glob(f"steps.{attempt}.*")):
-        for line in path.read_text().splitlines():
-            step, rows = json.loads(line)
-            by_step[step].append(rows)
-    return by_step
-
-
-def require_each_row_once(*attempts: dict[int, list[list[int]]]) -> None:
-    """Checks that each step, as its last run computed it, and so each epoch, has each row once."""
-    done: dict[int, list[list[int]]] = {}
-    for attempt in attempts:
-        done.update(attempt)
-    assert sorted(done) == list(range(STEPS))
-    for epoch in range(EPOCHS):
-        seen = collections.Counter(
-            row for step in range(epoch * EPOCH, (epoch + 1) * EPOCH) for rows in done[step] for row in rows
-        )
-        assert seen == dict.fromkeys(range(ROWS), 1), (epoch, seen.most_common(3))
+    return rows_by_step(folder.glob(f"steps.{attempt}.*"))
 
 
 def alone(request: pytest.FixtureRequest, folder: Path) -> tuple[list[Any], dict[str, Any]]:
