@@ -44,7 +44,7 @@ class Slow(keras.callbacks.Callback):
         print("line", run, attempt, rank, Slow.count, flush=True)
         Slow.count += 1
         write_step(steps, self.epoch * 12 + batch, self.model)
-        time.sleep(0 if (here / "calm").exists() else 0.4)
+        time.sleep(0 if (here / "calm").exists() else 0.6)
 
 
 # The steps are written before the backup that has them.
@@ -58,7 +58,8 @@ class Chaos:
 
     def __init__(self, folder: Path, seed: int):
         self.folder, self.random = folder, random.Random(seed)
-        self.run, self.told, self.done = 0, "", []
+        self.run, self.done = 0, []
+        self.told: dict[int, str] = {}
         self.script = write_script(folder, TRAIN)
         self.discovery = folder / "hosts.sh"
         self.discovery.write_text(f"#!/bin/sh\ncat {folder}/hosts\n")
@@ -113,8 +114,10 @@ class Chaos:
 
     def stop_and_start(self) -> None:
         """Ends the job, as a user or a scheduler does, and starts it again."""
-        self.job.process.send_signal(self.random.choice([signal.SIGINT, signal.SIGTERM]))
-        self.finish((0, 130, 143))
+        number = self.random.choice([signal.SIGINT, signal.SIGTERM])
+        self.job.process.send_signal(number)
+        # By the signal itself if the launcher was about to leave.
+        self.finish((0, 128 + number, -number))
         if not (self.folder / "result.npz").exists():
             self.run += 1
             self.job = self._start()
@@ -123,7 +126,7 @@ class Chaos:
         """Waits for the end of the launcher, and keeps what it showed."""
         ended = self.job.end(DEADLINE_S)
         assert ended.code in codes, f"{self.done}: {ended.code}\n{ended.stdout}\n{ended.stderr}"
-        self.told += ended.stdout
+        self.told[self.run] = ended.stdout
         wait_until(lambda: self.job.left() == [], f"the end of all processes, after {self.done}", 15)
 
     def happen(self) -> None:
@@ -173,5 +176,5 @@ def test_it_comes_to_the_end_that_it_has_without_faults(alone: list[Any], tmp_pa
         np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-6, err_msg=str(chaos.done))
     for path in tmp_path.glob("steps.*"):
         run, attempt, rank = map(int, path.name.split(".")[1:])
-        shown = [int(n) for n in re.findall(rf"line {run} {attempt} {rank} (\d+)$", chaos.told, re.MULTILINE)]
+        shown = [int(n) for n in re.findall(rf"line {run} {attempt} {rank} (\d+)$", chaos.told[run], re.MULTILINE)]
         assert shown == list(range(len(shown))) and len(shown) >= len(path.read_text().splitlines()), (path, chaos.done)

@@ -84,6 +84,27 @@ def test_the_training_of_one_process(cluster: RayCluster, tmp_path: Path) -> Non
     check_equal(read_results(ended.stdout), train_alone(tmp_path), [os.uname().nodename] * 2, "MultiWorkerStrategy")
 
 
+def test_a_hang_is_explained_and_stopped(cluster: RayCluster, tmp_path: Path) -> None:
+    script = write_script(
+        tmp_path,
+        """
+        import time
+        from tfdistkit.report.hangs import notes
+        from tfdistkit.report.hangs.layout import Phase
+        notes.own.enter(Phase.SETUP)
+
+        def looks_for_a_file():
+            time.sleep(600)
+
+        notes.noting_steps(lambda function: function(), 1)(looks_for_a_file)
+        """,
+    )
+    ended = run(cluster.address, tmp_path, "-np", "2", "--hang-timeout", "6", script)
+    assert ended.code == 1
+    assert "the job hung, and was stopped after" in ended.stderr
+    assert re.search(r"ranks 0, 1 wait, .* in script.py:\d+ looks_for_a_file: training step 1", ended.stderr)
+
+
 def test_a_failure_and_a_restart(cluster: RayCluster, tmp_path: Path) -> None:
     """The variables, the folder and the arguments are the user's, and the second attempt runs on the same cluster."""
     script = write_script(

@@ -163,7 +163,9 @@ def test_all_options(script: str) -> None:
     assert options.hang_timeout_s == 600
     given = [["--hang-timeout", "7"], ["--hang-timeout", "0"], ["-np", "1"]]
     assert [parse(["-np", "2", *words, script]).hang_timeout_s for words in given] == [7, None, None]
-    assert parse(["-H", "a:1,b:1", script]).hang_timeout_s is None
+    assert parse(["-H", "a:1,b:1", script]).hang_timeout_s == 600
+    # Where mpirun starts the ranks, the launcher does not see their progress.
+    assert parse(["-H", "a:1,b:1", "--backend", "mpi", script]).hang_timeout_s is None
     options = parse(["--ps", "2", "-np", "4", "--max-restarts", "3", script, "--ps", "9"])
     assert (options.ps, options.np, options.max_restarts, options.program) == (2, 4, 3, (script, "--ps", "9"))
 

@@ -14,13 +14,13 @@ import pytest
 from tfdistkit import env
 from tfdistkit.errors import OptionError
 from tfdistkit.launcher.hosts import HostsSpec, parse_hosts
+from tfdistkit.launcher.local.activity import Activity
 from tfdistkit.launcher.spec import JobSpec
 from tfdistkit.report.hangs.layout import FILE_NAME, SIZE_BYTES, Phase, parse_notes
 from tfdistkit.report.hangs.notes import ProgressNotes
 from tfdistkit.report.hangs.stacks import Frame, Thread, parse_stacks
 from tfdistkit.report.names import ProcessName
 from tfdistkit.supervise.hangs import watch
-from tfdistkit.supervise.hangs.activity import Activity
 from tfdistkit.supervise.hangs.diagnosis import describe_places
 from tfdistkit.supervise.hangs.requests import Answer, ask_for_stacks
 from tfdistkit.supervise.hangs.watch import HangWatch
@@ -271,9 +271,16 @@ def test_only_processes_that_answer_are_asked(tmp_path: Path, kind: str) -> None
         assert process.wait(timeout=60) == 0
 
 
-@pytest.mark.parametrize(
-    "options", [{"backend": "slurm"}, {"hosts": HostsSpec(parse_hosts("node1:2"), "/python", "/")}]
-)
-def test_other_machines_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(OptionError, match="on this machine only"):
+HOSTS = HostsSpec(parse_hosts("node1:2"), "/python", "/")
+
+
+@pytest.mark.parametrize("options", [{"backend": "slurm"}, {"hosts": HOSTS, "backend": "mpi"}])
+def test_ranks_that_are_not_seen_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match="where the launcher sees the progress of the ranks"):
         JobSpec(2, ("train.py",), Path("/logs"), hang_timeout_s=60, **options)
+
+
+def test_ranks_on_other_hosts_are_seen_once_a_second() -> None:
+    assert JobSpec(2, ("train.py",), Path("/logs"), hang_timeout_s=60, hosts=HOSTS).hang_timeout_s == 60
+    with pytest.raises(OptionError, match="must be at least 5 seconds for ranks on other hosts"):
+        JobSpec(2, ("train.py",), Path("/logs"), hang_timeout_s=2, hosts=HOSTS)

@@ -39,7 +39,7 @@ def cluster(*words: str) -> RaySpec:
 
 def test_the_options(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cluster() == RaySpec((), "", str(folder))
-    assert options().hang_timeout_s is None
+    assert options().hang_timeout_s == 600
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
     assert cluster().ray_address == "head:6379"
     words = ("--ray-address", "ray://head:10001", "--cpus-per-worker", "4", "--gpus-per-worker", "0.5")

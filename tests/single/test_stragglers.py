@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tfdistkit.launcher.local.activity import Activity
 from tfdistkit.report.hangs.layout import SIZE_BYTES, Notes, Phase, parse_notes
 from tfdistkit.report.hangs.notes import ProgressNotes
 from tfdistkit.report.names import ProcessName
-from tfdistkit.supervise.hangs.activity import Activity
 from tfdistkit.supervise.hangs.stragglers import Stragglers
 
 NAMES = [ProcessName(rank) for rank in range(3)]

@@ -39,6 +39,7 @@ class BackendRow:
         needs_horovod: Whether its workers need Horovod.
         is_submitted: Whether a scheduler starts the processes, later and elsewhere, when `tfdistkit run` has submitted
             the job: nothing else can start it, and the scheduler tells each process its rank.
+        watches_hosts: Whether the launcher sees the progress of workers on other hosts (`report.hangs.mirror`).
         is_elastic: Whether the number of its workers may change (`-np MIN:MAX`).
         suffix: What `tfdistkit: starting 2 workers` adds, such as ` by mpirun`.
         default_variables: Takes the network interface of a process, and returns variables for it that the user's win
@@ -52,6 +53,7 @@ class BackendRow:
     takes_mpi_args: bool = False
     needs_horovod: bool = False
     is_submitted: bool = False
+    watches_hosts: bool = False
     is_elastic: bool = False
     suffix: str = ""
     default_variables: Callable[[str], dict[str, str]] = rank_variables.nccl_interface
@@ -101,6 +103,7 @@ _BUILT_IN: Mapping[str, BackendRow] = {
         variables=rank_variables.tf_config,
         on_hosts="tfdistkit.launcher.ssh.backend:Launcher",
         has_roles=True,
+        watches_hosts=True,
         is_elastic=True,
     ),
     "horovod": BackendRow(
@@ -108,6 +111,7 @@ _BUILT_IN: Mapping[str, BackendRow] = {
         variables=rank_variables.gloo,
         on_hosts="tfdistkit.launcher.ssh.backend:Launcher",
         needs_horovod=True,
+        watches_hosts=True,
         is_elastic=True,
         suffix=" for Horovod",
         default_variables=rank_variables.gloo_interface,
@@ -125,6 +129,7 @@ _BUILT_IN: Mapping[str, BackendRow] = {
         variables=rank_variables.tf_config,
         on_hosts="tfdistkit.launcher.ray.backend:Launcher",
         has_roles=True,
+        watches_hosts=True,
         suffix=" as Ray actors",
     ),
     "slurm": BackendRow(launcher="", variables=_submitted, has_roles=True, is_submitted=True),

@@ -17,6 +17,7 @@ from tfdistkit.launcher.registry import names_with, row_of
 from tfdistkit.report.alone import FILE_NAME as ALONE_FILE
 from tfdistkit.report.crashes import FILE_NAME as CRASH_FILE
 from tfdistkit.report.hangs.layout import FILE_NAME as NOTES_FILE
+from tfdistkit.report.hangs.mirror import FILE_NAME as MIRROR_FILE
 from tfdistkit.report.hangs.stacks import FILE_NAME as STACKS_FILE
 from tfdistkit.report.private_files import make_folder, writing_logs
 from tfdistkit.report.progress import FILE_NAME as STEPS_FILE
@@ -27,6 +28,7 @@ _TASK_FOLDERS = ("rank.*", "chief.*", "worker.*", "ps.*", "worker.*/restart.*")
 
 # The default of the hang timeout, in seconds: that of NCCL's watchdog in PyTorch.
 HANG_TIMEOUT_S = 600.0
+_SHORTEST_ELSEWHERE_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class JobSpec:
         preemption: How preemption is announced; None without notices.
         mpi_args: Extra options for mpirun, for the backend that calls it.
         hang_timeout_s: Time after which a job whose ranks make no progress is stopped, in seconds; None for no limit.
-            Only for jobs on this machine.
+            Not for backends whose workers on other hosts are not seen (`watches_hosts`), nor for SLURM.
         job_id: The job's mark, in the environment of all of its processes.
     """
 
@@ -90,7 +92,7 @@ class JobSpec:
             require_positive("restart_window", self.restart_window_s, "seconds")
         if self.hang_timeout_s is not None:
             require_positive("hang_timeout", self.hang_timeout_s, "seconds")
-            _require_here(self)
+            _require_seen(self, self.hang_timeout_s)
         for name, value in self.env.items():
             _check_variable(name, value)
         row = row_of(self.backend)
@@ -117,20 +119,27 @@ class JobSpec:
             )
 
 
-def _require_here(job: JobSpec) -> None:
-    """Raises an error if this machine does not see the notes of the ranks: on other hosts, or in a job of SLURM."""
+def _require_seen(job: JobSpec, hang_timeout_s: float) -> None:
+    """Raises an error if the launcher does not see the progress of the ranks, or not often enough."""
+    row = row_of(job.backend)
     is_discovered = job.elastic is not None and job.elastic.discovery is not None
-    if job.hosts is None and not is_discovered and not row_of(job.backend).is_submitted:
-        return
+    is_elsewhere = job.hosts is not None or is_discovered
     hosts = "" if job.hosts is None else f", hosts: {job.hosts.where}"
     hosts += ", hosts of a discovery script" if is_discovered else ""
-    raise OptionError(
-        explain(
-            "`hang_timeout` must be used for a job on this machine only: the launcher reads files of the ranks.",
-            received=f"backend={job.backend!r}{hosts}",
-            do="Leave it out. The timeout of the collectives, `timeout_s` of the strategy, covers other hosts, too.",
+    if row.is_submitted or (is_elsewhere and not row.watches_hosts):
+        raise OptionError(
+            explain(
+                "`hang_timeout` must be used where the launcher sees the progress of the ranks: on this machine, or on "
+                "hosts over ssh or Ray.",
+                received=f"backend={job.backend!r}{hosts}",
+                do="Leave it out. The timeout of the collectives, `timeout_s` of the strategy, is there, too.",
+            )
         )
-    )
+    if is_elsewhere and hang_timeout_s < _SHORTEST_ELSEWHERE_S:
+        what = (
+            f"`hang_timeout` must be at least {_SHORTEST_ELSEWHERE_S:g} seconds for ranks on other hosts, which tell "
+        )
+        raise OptionError(explain(f"{what}their progress once a second.", received=f"{hang_timeout_s:g}{hosts}"))
 
 
 def make_folders(run_dir: Path, processes: Sequence[ProcessSpec]) -> None:
@@ -147,7 +156,7 @@ def make_folders(run_dir: Path, processes: Sequence[ProcessSpec]) -> None:
         for process in processes:
             make_folder(process.folder)
         # Also those of an earlier, larger run: its errors must not be reported as this run's.
-        for name in (CRASH_FILE, ALONE_FILE, STEPS_FILE, NOTES_FILE, STACKS_FILE):
+        for name in (CRASH_FILE, ALONE_FILE, STEPS_FILE, NOTES_FILE, STACKS_FILE, MIRROR_FILE):
             for stale in left_in(run_dir, name):
                 stale.unlink()
         (run_dir / ".writable").touch()

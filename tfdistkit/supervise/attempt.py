@@ -12,6 +12,7 @@ from tfdistkit.launcher.backend import Backend, WorkerHandle
 from tfdistkit.launcher.output.console import Console
 from tfdistkit.launcher.output.logs import LogPump
 from tfdistkit.launcher.planning import plan_again
+from tfdistkit.launcher.registry import row_of
 from tfdistkit.launcher.spec import JobSpec, ProcessSpec
 from tfdistkit.report.alone import all_worked_alone
 from tfdistkit.report.events import EventLog
@@ -277,7 +278,8 @@ class Attempt:
     def _diagnose(self, decision: Decision, failures: Sequence[Failure]) -> str:
         """Describes where the running ranks are, if the job hangs or a rank has waited for a peer for too long."""
         specs = [self._workers[index].spec for index in self._running()]
-        if decision.outcome is not Outcome.FAILED or self._job.hosts is not None or not specs:
+        is_seen = self._job.hosts is None or row_of(self._job.backend).watches_hosts
+        if decision.outcome is not Outcome.FAILED or not is_seen or not specs:
             return ""
         if failures and not failures[0].is_collective_timeout:
             return ""

@@ -15,6 +15,7 @@ from tfdistkit.cli.run.script_check import is_pipe, module_problem, piped_elsewh
 from tfdistkit.errors import nearest
 from tfdistkit.launcher.elasticity import ElasticSpec, PreemptionSpec
 from tfdistkit.launcher.hosts import HostsSpec
+from tfdistkit.launcher.registry import row_of
 from tfdistkit.launcher.slurm.batch_script import SlurmOptions
 from tfdistkit.launcher.spec import HANG_TIMEOUT_S
 
@@ -108,14 +109,16 @@ def parse(arguments: Sequence[str]) -> RunOptions:
         restart_window_s=found.restart_window,
         elastic=elastic,
         preemption=elastic_options.preemption_of(found, parser.error),
-        hang_timeout_s=_hang_timeout(found, hosts is None and slurm is None and found.host_discovery_script is None),
+        hang_timeout_s=_hang_timeout(found, hosts is not None or found.host_discovery_script is not None),
     )
 
 
-def _hang_timeout(found: Any, is_here: bool) -> float | None:
-    """Returns the hang timeout: by default one for several processes on this machine; 0 switches it off."""
+def _hang_timeout(found: Any, is_elsewhere: bool) -> float | None:
+    """Returns the hang timeout: by default one for several processes whose progress is seen; 0 switches it off."""
     if found.hang_timeout is None:
-        return HANG_TIMEOUT_S if is_here and found.np + found.ps > 1 else None
+        row = row_of(found.backend)
+        is_seen = not row.is_submitted and (row.watches_hosts or not is_elsewhere)
+        return HANG_TIMEOUT_S if is_seen and found.np + found.ps > 1 else None
     return found.hang_timeout if found.hang_timeout != 0 else None
 
 

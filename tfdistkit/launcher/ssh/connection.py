@@ -146,6 +146,9 @@ class Connection:
                 message = stream.flush()
                 if message is not None:
                     self.send(message)
+            request = worker.request()
+            if request is not None:
+                self.send(request)
         if self.is_over:
             return
         if self._ended_at is not None and (self.child.poll() is not None or now - self._ended_at > _END_REASON_S):

@@ -14,6 +14,7 @@ from tfdistkit.launcher.spec import ProcessSpec
 from tfdistkit.launcher.ssh.agent.protocol import WINDOW_BYTES, Message, Outbox
 from tfdistkit.report.alone import FILE_NAME as ALONE_FILE
 from tfdistkit.report.crashes import CrashRecord, write_crash
+from tfdistkit.report.hangs.mirror import MirrorWriter
 
 # The exit code of ssh after a lost connection.
 LOST_EXIT_CODE = 255
@@ -84,6 +85,7 @@ class RemoteWorker:
         self.stdout, self.stderr = self.streams["stdout"].reader, self.streams["stderr"].reader
         self.loss: Loss | None = None
         self._send = send
+        self._mirror = MirrorWriter(spec.folder)
         self._exit_code: int | None = None
         self._is_gone = self._is_suspended = False
 
@@ -124,6 +126,16 @@ class RemoteWorker:
             self._is_gone = True
         elif what == "suspended":
             self._is_suspended = message["suspended"]
+        elif what == "progress":
+            self._mirror.note(payload, message["state"], message["busy"], message["now_s"])
+        elif what == "stacks":
+            self._mirror.answer(payload, message["state"], message["runnable"])
+
+    def request(self) -> Message | None:
+        """Returns the message that asks the agent for this worker's stacks, if someone wants them."""
+        if self._exit_code is not None or not self._mirror.take_request():
+            return None
+        return {"do": "stacks", "worker": self.number}
 
     def lose(self, loss: Loss | None) -> None:
         """Marks the worker as gone, together with its connection.

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import enum
+import signal
 import struct
 from dataclasses import dataclass
 from pathlib import Path
 
 FILE_NAME = "progress"
+# The file of stacks, and the signal that asks for them. glibc keeps the first real-time signals for itself; systems
+# without them (macOS) have no such request.
+STACKS_FILE = "stacks"
+STACKS_SIGNAL: int | None = signal.SIGRTMIN + 9 if hasattr(signal, "SIGRTMIN") else None
 SIZE_BYTES = 256
 # In the first place: a file whose writer has begun, in this form.
 VERSION = 0x7464_6B01
@@ -103,6 +108,19 @@ def read_notes(folder: Path) -> Notes | None:
     except OSError:
         return None
     return parse_notes(data)
+
+
+def by_own_clock(data: bytes, ahead_s: float) -> bytes:
+    """Returns the content of a file of another machine with the times of this one.
+
+    Args:
+        data: The content.
+        ahead_s: How far `time.monotonic` of this machine is ahead, in seconds.
+    """
+    numbers = list(_NUMBERS.unpack_from(data))
+    for place in (SINCE, WINDOW_BEGIN, WINDOW_BEGIN + 1):
+        numbers[place] += round(ahead_s * 1e9) if numbers[place] else 0
+    return _NUMBERS.pack(*numbers) + data[_NUMBERS.size :]
 
 
 def parse_notes(data: bytes) -> Notes | None:

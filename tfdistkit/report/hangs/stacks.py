@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tfdistkit import env
+from tfdistkit.report.hangs.layout import STACKS_FILE, STACKS_SIGNAL
 from tfdistkit.report.private_files import open_file
 
-FILE_NAME = "stacks"
-# glibc keeps the first real-time signals for itself; systems without them (macOS) have no such request.
-SIGNAL: int | None = signal.SIGRTMIN + 9 if hasattr(signal, "SIGRTMIN") else None
+FILE_NAME, SIGNAL = STACKS_FILE, STACKS_SIGNAL
 
 _APPEND = os.O_APPEND | os.O_TRUNC
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+).*:$")

@@ -61,5 +61,5 @@ def _verdict(names: Sequence[ProcessName], answers: Sequence[Answer]) -> list[st
 def _plural(place: str) -> str:
     """Turns what one rank does into what several do."""
     verb, _, rest = place.partition(" ")
-    plural = {"is": "are", "has": "have", "waits": "wait", "computes": "compute"}.get(verb, verb)
+    plural = {"is": "are", "has": "have", "waits": "wait", "waits,": "wait,", "computes": "compute"}.get(verb, verb)
     return f"{plural} {rest}"

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tfdistkit import env
+from tfdistkit.launcher.local.stack_request import is_runnable, request_stacks
 from tfdistkit.launcher.local.watchdog import process_state
+from tfdistkit.report.hangs import mirror as mirrors
 from tfdistkit.report.hangs.layout import Notes, read_notes
-from tfdistkit.report.hangs.stacks import FILE_NAME, SIGNAL, Thread, parse_stacks
+from tfdistkit.report.hangs.mirror import Mirror, read_mirror
+from tfdistkit.report.hangs.stacks import FILE_NAME, Thread, parse_stacks
 
 # A process answers within milliseconds, unless the machine is very busy.
 _ANSWER_S = 2.0
+# The agent of a host waits as long, and its answer travels.
+_ANSWER_ELSEWHERE_S = 6.0
 _POLL_S = 0.05
 
 
@@ -38,27 +42,28 @@ class Answer:
     is_runnable: bool = False
 
 
-def ask_for_stacks(folders: Sequence[Path], timeout_s: float = _ANSWER_S) -> list[Answer]:
+def ask_for_stacks(folders: Sequence[Path], timeout_s: float | None = None) -> list[Answer]:
     """Asks processes for their stacks, all at once.
 
     Args:
         folders: The folders of the processes.
-        timeout_s: How long to wait for the slowest, in seconds.
+        timeout_s: How long to wait for the slowest, in seconds. Default: 2, with processes on other hosts 6.
 
     Returns:
         An answer for each.
     """
     asked = [_ask(folder) for folder in folders]
+    if timeout_s is None:
+        timeout_s = _ANSWER_S if all(one.mirror is None for one in asked) else _ANSWER_ELSEWHERE_S
     deadline = time.monotonic() + timeout_s
     before: list[int] = []
     while time.monotonic() < deadline:
         time.sleep(_POLL_S)
-        sizes = [0 if begin is None else _size(folder) - begin for folder, (_, begin) in zip(folders, asked)]
-        answered = all(size > 0 or begin is None for size, (_, begin) in zip(sizes, asked))
-        if answered and sizes == before:  # Complete: no file has grown since the last look.
+        sizes = [_size(folder) for folder in folders]
+        if all(one.has_answered for one in asked) and sizes == before:  # Complete: nothing has grown since.
             break
         before = sizes
-    return [_answer(folder, notes, begin) for folder, (notes, begin) in zip(folders, asked)]
+    return [one.answer() for one in asked]
 
 
 def is_process_of(pid: int, folder: Path) -> bool:
@@ -75,48 +80,55 @@ def is_process_of(pid: int, folder: Path) -> bool:
     return f"{env.TASK_DIR}={folder}".encode() in variables
 
 
-def _ask(folder: Path) -> tuple[Notes | None, int | None]:
-    """Sends the signal; returns the notes, and where in the file the answer will begin, None if none will come."""
-    notes = read_notes(folder)
-    if notes is None or SIGNAL is None or not is_process_of(notes.pid, folder) or not _answers(notes.pid):
-        return notes, None
-    begin = _size(folder)
-    with contextlib.suppress(OSError):
-        os.kill(notes.pid, SIGNAL)
-        return notes, begin
-    return notes, None
+def _ask(folder: Path) -> _Asked:
+    notes, mirror, begin = read_notes(folder), read_mirror(folder), _size(folder)
+    if mirror is not None:
+        mirrors.request_stacks(folder)
+        return _Asked(folder, notes, begin, mirror)
+    will_answer = notes is not None and is_process_of(notes.pid, folder) and request_stacks(notes.pid)
+    return _Asked(folder, notes, begin if will_answer else None)
 
 
-def _answers(pid: int) -> bool:
-    """Returns whether a process has a handler for the signal, which would end it otherwise, and runs."""
-    assert SIGNAL is not None
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("SigCgt:"):
-                return bool(int(line.partition(":")[2], 16) >> (SIGNAL - 1) & 1) and process_state(pid) not in (
-                    "T",
-                    "t",
-                )
-    return False
+@dataclass(frozen=True)
+class _Asked:
+    """A process that was asked.
 
+    Args:
+        folder: Its folder.
+        notes: Its notes.
+        begin: Where in the file of stacks the answer begins; None if none will come.
+        mirror: What was known of it before, on another host; None on this machine.
+    """
 
-def _answer(folder: Path, notes: Notes | None, begin: int | None) -> Answer:
-    state = process_state(notes.pid) if notes is not None and is_process_of(notes.pid, folder) else ""
-    text = ""
-    if begin is not None:
-        with contextlib.suppress(OSError), (folder / FILE_NAME).open("rb") as file:
-            file.seek(begin)
-            text = file.read().decode(errors="replace")
-    is_runnable = bool(state) and notes is not None and "R" in _thread_states(notes.pid)
-    return Answer(notes, state, tuple(parse_stacks(text)), text, is_runnable)
+    folder: Path
+    notes: Notes | None
+    begin: int | None
+    mirror: Mirror | None = None
 
+    @property
+    def has_answered(self) -> bool:
+        """Whether the answer is there, or begins to be, or none will come."""
+        if self.begin is None:
+            return True
+        if self.mirror is None:
+            return _size(self.folder) > self.begin
+        now = read_mirror(self.folder)
+        return now is not None and now.answers > self.mirror.answers
 
-def _thread_states(pid: int) -> set[str]:
-    states = set()
-    for path in Path(f"/proc/{pid}/task").glob("*/stat"):
-        with contextlib.suppress(OSError):
-            states.add(path.read_bytes().rpartition(b")")[2].split()[0].decode())
-    return states
+    def answer(self) -> Answer:
+        """Returns the answer."""
+        notes, text = self.notes, ""
+        if self.begin is not None and self.has_answered:
+            with contextlib.suppress(OSError), (self.folder / FILE_NAME).open("rb") as file:
+                file.seek(self.begin)
+                text = file.read().decode(errors="replace")
+        mirror = read_mirror(self.folder) if self.mirror is not None else None
+        if mirror is not None:
+            state, runs = mirror.state, mirror.is_runnable
+        else:
+            state = process_state(notes.pid) if notes is not None and is_process_of(notes.pid, self.folder) else ""
+            runs = bool(state) and notes is not None and is_runnable(notes.pid)
+        return Answer(notes, state, tuple(parse_stacks(text)), text, runs)
 
 
 def _size(folder: Path) -> int:

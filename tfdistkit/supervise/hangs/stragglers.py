@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tfdistkit.launcher.local.activity import Activity
 from tfdistkit.report.hangs.layout import Notes, Phase, read_notes
 from tfdistkit.report.names import ProcessName
-from tfdistkit.supervise.hangs.activity import Activity
 
 _EVERY_S = 0.25
 # Fewer samples are chance.

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tfdistkit.launcher.local.activity import Activity
 from tfdistkit.report.hangs.layout import Notes, Phase, read_notes
-from tfdistkit.supervise.hangs.activity import Activity
+from tfdistkit.report.hangs.mirror import read_mirror
 
 # So many timeouts without a note, in `fit`, are a hang whatever the ranks compute.
 _WORK_TIMEOUTS = 10
@@ -47,12 +48,26 @@ class _Rank:
         notes, before = read_notes(self.folder), self.notes
         self.notes = notes
         if notes is not None and self.activity.pid != notes.pid:
-            self.activity = Activity(notes.pid)
+            is_elsewhere = read_mirror(self.folder) is not None
+            self.activity = _MirroredActivity(self.folder, notes.pid) if is_elsewhere else Activity(notes.pid)
         is_busy = self.activity.is_busy(elapsed_s) if notes is not None else False
         if notes is not None and (before is None or notes.changes != before.changes):
             self.noted_at = self.moved_at = now
         elif is_busy:
             self.moved_at = now
+
+
+class _MirroredActivity(Activity):
+    """The work of a process on another host, as its agent tells it."""
+
+    def __init__(self, folder: Path, pid: int):
+        super().__init__(pid)
+        self._folder, self._work = folder, 0
+
+    def is_busy(self, elapsed_s: float) -> bool:
+        mirror, before = read_mirror(self._folder), self._work
+        self._work = before if mirror is None else mirror.work
+        return self._work != before
 
 
 class HangWatch:

@@ -13,6 +13,7 @@ import subprocess
 from collections.abc import Iterator
 
 from tfdistkit.launcher.local import watchdog
+from tfdistkit.launcher.ssh.agent.progress import Progress
 from tfdistkit.launcher.ssh.agent.protocol import encode
 
 
@@ -28,6 +29,7 @@ class Worker:
     def __init__(self, number: int, child: subprocess.Popen[bytes], record: str):
         self.number, self.pid, self.record = number, child.pid, record
         self.child = child
+        self.progress = Progress(number, os.path.dirname(record))
         self.exit_code: int | None = None
         self.is_gone = self.is_suspended = self.is_recorded = False
 
@@ -52,6 +54,7 @@ class Worker:
                 self.is_gone = True
                 yield encode({"is": "gone", "worker": self.number})
             return
+        yield from self.progress.poll()
         is_suspended = watchdog.process_state(self.pid) in ("T", "t")
         if is_suspended != self.is_suspended:
             self.is_suspended = is_suspended

@@ -140,6 +140,8 @@ class Agent:
             self._outbox.put(encode({"is": "pong"}))
         elif what == "signal":
             self._workers[message["worker"]].send_signal(message["signal"])
+        elif what == "stacks":
+            self._workers[message["worker"]].progress.ask()
         elif what == "took":
             self._give_credit(message["worker"], message["channel"], message["bytes"])
         elif what == "goodbye":

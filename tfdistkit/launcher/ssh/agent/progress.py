@@ -1,0 +1,85 @@
+"""An agent's look at the progress of a worker on its host: notes, work and stacks, for the launcher.
+
+Runs on the host without site-packages: imports only the standard library and sent modules.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tfdistkit.launcher.local.activity import Activity
+from tfdistkit.launcher.local.stack_request import is_runnable, request_stacks
+from tfdistkit.launcher.local.watchdog import process_state
+from tfdistkit.launcher.ssh.agent.protocol import encode
+from tfdistkit.report.hangs.layout import FILE_NAME, STACKS_FILE, parse_notes
+
+_EVERY_S = 1.0
+# A process answers within milliseconds, unless the machine is very busy.
+_ANSWER_S = 2.0
+
+
+class Progress:
+    """The progress of one worker.
+
+    Args:
+        worker: The launcher's number for it.
+        folder: Its folder on this host.
+    """
+
+    def __init__(self, worker: int, folder: str):
+        self._worker, self._folder = worker, Path(folder)
+        self._activity = Activity(0)
+        self._sent: tuple[bytes, str] = (b"", "")
+        self._looked_at = 0.0
+        # Until when stacks are waited for, and the size of their file: before, and at the last look.
+        self._asked_until: float | None = None
+        self._begin = self._size = 0
+
+    def ask(self) -> None:
+        """Asks the worker for its stacks; a later `poll` yields the answer."""
+        notes = parse_notes(self._read(FILE_NAME))
+        self._begin = len(self._read(STACKS_FILE))
+        self._size = -1
+        will_answer = notes is not None and request_stacks(notes.pid)
+        self._asked_until = time.monotonic() + (_ANSWER_S if will_answer else 0)
+
+    def poll(self) -> Iterator[bytes]:
+        """Yields messages about what is new since the last call."""
+        now = time.monotonic()
+        if self._asked_until is not None:
+            yield from self._answer(now)
+        elapsed_s = now - self._looked_at
+        if elapsed_s < _EVERY_S:
+            return
+        self._looked_at = now
+        data = self._read(FILE_NAME)
+        notes = parse_notes(data)
+        if notes is None:
+            return
+        if self._activity.pid != notes.pid:
+            self._activity = Activity(notes.pid)
+        is_busy, state = self._activity.is_busy(elapsed_s), process_state(notes.pid)
+        if is_busy or self._sent != (data, state):
+            self._sent = (data, state)
+            yield self._message("progress", data, state=state, busy=is_busy, now_s=now)
+
+    def _answer(self, now: float) -> Iterator[bytes]:
+        assert self._asked_until is not None
+        text = self._read(STACKS_FILE)[self._begin :]
+        is_complete, self._size = 0 < len(text) == self._size, len(text)
+        if is_complete or now >= self._asked_until:
+            self._asked_until = None
+            pid = self._activity.pid
+            yield self._message("stacks", text, state=process_state(pid), runnable=is_runnable(pid))
+
+    def _message(self, what: str, payload: bytes, **fields: object) -> bytes:
+        return encode({"is": what, "worker": self._worker, **fields}, payload)
+
+    def _read(self, name: str) -> bytes:
+        with contextlib.suppress(OSError), open(os.path.join(self._folder, name), "rb") as file:
+            return file.read()
+        return b""

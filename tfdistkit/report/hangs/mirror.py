@@ -1,0 +1,119 @@
+"""What the launcher knows of a process on another host, as files in the process's folder on this machine.
+
+The agent of the host sends what it sees, and the launcher writes it here, beside the progress notes themselves. So the
+launcher, `tfdistkit ps` and `tfdistkit stacks` look at files of this machine, wherever a process runs. Who wants its
+stacks creates a file; they are appended to the file of stacks, as a process on this machine does by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfdistkit.report.hangs.layout import FILE_NAME as NOTES_FILE
+from tfdistkit.report.hangs.layout import STACKS_FILE, by_own_clock
+from tfdistkit.report.private_files import open_file, write_file
+
+FILE_NAME = "mirror"
+_REQUEST = "stacks_wanted"
+
+
+@dataclass(frozen=True)
+class Mirror:
+    """What was seen of a process on another host.
+
+    Args:
+        state: The kernel's letter of it (`T` if it is suspended).
+        is_runnable: Whether one of its threads computed, or waited for a core, when its stacks were asked for.
+        work: A number that grows while the process uses CPU time, or reads or writes data.
+        answers: How often it was asked for its stacks, and answered, or could not.
+    """
+
+    state: str = ""
+    is_runnable: bool = False
+    work: int = 0
+    answers: int = 0
+
+
+def read_mirror(folder: Path) -> Mirror | None:
+    """Returns what is known of a process on another host; None for one on this machine, or before its first note.
+
+    Args:
+        folder: The folder of the process.
+    """
+    try:
+        return Mirror(**json.loads((folder / FILE_NAME).read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def request_stacks(folder: Path) -> None:
+    """Asks the launcher for the stacks of a process on another host.
+
+    Args:
+        folder: The folder of the process.
+    """
+    with contextlib.suppress(OSError):
+        (folder / _REQUEST).touch()
+
+
+class MirrorWriter:
+    """Writes what the agent of a host sends of one process.
+
+    Args:
+        folder: The folder of the process.
+    """
+
+    def __init__(self, folder: Path):
+        self._folder, self._mirror, self._is_asked = folder, Mirror(), False
+
+    def note(self, notes: bytes, state: str, is_busy: bool, now_s: float) -> None:
+        """Writes progress notes.
+
+        Args:
+            notes: Their file on the host.
+            state: As in `Mirror`.
+            is_busy: Whether the process has worked since the last call.
+            now_s: `time.monotonic` of the host.
+        """
+        _replace(self._folder / NOTES_FILE, by_own_clock(notes, time.monotonic() - now_s))
+        self._write(state=state, work=self._mirror.work + is_busy)
+
+    def take_request(self) -> bool:
+        """Returns whether someone has asked for the stacks since the last answer; once for each request."""
+        if self._is_asked or not (self._folder / _REQUEST).exists():
+            return False
+        self._is_asked = True
+        return True
+
+    def answer(self, stacks: bytes, state: str, is_runnable: bool) -> None:
+        """Answers the requests so far.
+
+        Args:
+            stacks: The stacks; empty if the process did not answer.
+            state: As in `Mirror`.
+            is_runnable: As in `Mirror`.
+        """
+        self._is_asked = False
+        with contextlib.suppress(OSError):
+            with open(open_file(self._folder / STACKS_FILE, os.O_APPEND), "ab") as file:
+                file.write(stacks)
+            (self._folder / _REQUEST).unlink(missing_ok=True)
+        self._write(state=state, is_runnable=is_runnable, answers=self._mirror.answers + 1)
+
+    def _write(self, **changed: object) -> None:
+        self._mirror = dataclasses.replace(self._mirror, **changed)  # type: ignore[arg-type]
+        _replace(self._folder / FILE_NAME, json.dumps(dataclasses.asdict(self._mirror)).encode())
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Writes a file at once: nobody reads the half of it. On a full disk the job goes on without."""
+    with contextlib.suppress(OSError):
+        new = path.with_name(f".{path.name}")
+        write_file(new, data)
+        new.replace(path)
