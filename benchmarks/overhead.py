@@ -1,15 +1,19 @@
 """Overhead of a strategy with nothing to distribute: `fit` plain, under `one_device`, under `multiworker`.
 
-Goal: at most 1.05 times plain Keras. Also the overhead of comparing the data of two workers (`check_data`). Goal: at
-most 1.01 times `fit` without. Run: python benchmarks/overhead.py
+Goal: at most 1.05 times plain Keras. Also the overhead of comparing the data of two workers (`check_data`; goal: at
+most 1.01 times `fit` without), and of the progress notes of a step (goal: at most 0.5 % of 5 ms).
+Run: python benchmarks/overhead.py
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import os
+import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -79,6 +83,40 @@ def compare_data(rounds: int, steps: int) -> None:
         pairs.show(results_of_exchanges, "a collective", "ms")
 
 
+def cost_of_notes(rounds: int) -> None:
+    """Times the progress notes of a step, as `tfdistkit run` has them, with 10 collectives and without."""
+    from tfdistkit import env
+    from tfdistkit.report.hangs import notes
+
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ[env.TASK_DIR] = folder
+        notes.begin()
+        del os.environ[env.TASK_DIR]
+
+    def collectives(_: Any) -> None:
+        for _ in range(10):
+            notes.own.begin_operation(b"sum of float32 [1000, 1000]")
+            notes.own.end_operation()
+
+    def timed(step: Callable[[Any], Any]) -> Callable[[], float]:
+        def run() -> float:
+            start = time.perf_counter()
+            for _ in range(20_000):
+                step(None)
+            return (time.perf_counter() - start) / 20_000 * 1e6
+
+        return run
+
+    variants = {
+        "no notes": timed(lambda _: None),
+        "of a step": timed(notes.noting_steps(lambda _: None, 1)),
+        "of a step, 10 collectives": timed(notes.noting_steps(collectives, 1)),
+    }
+    for name, values in pairs.in_turn(variants, rounds).items():
+        median = statistics.median(values)
+        print(f"progress notes, {name:<28} {median:>6.2f} us, {median / 5000:.3%} of a step of 5 ms")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=9)
@@ -100,7 +138,7 @@ def main() -> None:
     pairs.show(pairs.in_turn(variants, args.rounds), "plain Keras", "s/step")
     words = [__file__, "--compare-data", "--rounds", str(args.rounds), "--steps", str(args.steps)]
     subprocess.run([sys.executable, "-m", "tfdistkit", "run", "-np", "2", *words], check=True)
-    return None
+    return cost_of_notes(args.rounds)
 
 
 if __name__ == "__main__":

@@ -182,7 +182,7 @@ def test_the_slowest_rank_is_named(tmp_path: Path) -> None:
 def wait_for(path):
     while not os.path.exists(path):
         time.sleep(0.01)
-for number in range(30):
+for number in range(45):
     if rank == 1:
         time.sleep(0.4)
         open(f"step.{number}", "w").close()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from job_process import Job, job, wait_until, write_script
+from job_process import Job, heed_signals, job, wait_until, write_script
 
 from tfdistkit.cli.jobs import stop
 from tfdistkit.launcher.local.watchdog import marked_processes
@@ -203,7 +203,8 @@ def test_a_program_that_called_launch_goes_on(tmp_path: Path) -> None:
     script = write_script(tmp_path, LAUNCHING)
     environment = {**os.environ, "TMPDIR": str(tmp_path), "TEST_MARK": str(tmp_path)}
     command = [sys.executable, script]
-    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as program:
+    options = {"cwd": tmp_path, "env": environment, "stdout": subprocess.PIPE, "preexec_fn": heed_signals}
+    with subprocess.Popen(command, text=True, **options) as program:
         try:
             wait_until((tmp_path / "begun").exists, "the function")
             assert listed(program.pid, tmp_path)["script"] == "tfdistkit.launch"  # type: ignore[index]
