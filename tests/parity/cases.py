@@ -171,6 +171,14 @@ _MIXING = (
     trained("pairs", loss=by("mixing", "pairs"), rows=103, optimizer=sgd(0.05)),
     trained("own_sum", loss=by("mixing", "sum"), rows=97, optimizer=sgd(0.05)),
     trained("spread", loss=by("mixing", "spread"), rows=103, optimizer=sgd(0.05)),
+    trained("hardest", loss=by("mixing", "hardest"), rows=103, optimizer=sgd(0.05)),
+    trained(
+        "along_rows",
+        loss=by("losses.CosineSimilarity", axis=0),
+        metrics=(by("metrics.CosineSimilarity", axis=0),),
+        rows=103,
+        optimizer=sgd(0.05),
+    ),
     trained("valid_mean_own_step", model=by("OwnTrainStep"), loss=by("mixing", "valid_mean"), rows=97, metrics=None),
 )
 

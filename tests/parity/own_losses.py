@@ -48,6 +48,16 @@ def _spread(y: Any, predicted: Any) -> Any:
     return ops.mean(ops.square(y - predicted)) + ops.relu(1.0 - ops.std(predicted, axis=0))
 
 
+def _hardest(y: Any, predicted: Any) -> Any:
+    """A mean over the half of the rows with the largest errors, and all pairs of rows by their order."""
+    errors = ops.mean(ops.square(y - predicted), -1)
+    hardest, _ = tf.math.top_k(errors, ops.maximum(ops.shape(errors)[0] // 2, 1))
+    score, target = predicted[:, 0], y[:, 0]
+    order = ops.softplus((score[:, None] - score) * ops.sign(target - target[:, None]))
+    return ops.mean(hardest) + ops.mean(order)
+
+
 def mixing(name: str) -> Any:
     """Returns a loss function by its name."""
-    return {f.__name__[1:]: f for f in (_dice, _entropy_and_dice, _objects, _valid_mean, _pairs, _sum, _spread)}[name]
+    functions = (_dice, _entropy_and_dice, _objects, _valid_mean, _pairs, _sum, _spread, _hardest)
+    return {f.__name__[1:]: f for f in functions}[name]

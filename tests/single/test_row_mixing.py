@@ -17,6 +17,22 @@ OF_ROWS = {
     "kept rows": lambda tf, ops, y, p: tf.boolean_mask(ops.square(y - p)[:, 0], y[:, 0] > 0),
     "flat": lambda tf, ops, y, p: ops.reshape(ops.square(y - p), (-1,)),
     "focal": lambda tf, ops, y, p: (1 - ops.exp(-ops.sum(y * p, -1))) ** 2 * ops.sum(y * p, -1),
+    "softmax of each row": lambda tf, ops, y, p: -ops.sum(ops.softmax(y) * ops.log_softmax(p), -1),
+    "hardest classes": lambda tf, ops, y, p: ops.mean(tf.math.top_k(ops.square(y - p), 2)[0], -1),
+    "sorted classes": lambda tf, ops, y, p: ops.mean(ops.square(ops.sort(y, -1) - ops.sort(p, -1)), -1),
+    "cross entropy": lambda tf, ops, y, p: tf.nn.sparse_softmax_cross_entropy_with_logits(ops.argmax(y, -1), p),
+    "one class": lambda tf, ops, y, p: ops.take_along_axis(p, ops.argmax(y, -1)[:, None], axis=1)[:, 0],
+    "gathered class": lambda tf, ops, y, p: tf.gather(p, tf.argmax(y, -1), batch_dims=1),
+    "products of rows": lambda tf, ops, y, p: ops.einsum("bi,bi->b", y, p),
+    "by a matrix": lambda tf, ops, y, p: ops.sum(ops.square(ops.matmul(y - p, ops.ones((3, 4)))), -1),
+    "split": lambda tf, ops, y, p: ops.abs(ops.split(p, 3, axis=-1)[0] - y[..., :1])[:, 0],
+    "stacked": lambda tf, ops, y, p: ops.sum(ops.stack([y, p], axis=-1), axis=(1, 2)),
+    "outer products": lambda tf, ops, y, p: ops.sum(p[:, :, None] * y[:, None, :], axis=(1, 2)),
+    "repeated columns": lambda tf, ops, y, p: ops.mean(tf.tile(p, [1, 2]) - tf.repeat(y, 2, axis=1), -1),
+    "differences": lambda tf, ops, y, p: ops.mean(ops.abs(p[:, 1:] - p[:, :-1]), -1),
+    "images": lambda tf, ops, y, p: ops.mean(
+        ops.average_pool(ops.reshape(p, (-1, 3, 1, 1)), (3, 1), padding="valid"), (1, 2, 3)
+    ),
 }
 MEANS = {
     "mean": lambda tf, ops, y, p: ops.mean(ops.square(y - p)),
@@ -38,6 +54,22 @@ MIXED = {
     "reversed": lambda tf, ops, y, p: ops.mean(ops.square(p - tf.reverse(y, [0])), -1),
     "shuffled": lambda tf, ops, y, p: ops.mean(ops.square(p - tf.gather(y, tf.range(tf.shape(y)[0])[::-1])), -1),
     "cumulative": lambda tf, ops, y, p: ops.mean(tf.cumsum(p), -1),
+    "hardest rows": lambda tf, ops, y, p: tf.math.top_k(ops.mean(ops.square(y - p), -1), 2)[0],
+    "sorted rows": lambda tf, ops, y, p: ops.square(ops.sort(y[:, 0]) - ops.sort(p[:, 0])),
+    "sorted down": lambda tf, ops, y, p: ops.square(ops.sort(y, axis=0) - ops.sort(p, axis=0)),
+    "weights over rows": lambda tf, ops, y, p: ops.softmax(ops.mean(y - p, -1)) * ops.mean(y - p, -1),
+    "weights down": lambda tf, ops, y, p: ops.mean(ops.softmax(y - p, axis=0) * p, -1),
+    "all pairs": lambda tf, ops, y, p: ops.mean(ops.softplus(p[:, 0][:, None] - p[:, 0])),
+    "all pairs of columns": lambda tf, ops, y, p: ops.square(p[:, :1] - ops.transpose(p[:, :1])),
+    "all pairs by repeating": lambda tf, ops, y, p: (
+        tf.repeat(p[:, 0], tf.shape(p)[0]) - tf.tile(p[:, 0], [tf.shape(p)[0]])
+    ),
+    "all pairs at a new place": lambda tf, ops, y, p: ops.square(ops.expand_dims(p, 1) - ops.expand_dims(y, 0)),
+    "upside down": lambda tf, ops, y, p: ops.mean(ops.square(p - y[::-1]), -1),
+    "two rows at a time": lambda tf, ops, y, p: ops.std(ops.reshape(ops.square(y - p), (-1, 6)), -1),
+    "standard deviations": lambda tf, ops, y, p: ops.square(ops.std(ops.transpose(p), -1) - ops.std(y, 0)),
+    "products over rows": lambda tf, ops, y, p: ops.einsum("bi,bj->ij", y, p),
+    "with a constant row": lambda tf, ops, y, p: ops.concatenate([p, ops.ones((1, 3))], axis=0),
     "in a function": lambda tf, ops, y, p: tf.function(lambda a, b: ops.mean(a - b, -1))(y, p),
     "in python": lambda tf, ops, y, p: tf.numpy_function(lambda a, b: a - b, [y, p], tf.float32),
 }
@@ -60,20 +92,28 @@ def _kind(loss: Any, rows: int | None) -> str:
     return found[0]
 
 
-@pytest.mark.parametrize("rows", [None, 7])
+@pytest.mark.parametrize("rows", [None, 8, 1])
 @pytest.mark.parametrize("name", OF_ROWS)
 def test_losses_of_rows(name: str, rows: int | None) -> None:
     assert _kind(OF_ROWS[name], rows) == "ROWS"
 
 
-@pytest.mark.parametrize("rows", [None, 7])
+@pytest.mark.parametrize("rows", [None, 8, 1])
 @pytest.mark.parametrize("name", MEANS)
 def test_means_of_rows(name: str, rows: int | None) -> None:
     assert _kind(MEANS[name], rows) == "MEAN"
 
 
-@pytest.mark.parametrize("rows", [None, 7])
-@pytest.mark.parametrize("name", MIXED)
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    # One row has no two hardest ones.
+    [
+        (name, rows)
+        for name in MIXED
+        for rows in (None, 8, 1)
+        if rows != 1 or "hardest" not in name and "two" not in name
+    ],
+)
 def test_losses_that_combine_rows(name: str, rows: int | None) -> None:
     assert _kind(MIXED[name], rows) == "MIXED"
 

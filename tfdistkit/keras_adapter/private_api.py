@@ -226,6 +226,11 @@ def function_of(metric: Any) -> Any:
     return metric._fn if isinstance(metric, keras.metrics.MeanMetricWrapper) else None
 
 
+def axes_of(wrapper: Any) -> Any:
+    """Returns the axis that a loss or metric applies its function along; -1, Keras's default, where it has none."""
+    return (getattr(wrapper, "_fn_kwargs", None) or {}).get("axis", -1)
+
+
 def is_container_of_metrics(metric: Any) -> bool:
     """Whether a metric is what `compile` makes to hold others."""
     return isinstance(metric, (CompileMetrics, MetricsList))

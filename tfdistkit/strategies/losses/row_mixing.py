@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdistkit.strategies.losses.row_rules import keeps_rows_apart
 from tfdistkit.strategies.sync.data_dependence import depends_on_data
 
 
@@ -39,15 +40,6 @@ _ALONG_AXES = frozenset(
     (
         *("Sum", "Mean", "Max", "Min", "Prod", "All", "Any", "EuclideanNorm", "ArgMax", "ArgMin"),
         *("ReverseV2", "Cumsum", "Cumprod", "CumulativeLogsumexp"),
-    )
-)
-
-# Operations that run a function, or combine rows by their content.
-_OPAQUE = frozenset(
-    (
-        *("PartitionedCall", "StatefulPartitionedCall", "While", "StatelessWhile", "If", "StatelessIf", "Case"),
-        *("PyFunc", "PyFuncStateless", "EagerPyFunc", "RandomShuffle", "SegmentSum", "SegmentMean", "SegmentMax"),
-        *("UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin", "UnsortedSegmentProd"),
     )
 )
 
@@ -104,21 +96,9 @@ def _is_along_rows(operation: Any) -> bool:
 
 def _keeps_rows(tensor: tf.Tensor, behind: list[Kind], rows: int | None) -> bool:
     """Returns whether each entry of the first dimension was computed from one row of the batch."""
-    operation = tensor.op
-    if operation.type in _OPAQUE or not tensor.shape.rank:
+    if not tensor.shape.rank or not _may_hold_rows(tensor, rows):
         return False
-    if operation.type in ("MatMul", "BatchMatMul", "BatchMatMulV2", "Einsum") and behind.count(Kind.ROWS) > 1:
-        return operation.type.startswith("Batch") and tensor.shape.rank > 2 and _may_hold_rows(tensor, rows)
-    if operation.type == "GatherV2" and behind[0] is Kind.ROWS and not operation.get_attr("batch_dims"):
-        along_rows = tf.get_static_value(operation.inputs[2]) in (None, 0)
-        return _may_hold_rows(tensor, rows) and (not along_rows or depends_on_data(operation.inputs[1]))
-    if operation.type == "StridedSlice":
-        masks = [operation.get_attr(name) & 1 for name in ("begin_mask", "end_mask", "ellipsis_mask")]
-        return _may_hold_rows(tensor, rows) and (all(masks[:2]) or bool(masks[2]))
-    if operation.type == "Slice":
-        sizes = tf.get_static_value(operation.inputs[2], partial=True)
-        return sizes is not None and sizes[0] == -1 and tf.get_static_value(operation.inputs[1]) is not None
-    return operation.type != "Roll" and _may_hold_rows(tensor, rows)
+    return keeps_rows_apart(tensor, [one is Kind.ROWS for one in behind])
 
 
 def _may_hold_rows(tensor: tf.Tensor, rows: int | None) -> bool:

@@ -88,8 +88,9 @@ def reduce_weighted_values(
 
 def _mixes_rows(step: steps.ReplicaStep, one: LossCall, values: tf.Tensor) -> bool:
     """Returns whether the values of a loss combine rows; in eager execution, whether they may."""
-    function = getattr(one.loss, "fn", None)
-    if type(one.loss).call.__module__.startswith("keras.src.") and (function is None or function_adds_up(function)):
+    function, axes = getattr(one.loss, "fn", None), private_api.axes_of(one.loss)
+    is_kerass = type(one.loss).call.__module__.startswith("keras.src.")
+    if is_kerass and (function is None or function_adds_up(function, axes)):
         return False
     if tf.executing_eagerly():
         return True

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdistkit.keras_adapter import private_api
@@ -80,7 +81,7 @@ def adds_up(metric: Any) -> bool:
     if getattr(own, "tfdistkit_adds_up", False):
         return True
     function = private_api.function_of(metric)
-    return adds_up_by_class(own) and (function is None or function_adds_up(function))
+    return adds_up_by_class(own) and (function is None or function_adds_up(function, private_api.axes_of(metric)))
 
 
 def adds_up_by_class(own: type) -> bool:
@@ -91,13 +92,19 @@ def adds_up_by_class(own: type) -> bool:
     return updating.__module__.startswith("keras.src.")
 
 
-def function_adds_up(function: Any) -> bool:
-    """Returns whether a function of targets and predictions returns a number for each row, or their mean."""
+def function_adds_up(function: Any, axes: Any = -1) -> bool:
+    """Returns whether a function of targets and predictions returns a number for each row, or their mean.
+
+    Args:
+        function: The function.
+        axes: What it gets as `axis`: an int, or several.
+    """
     if getattr(function, "tfdistkit_adds_up", False):
         return True
     while isinstance(function, functools.partial):
-        function = function.func
-    if isinstance(function, keras.losses.Loss):
+        function, axes = function.func, function.keywords.get("axis", axes)
+    # A negative axis before the last one may be that of the rows.
+    if isinstance(function, keras.losses.Loss) or any(axis == 0 or axis < -1 for axis in np.ravel(axes)):
         return False
     name = getattr(function, "__name__", "")
     return getattr(function, "__module__", "").startswith("keras.src.") and name not in _MIXING_ROWS
