@@ -18,6 +18,16 @@ def _sums(ops: Any, tf: Any) -> dict[str, Callable[..., Any]]:
         "over_all": lambda x, state: state + ops.sum(x),
         "product_of_rows": lambda x, state: state + ops.matmul(ops.transpose(x), x)[0:1],
         "transposed_product": lambda x, state: state + tf.reshape(tf.matmul(x, x, transpose_a=True), [-1])[:4],
+        "tensordot": lambda x, state: state + ops.sum(ops.tensordot(x, x, axes=[[0], [0]]), axis=0),
+        "dot": lambda x, state: state + ops.dot(ops.transpose(x), x)[0],
+        "product_of_transposed": lambda x, state: state + ops.matmul(ops.transpose(x), x[:, :1])[:, 0],
+        "of_transposed": lambda x, state: state + ops.sum(ops.transpose(x), axis=1),
+        "histogram": lambda x, state: (
+            state + ops.cast(tf.histogram_fixed_width(x[:, 0], [-2.0, 2.0], nbins=4), "float32")
+        ),
+        "stacked": lambda x, state: state + ops.sum(ops.stack([ops.sum(x, 0), ops.sum(x * x, 0)]), axis=0),
+        "stacked_with_a_mean": lambda x, state: state + ops.sum(ops.stack([ops.sum(x, 0), ops.mean(x, 0)]), axis=0),
+        "joined": lambda x, state: state + ops.concatenate([ops.sum(x, 0), state])[2:6],
         "einsum": lambda x, state: state + ops.sum(ops.einsum("bi,bj->ij", x, x), axis=0),
         "number_of_rows": lambda x, state: state + ops.cast(ops.shape(x)[0], "float32"),
         "bincount": lambda x, state: (

@@ -28,13 +28,25 @@ _LINEAR = frozenset(
 )
 # Operations between a sum over rows and the state, at most: behind them a network begins, which may be deep.
 _MOST_OPERATIONS = 40
+# Transpositions between a tensor of rows and a sum over them, at most.
+_MOST_TURNS = 6
 _RESHAPING = ("Cast", "StridedSlice", "Slice", "Reshape", "ExpandDims", "Squeeze", "Transpose")
 
 # Names of arguments in `tf.raw_ops` that differ from those of the operation.
 _ARGUMENTS = dict.fromkeys(("reduction_indices", "dim", "squeeze_dims"), "axis")
 
 # Count or add up entries by an index of each row.
-_BY_INDEX = frozenset(("Bincount", "DenseBincount", "UnsortedSegmentSum", "SegmentSum", "SegmentSumV2", "ScatterNd"))
+_BY_INDEX = frozenset(
+    (
+        "Bincount",
+        "DenseBincount",
+        "UnsortedSegmentSum",
+        "SegmentSum",
+        "SegmentSumV2",
+        "ScatterNd",
+        "HistogramFixedWidth",
+    )
+)
 _MOVES_ROWS = ("Cumsum", "Cumprod", "CumulativeLogsumexp", "ReverseV2", "Roll", "RandomShuffle")
 _REDUCTIONS = ("Sum", "Mean", "Max", "Min", "Prod", "All", "Any", "ArgMax", "ArgMin")
 
@@ -189,6 +201,8 @@ class _Reader:
             added = tensor - inputs[0]
             is_mean = self._is_divided(inputs[2])
             return Parts(inputs[0], added if is_mean else None, None if is_mean else added)
+        if kind in ("Pack", "ConcatV2"):
+            return self._joined(operation, [self.parts(one, left - 1) for one in _joined_by(operation)])
         if kind in ("Add", "AddV2", "AddN"):
             return sum((self.parts(one, left - 1) for one in inputs), Parts()).mapped(
                 lambda part: _as_large(part, tensor)
@@ -197,10 +211,24 @@ class _Reader:
             difference = self.parts(inputs[0], left - 1) + self.parts(inputs[1], left - 1).mapped(tf.negative)
             return difference.mapped(lambda part: _as_large(part, tensor))
         of_batch = [i for i, one in enumerate(inputs) if self.comes_from_batch(one)]
+        if kind == "Reshape" and tensor.shape.is_fully_defined():
+            of_batch = [0]  # A size that was computed from that of the batch, and is none of its rows.
         if kind in _LINEAR and (of_batch == [0] or (of_batch == [1] and kind in ("Mul", *_PRODUCTS))):
             position = of_batch[0]
             return self.parts(inputs[position], left - 1).mapped(lambda part: _again(operation, part, position))
         return Parts(mean=tensor)
+
+    def _joined(self, operation: Any, pieces: list[Parts]) -> Parts:
+        def joined(parts: list[tf.Tensor | None]) -> tf.Tensor | None:
+            if all(part is None for part in parts):
+                return None
+            pairs = zip(parts, _joined_by(operation))
+            filled = [tf.zeros_like(whole) if part is None else part for part, whole in pairs]
+            if operation.type == "Pack":
+                return tf.stack(filled, operation.get_attr("axis"))
+            return tf.concat(filled, operation.inputs[-1])
+
+        return Parts(*(joined([getattr(one, name) for one in pieces]) for name in ("constant", "mean", "sum")))
 
     def stores_rows(self, tensor: tf.Tensor, left: int = _MOST_OPERATIONS) -> bool:
         """Returns whether a tensor holds rows of the batch, alone or between others."""
@@ -218,7 +246,8 @@ class _Reader:
         """Returns whether an operation adds up rows."""
         kind, inputs = operation.type, list(operation.inputs)
         if kind == "Sum":
-            return self.has_rows(inputs[0]) and _is_along_first(operation)
+            axis = self._axis_of_rows(inputs[0])
+            return axis is not None and _is_along(operation, axis)
         if kind in _BY_INDEX:
             return any(self.has_rows(one) for one in inputs)
         if kind == "Size":
@@ -244,13 +273,23 @@ class _Reader:
         return self.comes_from_batch(divisor) and not self.has_rows(divisor)
 
     def _contracts_rows(self, product: Any) -> bool:
-        left, right = product.inputs
-        if not self.has_rows(right) or product.get_attr("transpose_b"):
-            return False
-        if product.get_attr("transpose_a"):
-            return self.has_rows(left)
-        turned = left.op
-        return turned.type == "Transpose" and left.shape.rank == 2 and self.has_rows(turned.inputs[0])
+        contracted = (0 if product.get_attr("transpose_a") else 1, 1 if product.get_attr("transpose_b") else 0)
+        return tuple(map(self._axis_of_rows, product.inputs)) == contracted
+
+    def _axis_of_rows(self, tensor: tf.Tensor, left: int = _MOST_TURNS) -> int | None:
+        """Returns the dimension that holds the rows of the batch: the first, or another one after a transposition."""
+        operation = tensor.op
+        if self.has_rows(tensor):
+            return 0
+        if not left or not tensor.shape.rank or operation.type not in (*_SAME, "Cast", "Transpose", "Reshape"):
+            return None
+        axis = self._axis_of_rows(operation.inputs[0], left - 1)
+        if axis is None or operation.type not in ("Transpose", "Reshape"):
+            return axis
+        if operation.type == "Reshape":
+            return axis if _is_of_tensordot(operation) else None
+        order = tf.get_static_value(operation.inputs[1])
+        return None if order is None else list(order).index(axis)
 
     def has_rows(self, tensor: tf.Tensor) -> bool:
         """Returns whether the first dimension of a tensor holds the rows of the batch, or some for each of them."""
@@ -278,7 +317,7 @@ class _Reader:
             return tensor.shape[0] is None or bool(rows and tensor.shape[0] == rows)
         if operation.type in _BY_INDEX or (operation.type == "Transpose" and not _keeps_first(operation)):
             return False
-        if operation.type in _REDUCTIONS and _is_along_first(operation):
+        if operation.type in _REDUCTIONS and _is_along(operation, 0):
             return False
         if operation.type == "MatMul" and operation.get_attr("transpose_a"):
             return False
@@ -315,9 +354,22 @@ def _keeps_numbers(before: tf.DType, after: tf.DType) -> bool:
     return after.is_floating if before.is_floating else before.is_integer
 
 
-def _is_along_first(operation: Any) -> bool:
+def _is_along(operation: Any, axis: int) -> bool:
     axes, rank = tf.get_static_value(operation.inputs[1]), operation.inputs[0].shape.rank
-    return axes is None or not rank or 0 in np.ravel(axes) % rank
+    return axes is None or not rank or axis in np.ravel(axes) % rank
+
+
+def _is_of_tensordot(reshape: Any) -> bool:
+    """Returns whether `tf.tensordot` made matrices of its inputs, and this one was a matrix before."""
+    sizes = reshape.inputs[1].op
+    is_matrix = reshape.inputs[0].shape.rank == reshape.outputs[0].shape.rank == 2
+    return is_matrix and sizes.type == "Pack" and all(one.op.type == "Prod" for one in sizes.inputs)
+
+
+def _joined_by(operation: Any) -> list[tf.Tensor]:
+    """Returns what an operation stacks or concatenates, without the axis of the latter."""
+    inputs = list(operation.inputs)
+    return inputs if operation.type == "Pack" else inputs[:-1]
 
 
 def _is_first(operation: Any) -> bool:
