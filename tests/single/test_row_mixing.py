@@ -22,6 +22,9 @@ OF_ROWS = {
     "sorted classes": lambda tf, ops, y, p: ops.mean(ops.square(ops.sort(y, -1) - ops.sort(p, -1)), -1),
     "cross entropy": lambda tf, ops, y, p: tf.nn.sparse_softmax_cross_entropy_with_logits(ops.argmax(y, -1), p),
     "one class": lambda tf, ops, y, p: ops.take_along_axis(p, ops.argmax(y, -1)[:, None], axis=1)[:, 0],
+    "class by its place": lambda tf, ops, y, p: tf.gather_nd(
+        p, tf.stack([tf.range(tf.shape(p)[0]), tf.argmax(y, -1, tf.int32)], 1)
+    ),
     "gathered class": lambda tf, ops, y, p: tf.gather(p, tf.argmax(y, -1), batch_dims=1),
     "products of rows": lambda tf, ops, y, p: ops.einsum("bi,bi->b", y, p),
     "by a matrix": lambda tf, ops, y, p: ops.sum(ops.square(ops.matmul(y - p, ops.ones((3, 4)))), -1),
@@ -65,6 +68,11 @@ MIXED = {
         tf.repeat(p[:, 0], tf.shape(p)[0]) - tf.tile(p[:, 0], [tf.shape(p)[0]])
     ),
     "all pairs at a new place": lambda tf, ops, y, p: ops.square(ops.expand_dims(p, 1) - ops.expand_dims(y, 0)),
+    "one row of all": lambda tf, ops, y, p: ops.mean(ops.square(p - tf.gather(y, 0)), -1),
+    "turned round": lambda tf, ops, y, p: ops.square(
+        p - tf.gather_nd(y, (tf.shape(y)[0] - 1 - tf.range(tf.shape(y)[0]))[:, None])
+    ),
+    "padded": lambda tf, ops, y, p: ops.mean(ops.pad(p, [[1, 0], [0, 0]]), -1),
     "upside down": lambda tf, ops, y, p: ops.mean(ops.square(p - y[::-1]), -1),
     "two rows at a time": lambda tf, ops, y, p: ops.std(ops.reshape(ops.square(y - p), (-1, 6)), -1),
     "standard deviations": lambda tf, ops, y, p: ops.square(ops.std(ops.transpose(p), -1) - ops.std(y, 0)),
@@ -116,6 +124,13 @@ def test_means_of_rows(name: str, rows: int | None) -> None:
 )
 def test_losses_that_combine_rows(name: str, rows: int | None) -> None:
     assert _kind(MIXED[name], rows) == "MIXED"
+
+
+def test_a_mapped_loss_can_be_read() -> None:
+    def loss(tf: Any, ops: Any, y: Any, p: Any) -> Any:
+        return ops.vectorized_map(lambda z: ops.mean(ops.square(z[0] - z[1])), (y, p))
+
+    assert {_kind(loss, rows) for rows in (None, 8)} <= {"ROWS", "MEAN", "MIXED"}
 
 
 def test_constants() -> None:

@@ -28,6 +28,11 @@ def _sums(ops: Any, tf: Any) -> dict[str, Callable[..., Any]]:
         "stacked": lambda x, state: state + ops.sum(ops.stack([ops.sum(x, 0), ops.sum(x * x, 0)]), axis=0),
         "stacked_with_a_mean": lambda x, state: state + ops.sum(ops.stack([ops.sum(x, 0), ops.mean(x, 0)]), axis=0),
         "joined": lambda x, state: state + ops.concatenate([ops.sum(x, 0), state])[2:6],
+        "einsum_of_one": lambda x, state: state + ops.einsum("bi->i", x),
+        "scaled_by_a_size": lambda x, state: state + ops.sum(x / tf.sqrt(tf.cast(tf.shape(x)[-1], "float32")), axis=0),
+        "chosen_by_a_mean": lambda x, state: (
+            state + ops.sum(ops.one_hot(ops.argmax(x / ops.cast(ops.shape(x)[0], "float32"), -1), 4), axis=0)
+        ),
         "einsum": lambda x, state: state + ops.sum(ops.einsum("bi,bj->ij", x, x), axis=0),
         "number_of_rows": lambda x, state: state + ops.cast(ops.shape(x)[0], "float32"),
         "bincount": lambda x, state: (

@@ -92,6 +92,8 @@ def _expand_dims(tensor: tf.Tensor, _: HasRows) -> bool:
 def _squeeze(tensor: tf.Tensor, _: HasRows) -> bool:
     before = tensor.op.inputs[0].shape
     axes = tensor.op.get_attr("squeeze_dims")
+    if before.rank is None:
+        return False
     return 0 not in [axis % before.rank for axis in axes] if axes else before[0] != 1
 
 
@@ -115,8 +117,8 @@ def _tile(tensor: tf.Tensor, _: HasRows) -> bool:
 
 
 def _pad(tensor: tf.Tensor, _: HasRows) -> bool:
-    paddings = _static(tensor.op.inputs[1])
-    return paddings is not None and not np.any(np.asarray(paddings[0], object))
+    paddings = tf.get_static_value(tensor.op.inputs[1])
+    return paddings is not None and not np.any(paddings[0])
 
 
 def _pack(tensor: tf.Tensor, has_rows: HasRows) -> bool:
@@ -159,8 +161,8 @@ def _gather(tensor: tf.Tensor, has_rows: HasRows) -> bool:
     operation = tensor.op
     if not has_rows[0] or operation.get_attr("batch_dims"):
         return True
-    along_rows = tf.get_static_value(operation.inputs[2]) in (None, 0)
-    return not along_rows or depends_on_data(operation.inputs[1])
+    along_rows, indices = tf.get_static_value(operation.inputs[2]) in (None, 0), operation.inputs[1]
+    return not along_rows or (indices.shape.rank != 0 and depends_on_data(indices))
 
 
 def _strided_slice(tensor: tf.Tensor, _: HasRows) -> bool:
@@ -201,9 +203,9 @@ _RULES: dict[str, Callable[[tf.Tensor, HasRows], bool]] = {
     "Slice": _slice,
     "Roll": _roll,
     "OneHot": lambda tensor, _: tensor.op.get_attr("axis") != 0,
-    # The places that a mask keeps (`boolean_mask`), and one number out of each row.
+    # The places that a mask keeps (`boolean_mask`), and one number out of each row, which the row itself tells.
     "Where": lambda tensor, _: True,
-    "GatherNd": lambda tensor, _: True,
+    "GatherNd": lambda tensor, has_rows: has_rows[1],
     "ReverseSequence": lambda tensor, _: tensor.op.get_attr("batch_dim") == 0,
     # Along other dimensions than the rows, which was looked at before.
     **dict.fromkeys(

@@ -92,7 +92,8 @@ def _mixes_rows(step: steps.ReplicaStep, one: LossCall, values: tf.Tensor) -> bo
     is_kerass = type(one.loss).call.__module__.startswith("keras.src.")
     if is_kerass and (function is None or function_adds_up(function, axes)):
         return False
-    if tf.executing_eagerly():
+    # A dimension of one cannot be told from a single row, and all replicas must decide alike.
+    if tf.executing_eagerly() or step.has_single_rows:
         return True
     inside = {id(outer): inner for outer, inner in getattr(values.graph, "captures", [])}
     inputs = [inside.get(id(t), t) for t in tf.nest.flatten(one.inputs) if tf.is_tensor(t)]

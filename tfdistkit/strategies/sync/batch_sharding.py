@@ -43,7 +43,13 @@ class BatchPart(NamedTuple):
         Of 6 rows, then 5, the first of two replicas has 3 each time: a tf.function keeps them static on this replica
         alone, and what depends on static rows (Keras's weights in the logs) would differ between replicas.
         """
-        return hasattr(self.total_in_shape, "shape") and self.total_in_shape.shape[1] is None
+        return hasattr(self.total_in_shape, "shape") and self.static_total is None
+
+    @property
+    def static_total(self) -> int | None:
+        """The rows of the global batch if they are known while tracing, else None."""
+        shape = getattr(self.total_in_shape, "shape", None)
+        return None if shape is None else shape[1]
 
 
 class KerasPart(BatchPart):

@@ -1,10 +1,11 @@
-"""Tells whether a tensor of a step depends on the batch, and its size on the content of the batch."""
+"""Reads the graph of a step: what depends on the batch or its content, and what an operation does with its rows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 # Operations whose output size depends on the content of the inputs.
@@ -112,3 +113,64 @@ def is_from_dataset(tensor: tf.Tensor) -> bool:
         return False
     captures = getattr(tensor.graph, "captures", [])
     return not any(tensor is inner for outer, inner in captures if hasattr(outer, "numpy"))
+
+
+def is_collective(tensor: tf.Tensor) -> bool:
+    """Returns whether a tensor comes from the other replicas, too: what is computed from it alone is no local sum."""
+    return any(word in tensor.op.type for word in ("Collective", "Horovod", "PyFunc"))
+
+
+def is_unknown(tensor: tf.Tensor) -> bool:
+    """Returns whether a tensor is random, or computed by Python: it may be another one on each replica."""
+    return "Random" in tensor.op.type or "PyFunc" in tensor.op.type
+
+
+def is_scalar_cast(tensor: tf.Tensor) -> bool:
+    """Returns whether a number such as that of the rows becomes a float."""
+    source = tensor.op.inputs[0] if tensor.op.type == "Cast" else None
+    return source is not None and tensor.dtype.is_floating and source.dtype.is_integer and source.shape.rank == 0
+
+
+def keeps_numbers(before: tf.DType, after: tf.DType) -> bool:
+    """Returns whether a cast is linear: a truncation is not, and a cast of booleans has no sum behind it."""
+    return after.is_floating if before.is_floating else before.is_integer
+
+
+def is_along(operation: Any, axis: int) -> bool:
+    """Returns whether a reduction is along an axis."""
+    axes, rank = tf.get_static_value(operation.inputs[1]), operation.inputs[0].shape.rank
+    return axes is None or not rank or axis in np.ravel(axes) % rank
+
+
+def is_of_tensordot(reshape: Any) -> bool:
+    """Returns whether `tf.tensordot` made matrices of its inputs, and this one was a matrix before."""
+    sizes = reshape.inputs[1].op
+    is_matrix = reshape.inputs[0].shape.rank == reshape.outputs[0].shape.rank == 2
+    return is_matrix and sizes.type == "Pack" and all(one.op.type == "Prod" for one in sizes.inputs)
+
+
+def joined_by(operation: Any) -> list[tf.Tensor]:
+    """Returns what an operation stacks or concatenates, without the axis of the latter."""
+    inputs = list(operation.inputs)
+    return inputs if operation.type == "Pack" else inputs[:-1]
+
+
+def is_first(operation: Any) -> bool:
+    """Returns whether a slice takes the first entry alone."""
+    begin = tf.get_static_value(operation.inputs[1])
+    return bool(operation.get_attr("shrink_axis_mask")) and begin is not None and begin[0] == 0
+
+
+def is_other_size(tensor: tf.Tensor) -> bool:
+    """Returns whether a tensor is one size of a shape, of another dimension than the first (`tf.shape(x)[-1]`)."""
+    operation = tensor.op
+    if operation.type != "StridedSlice" or tensor.shape.rank or operation.inputs[0].op.type != "Shape":
+        return False
+    begin, rank = tf.get_static_value(operation.inputs[1]), operation.inputs[0].shape[0]
+    return begin is not None and bool(rank) and begin[0] % rank != 0
+
+
+def keeps_first(operation: Any) -> bool:
+    """Returns whether a transposition leaves the first dimension where it is."""
+    order = tf.get_static_value(operation.inputs[1])
+    return order is not None and len(order) > 0 and order[0] == 0

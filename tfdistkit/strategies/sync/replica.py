@@ -153,6 +153,7 @@ class ReplicaMixin:
 
         own = step.ReplicaStep(rows, sum_rows, replicas, private_api.replica_id(context), static_rows)
         own.has_placeholder = isinstance(part, batch_sharding.KerasPart)
+        own.has_single_rows = part is not None and (part.static_total or 2 * replicas) < 2 * replicas
         if part is None:
             own.check_rows = lambda: step.same_rows((args, kwargs), is_of_batch)
         return own

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdistkit.strategies.sync import data_dependence as graphs
 from tfdistkit.strategies.sync import step as steps
 from tfdistkit.strategies.sync.data_dependence import Ancestry, is_from_dataset
 
@@ -170,16 +171,18 @@ class _Reader:
     def __init__(self, step: steps.ReplicaStep):
         self._rows, self._gradients = step.held_rows, step.gradients
         same = step.same_on_all
-        self.comes_from_batch = Ancestry(is_from_dataset, same, _is_collective).includes
-        self.may_differ = Ancestry(lambda one: is_from_dataset(one) or _is_unknown(one), same).includes
-        shapes = Ancestry(lambda tensor: tensor.op.type in ("Shape", "ShapeN", "Size"))
+        self.comes_from_batch = Ancestry(is_from_dataset, same, graphs.is_collective).includes
+        self._comes_from_rows = Ancestry(is_from_dataset, same, graphs.is_other_size).includes
+        self.may_differ = Ancestry(lambda one: is_from_dataset(one) or graphs.is_unknown(one), same).includes
+        shapes = Ancestry(lambda one: one.op.type in ("Shape", "ShapeN", "Size"), is_end=graphs.is_other_size)
         # A sum over what was divided by the number of rows is a mean. So is most often a gradient.
         self._is_divided = Ancestry(
             lambda tensor: (
                 tensor.name in self._gradients
-                or (_is_scalar_cast(tensor) and shapes.includes(tensor.op.inputs[0]))
+                or (graphs.is_scalar_cast(tensor) and shapes.includes(tensor.op.inputs[0]))
                 or self._is_normalized(tensor.op)
-            )
+            ),
+            is_end=lambda tensor: not tensor.dtype.is_floating,  # Counts are counts, whatever they were chosen by.
         ).includes
         self._with_rows: dict[str, bool] = {}
 
@@ -192,17 +195,18 @@ class _Reader:
         if tensor.name in self._gradients or not left:
             return Parts(mean=tensor)
         if self._adds_up(operation):
-            return Parts(mean=tensor) if any(self._is_divided(one) for one in inputs) else Parts(sum=tensor)
+            is_mean = tensor.dtype.is_floating and any(self._is_divided(one) for one in inputs)
+            return Parts(mean=tensor) if is_mean else Parts(sum=tensor)
         if kind in _SAME:
             return self.parts(inputs[0], left - 1)
-        if kind == "Cast" and _keeps_numbers(inputs[0].dtype, tensor.dtype):
+        if kind == "Cast" and graphs.keeps_numbers(inputs[0].dtype, tensor.dtype):
             return self.parts(inputs[0], left - 1).mapped(lambda part: tf.cast(part, tensor.dtype))
         if kind == "TensorScatterAdd" and not self.comes_from_batch(inputs[0]) and self.has_rows(inputs[2]):
             added = tensor - inputs[0]
             is_mean = self._is_divided(inputs[2])
             return Parts(inputs[0], added if is_mean else None, None if is_mean else added)
         if kind in ("Pack", "ConcatV2"):
-            return self._joined(operation, [self.parts(one, left - 1) for one in _joined_by(operation)])
+            return self._joined(operation, [self.parts(one, left - 1) for one in graphs.joined_by(operation)])
         if kind in ("Add", "AddV2", "AddN"):
             return sum((self.parts(one, left - 1) for one in inputs), Parts()).mapped(
                 lambda part: _as_large(part, tensor)
@@ -222,7 +226,7 @@ class _Reader:
         def joined(parts: list[tf.Tensor | None]) -> tf.Tensor | None:
             if all(part is None for part in parts):
                 return None
-            pairs = zip(parts, _joined_by(operation))
+            pairs = zip(parts, graphs.joined_by(operation))
             filled = [tf.zeros_like(whole) if part is None else part for part, whole in pairs]
             if operation.type == "Pack":
                 return tf.stack(filled, operation.get_attr("axis"))
@@ -247,16 +251,16 @@ class _Reader:
         kind, inputs = operation.type, list(operation.inputs)
         if kind == "Sum":
             axis = self._axis_of_rows(inputs[0])
-            return axis is not None and _is_along(operation, axis)
+            return axis is not None and graphs.is_along(operation, axis)
         if kind in _BY_INDEX:
             return any(self.has_rows(one) for one in inputs)
         if kind == "Size":
             return self.has_rows(inputs[0])
         if kind == "StridedSlice":  # `ops.shape(x)[0]`
-            return inputs[0].op.type == "Shape" and self.has_rows(inputs[0].op.inputs[0]) and _is_first(operation)
+            return inputs[0].op.type == "Shape" and self.has_rows(inputs[0].op.inputs[0]) and graphs.is_first(operation)
         if kind in _PRODUCTS and all(self.comes_from_batch(one) for one in inputs):
             return kind == "MatMul" and self._contracts_rows(operation)
-        if kind == "Einsum" and len(inputs) == 2 and all(self.has_rows(one) for one in inputs):
+        if kind == "Einsum" and all(self.has_rows(one) for one in inputs):
             terms, _, result = operation.get_attr("equation").decode().partition("->")
             first = {term[0] for term in terms.split(",") if term}
             return len(first) == 1 and not first & set(result)
@@ -270,7 +274,7 @@ class _Reader:
             divisor = operation.inputs[1]
         else:
             return False
-        return self.comes_from_batch(divisor) and not self.has_rows(divisor)
+        return self._comes_from_rows(divisor) and not self.has_rows(divisor)
 
     def _contracts_rows(self, product: Any) -> bool:
         contracted = (0 if product.get_attr("transpose_a") else 1, 1 if product.get_attr("transpose_b") else 0)
@@ -287,7 +291,7 @@ class _Reader:
         if axis is None or operation.type not in ("Transpose", "Reshape"):
             return axis
         if operation.type == "Reshape":
-            return axis if _is_of_tensordot(operation) else None
+            return axis if graphs.is_of_tensordot(operation) else None
         order = tf.get_static_value(operation.inputs[1])
         return None if order is None else list(order).index(axis)
 
@@ -315,9 +319,9 @@ class _Reader:
         operation, rows = tensor.op, self._rows
         if is_from_dataset(tensor):
             return tensor.shape[0] is None or bool(rows and tensor.shape[0] == rows)
-        if operation.type in _BY_INDEX or (operation.type == "Transpose" and not _keeps_first(operation)):
+        if operation.type in _BY_INDEX or (operation.type == "Transpose" and not graphs.keeps_first(operation)):
             return False
-        if operation.type in _REDUCTIONS and _is_along(operation, 0):
+        if operation.type in _REDUCTIONS and graphs.is_along(operation, 0):
             return False
         if operation.type == "MatMul" and operation.get_attr("transpose_a"):
             return False
@@ -332,54 +336,6 @@ class _Reader:
         if operation.type not in _KEEPS_ROWS:  # One that works on each number has the shape of an input.
             inputs = [one for one in inputs if one.shape == tensor.shape and operation.type not in _MOVES_ROWS]
         return inputs
-
-
-def _is_collective(tensor: tf.Tensor) -> bool:
-    """Returns whether a tensor comes from the other replicas, too: what is computed from it alone is no local sum."""
-    return any(word in tensor.op.type for word in ("Collective", "Horovod", "PyFunc"))
-
-
-def _is_unknown(tensor: tf.Tensor) -> bool:
-    return "Random" in tensor.op.type or "PyFunc" in tensor.op.type
-
-
-def _is_scalar_cast(tensor: tf.Tensor) -> bool:
-    """Returns whether a number such as that of the rows becomes a float."""
-    source = tensor.op.inputs[0] if tensor.op.type == "Cast" else None
-    return source is not None and tensor.dtype.is_floating and source.dtype.is_integer and source.shape.rank == 0
-
-
-def _keeps_numbers(before: tf.DType, after: tf.DType) -> bool:
-    """Returns whether a cast is linear: a truncation is not, and a cast of booleans has no sum behind it."""
-    return after.is_floating if before.is_floating else before.is_integer
-
-
-def _is_along(operation: Any, axis: int) -> bool:
-    axes, rank = tf.get_static_value(operation.inputs[1]), operation.inputs[0].shape.rank
-    return axes is None or not rank or axis in np.ravel(axes) % rank
-
-
-def _is_of_tensordot(reshape: Any) -> bool:
-    """Returns whether `tf.tensordot` made matrices of its inputs, and this one was a matrix before."""
-    sizes = reshape.inputs[1].op
-    is_matrix = reshape.inputs[0].shape.rank == reshape.outputs[0].shape.rank == 2
-    return is_matrix and sizes.type == "Pack" and all(one.op.type == "Prod" for one in sizes.inputs)
-
-
-def _joined_by(operation: Any) -> list[tf.Tensor]:
-    """Returns what an operation stacks or concatenates, without the axis of the latter."""
-    inputs = list(operation.inputs)
-    return inputs if operation.type == "Pack" else inputs[:-1]
-
-
-def _is_first(operation: Any) -> bool:
-    begin = tf.get_static_value(operation.inputs[1])
-    return bool(operation.get_attr("shrink_axis_mask")) and begin is not None and begin[0] == 0
-
-
-def _keeps_first(operation: Any) -> bool:
-    order = tf.get_static_value(operation.inputs[1])
-    return order is not None and len(order) > 0 and order[0] == 0
 
 
 def _as_large(part: tf.Tensor, whole: tf.Tensor) -> tf.Tensor:

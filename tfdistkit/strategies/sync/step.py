@@ -67,10 +67,10 @@ class ReplicaStep:
         self.gradients: set[str] = set()
         self.same_on_all: set[str] = set()
         self.graph_reader: Any = None
-        # The model of a Keras step.
+        # The model of a Keras step; whether a replica has one row or none, as is known while tracing.
         self.model: Any = None
-        # Inputs of metrics in this step, merged state, and results with their metric and position in its results:
-        # `metric_updates`, `metric_results`.
+        self.has_single_rows = False
+        # Inputs of metrics, merged state, results with their metric and place (`metric_updates`, `metric_results`).
         self.gathered: dict[int, tuple[Any, Any]] = {}
         self.merged: dict[int, Any] = {}
         self.results: dict[int, tuple[Any, Any, int]] = {}
