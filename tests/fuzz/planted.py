@@ -123,7 +123,7 @@ def _unweighted_trackers() -> None:
 
 def _unweighted_metric_functions() -> None:
     """Functions as metrics get the rows of one replica, and their means are not weighted."""
-    _replace(_METRICS, "_adds_up", lambda original: lambda function: True)
+    _replace(_METRICS, "function_adds_up", lambda original: lambda function, axes=-1: True)
     _unweighted_trackers()
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -140,3 +143,12 @@ def test_keeps_cases(tmp_path: Path) -> None:
     kept = json.loads(file.read_text())
     assert kept["engines"] == ["mirrored", "multiworker"]
     assert Program.from_json(kept["program"]) == Program(rows=3)
+
+
+def test_faults_can_be_planted_again() -> None:
+    """What `python -m tests.fuzz.planted` replaces is still there."""
+    code = "from fuzz import planted\nfor name in planted.FAULTS:\n    planted.plant(name)\nprint(len(planted.FAULTS))"
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "CUDA_VISIBLE_DEVICES": "-1"}
+    words = [sys.executable, "-c", f"import tfdistkit.strategies.keras_patches\n{code}"]
+    ended = subprocess.run(words, env=variables, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0 and int(ended.stdout) >= 13, ended.stderr
