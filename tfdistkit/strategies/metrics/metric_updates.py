@@ -97,14 +97,14 @@ def function_adds_up(function: Any, axes: Any = -1) -> bool:
 
     Args:
         function: The function.
-        axes: What it gets as `axis`: an int, or several.
+        axes: What it gets as `axis`: an int, several, or None for all.
     """
     if getattr(function, "tfdistkit_adds_up", False):
         return True
     while isinstance(function, functools.partial):
         function, axes = function.func, function.keywords.get("axis", axes)
     # A negative axis before the last one may be that of the rows.
-    if isinstance(function, keras.losses.Loss) or any(axis == 0 or axis < -1 for axis in np.ravel(axes)):
+    if isinstance(function, keras.losses.Loss) or any(one in (None, 0) or one < -1 for one in np.ravel(axes)):
         return False
     name = getattr(function, "__name__", "")
     return getattr(function, "__module__", "").startswith("keras.src.") and name not in _MIXING_ROWS
