@@ -25,6 +25,9 @@ OF_ROWS = {
     "class by its place": lambda tf, ops, y, p: tf.gather_nd(
         p, tf.stack([tf.range(tf.shape(p)[0]), tf.argmax(y, -1, tf.int32)], 1)
     ),
+    "sequence of classes": lambda tf, ops, y, p: tf.nn.sparse_softmax_cross_entropy_with_logits(
+        tf.cast(y > 0, "int32"), tf.stack([p, p, p, p], -1)
+    ),
     "gathered class": lambda tf, ops, y, p: tf.gather(p, tf.argmax(y, -1), batch_dims=1),
     "products of rows": lambda tf, ops, y, p: ops.einsum("bi,bi->b", y, p),
     "by a matrix": lambda tf, ops, y, p: ops.sum(ops.square(ops.matmul(y - p, ops.ones((3, 4)))), -1),
@@ -73,6 +76,7 @@ MIXED = {
         p - tf.gather_nd(y, (tf.shape(y)[0] - 1 - tf.range(tf.shape(y)[0]))[:, None])
     ),
     "padded": lambda tf, ops, y, p: ops.mean(ops.pad(p, [[1, 0], [0, 0]]), -1),
+    "a partner of each row": lambda tf, ops, y, p: tf.gather_nd(p, tf.argmax(y, -1)[:, None]),
     "upside down": lambda tf, ops, y, p: ops.mean(ops.square(p - y[::-1]), -1),
     "two rows at a time": lambda tf, ops, y, p: ops.std(ops.reshape(ops.square(y - p), (-1, 6)), -1),
     "standard deviations": lambda tf, ops, y, p: ops.square(ops.std(ops.transpose(p), -1) - ops.std(y, 0)),

@@ -33,10 +33,11 @@ def is_runnable(pid: int) -> bool:
     Args:
         pid: The process.
     """
-    for path in Path(f"/proc/{pid}/task").glob("*/stat"):
-        with contextlib.suppress(OSError):
-            if path.read_bytes().rpartition(b")")[2].split()[0] == b"R":
-                return True
+    with contextlib.suppress(OSError):  # It has just ended; so may one of its threads.
+        for name in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError, IndexError):
+                if Path(f"/proc/{pid}/task/{name}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"R":
+                    return True
     return False
 
 

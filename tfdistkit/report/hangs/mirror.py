@@ -81,8 +81,9 @@ class MirrorWriter:
             is_busy: Whether the process has worked since the last call.
             now_s: `time.monotonic` of the host.
         """
-        _replace(self._folder / NOTES_FILE, by_own_clock(notes, time.monotonic() - now_s))
+        # First, because notes without a mirror are those of a process on this machine.
         self._write(state=state, work=self._mirror.work + is_busy)
+        _replace(self._folder / NOTES_FILE, by_own_clock(notes, time.monotonic() - now_s))
 
     def take_request(self) -> bool:
         """Returns whether someone has asked for the stacks since the last answer; once for each request."""
@@ -103,6 +104,7 @@ class MirrorWriter:
         with contextlib.suppress(OSError):
             with open(open_file(self._folder / STACKS_FILE, os.O_APPEND), "ab") as file:
                 file.write(stacks)
+        with contextlib.suppress(OSError):
             (self._folder / _REQUEST).unlink(missing_ok=True)
         self._write(state=state, is_runnable=is_runnable, answers=self._mirror.answers + 1)
 

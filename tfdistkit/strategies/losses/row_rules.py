@@ -72,7 +72,10 @@ def keeps_rows_apart(tensor: tf.Tensor, has_rows: HasRows) -> bool:
     if kind in _OF_IMAGES:
         return has_rows[0] and not any(has_rows[1:])
     rule = _RULES.get(kind)
-    return rule is not None and rule(tensor, has_rows)
+    try:
+        return rule is not None and rule(tensor, has_rows)
+    except (TypeError, ValueError, IndexError, ArithmeticError):  # Sizes that are unknown, or zero.
+        return False
 
 
 def _is_aligned(one: tf.Tensor, result: tf.Tensor) -> bool:
@@ -101,9 +104,19 @@ def _reshape(tensor: tf.Tensor, _: HasRows) -> bool:
     before, after = tensor.op.inputs[0].shape, tensor.shape
     if before.rank is None or after.rank is None or None in after[1:]:
         return True
+    # Of a known size, which is a multiple of the rows; or as it was before it was made flat.
+    if after[0] is not None or _is_shape(tensor.op.inputs[1]):
+        return True
     # Rows are divided into parts of equal size, or stay; entries of several rows never meet.
     known = math.prod(size for size in before[1:] if size is not None)
     return bool(known % math.prod(after[1:]) == 0)
+
+
+def _is_shape(sizes: tf.Tensor) -> bool:
+    """Returns whether sizes are the shape of a tensor, or its first ones."""
+    if sizes.op.type == "Slice" and np.all(tf.get_static_value(sizes.op.inputs[1]) == 0):
+        sizes = sizes.op.inputs[0]
+    return sizes.op.type == "Shape"
 
 
 def _transpose(tensor: tf.Tensor, _: HasRows) -> bool:
@@ -159,10 +172,20 @@ def _einsum(tensor: tf.Tensor, has_rows: HasRows) -> bool:
 
 def _gather(tensor: tf.Tensor, has_rows: HasRows) -> bool:
     operation = tensor.op
-    if not has_rows[0] or operation.get_attr("batch_dims"):
+    if not has_rows[0]:
+        return tf.get_static_value(operation.inputs[2]) == 0
+    if operation.get_attr("batch_dims"):
         return True
     along_rows, indices = tf.get_static_value(operation.inputs[2]) in (None, 0), operation.inputs[1]
     return not along_rows or (indices.shape.rank != 0 and depends_on_data(indices))
+
+
+def _begins_with_range(indices: tf.Tensor) -> bool:
+    """Returns whether indices begin with the number of each row itself."""
+    first = indices.op.inputs[0] if indices.op.type in ("Pack", "ConcatV2") else indices
+    while first.op.type in ("ExpandDims", "Reshape", "Cast", "Identity"):
+        first = first.op.inputs[0]
+    return first.op.type in ("Range", "Where")
 
 
 def _strided_slice(tensor: tf.Tensor, _: HasRows) -> bool:
@@ -205,7 +228,7 @@ _RULES: dict[str, Callable[[tf.Tensor, HasRows], bool]] = {
     "OneHot": lambda tensor, _: tensor.op.get_attr("axis") != 0,
     # The places that a mask keeps (`boolean_mask`), and one number out of each row, which the row itself tells.
     "Where": lambda tensor, _: True,
-    "GatherNd": lambda tensor, has_rows: has_rows[1],
+    "GatherNd": lambda tensor, has_rows: has_rows[1] and _begins_with_range(tensor.op.inputs[1]),
     "ReverseSequence": lambda tensor, _: tensor.op.get_attr("batch_dim") == 0,
     # Along other dimensions than the rows, which was looked at before.
     **dict.fromkeys(

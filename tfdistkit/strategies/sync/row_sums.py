@@ -172,9 +172,11 @@ class _Reader:
         self._rows, self._gradients = step.held_rows, step.gradients
         same = step.same_on_all
         self.comes_from_batch = Ancestry(is_from_dataset, same, graphs.is_collective).includes
-        self._comes_from_rows = Ancestry(is_from_dataset, same, graphs.is_other_size).includes
+        self._comes_from_rows = Ancestry(
+            is_from_dataset, same, lambda one: graphs.is_collective(one) or self._is_other_size(one)
+        ).includes
         self.may_differ = Ancestry(lambda one: is_from_dataset(one) or graphs.is_unknown(one), same).includes
-        shapes = Ancestry(lambda one: one.op.type in ("Shape", "ShapeN", "Size"), is_end=graphs.is_other_size)
+        shapes = Ancestry(lambda one: one.op.type in ("Shape", "ShapeN", "Size"), is_end=self._is_other_size)
         # A sum over what was divided by the number of rows is a mean. So is most often a gradient.
         self._is_divided = Ancestry(
             lambda tensor: (
@@ -182,7 +184,9 @@ class _Reader:
                 or (graphs.is_scalar_cast(tensor) and shapes.includes(tensor.op.inputs[0]))
                 or self._is_normalized(tensor.op)
             ),
-            is_end=lambda tensor: not tensor.dtype.is_floating,  # Counts are counts, whatever they were chosen by.
+            is_end=lambda tensor: (
+                not (tensor.dtype.is_floating or tensor.dtype.is_complex)
+            ),  # Counts are counts, whatever they were chosen by.
         ).includes
         self._with_rows: dict[str, bool] = {}
 
@@ -245,6 +249,10 @@ class _Reader:
             return any(self.has_rows(one) for one in operation.inputs)
         passes = operation.type in ("ConcatV2", "Pack", "Add", "AddV2", "Sub", "Mul", *_SAME, *_RESHAPING)
         return passes and any(self.stores_rows(one, left - 1) for one in operation.inputs if self.comes_from_batch(one))
+
+    def _is_other_size(self, tensor: tf.Tensor) -> bool:
+        """Returns whether a tensor is a size of a tensor with rows, of another dimension than theirs."""
+        return graphs.is_other_size(tensor) and self.has_rows(tensor.op.inputs[0].op.inputs[0])
 
     def _adds_up(self, operation: Any) -> bool:
         """Returns whether an operation adds up rows."""

@@ -141,7 +141,8 @@ class Agent:
         elif what == "signal":
             self._workers[message["worker"]].send_signal(message["signal"])
         elif what == "stacks":
-            self._workers[message["worker"]].progress.ask()
+            if message["worker"] in self._workers:  # It may not have started.
+                self._workers[message["worker"]].progress.ask()
         elif what == "took":
             self._give_credit(message["worker"], message["channel"], message["bytes"])
         elif what == "goodbye":
