@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
-from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tfdistkit.strategies.losses.row_rules import keeps_rows_apart
-from tfdistkit.strategies.sync.data_dependence import depends_on_data
+from tfdistkit.strategies.sync.data_dependence import depends_on_data, is_along
 
 
 class Kind(enum.Enum):
@@ -76,7 +74,7 @@ def _kind(tensor: tf.Tensor, behind: list[Kind], rows: int | None) -> Kind:
         return Kind.MIXED
     if Kind.MEAN in behind:
         return Kind.MEAN if _is_linear(tensor.op.type, behind) else Kind.MIXED
-    if tensor.op.type in _ALONG_AXES and _is_along_rows(tensor.op):
+    if tensor.op.type in _ALONG_AXES and is_along(tensor.op, 0):
         return Kind.MEAN if tensor.op.type == "Mean" and not depends_on_data(tensor.op.inputs[0]) else Kind.MIXED
     return Kind.ROWS if _keeps_rows(tensor, behind, rows) else Kind.MIXED
 
@@ -87,11 +85,6 @@ def _is_linear(operation: str, behind: list[Kind]) -> bool:
     if operation in _QUOTIENTS:
         return behind[1] is Kind.CONSTANT
     return operation in _LINEAR or (operation in ("Mul", "MulNoNan") and behind.count(Kind.MEAN) == 1)
-
-
-def _is_along_rows(operation: Any) -> bool:
-    axes, rank = tf.get_static_value(operation.inputs[1]), operation.inputs[0].shape.rank
-    return axes is None or not rank or 0 in np.ravel(axes) % rank
 
 
 def _keeps_rows(tensor: tf.Tensor, behind: list[Kind], rows: int | None) -> bool:
