@@ -29,6 +29,8 @@ def _sums(ops: Any, tf: Any) -> dict[str, Callable[..., Any]]:
         "stacked_with_a_mean": lambda x, state: state + ops.sum(ops.stack([ops.sum(x, 0), ops.mean(x, 0)]), axis=0),
         "joined": lambda x, state: state + ops.concatenate([ops.sum(x, 0), state])[2:6],
         "scaled_by_another_size": lambda x, state: state + ops.sum(x / tf.cast(tf.shape(x)[1], "float32"), axis=0),
+        "divided_by_another_size": lambda x, state: state + ops.sum(x, axis=0) / tf.cast(tf.shape(x)[1], "float32"),
+        "einsum_with_a_constant": lambda x, state: state + ops.einsum("bd,dk->k", x, ops.ones((4, 4))),
         "einsum_of_one": lambda x, state: state + ops.einsum("bi->i", x),
         "scaled_by_a_size": lambda x, state: state + ops.sum(x / tf.sqrt(tf.cast(tf.shape(x)[-1], "float32")), axis=0),
         "chosen_by_a_mean": lambda x, state: (

@@ -7,12 +7,21 @@ similarity of all pairs of rows, or a sum over rows is not.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdistkit.strategies.losses.row_rules import keeps_rows_apart
-from tfdistkit.strategies.sync.data_dependence import depends_on_data, is_along
+from tfdistkit.strategies.sync.data_dependence import (
+    Ancestry,
+    depends_on_data,
+    is_along,
+    is_later_part,
+    is_later_size,
+    is_sized_by_data,
+)
 
 
 class Kind(enum.Enum):
@@ -33,6 +42,9 @@ _LINEAR = frozenset(
 )
 _QUOTIENTS = frozenset(("Div", "RealDiv", "DivNoNan"))
 
+# Operations whose result has the rows that their second input names.
+_PICKS_ROWS = frozenset(("GatherV2", "GatherNd"))
+
 # Operations whose second input is the axes along which they combine numbers.
 _ALONG_AXES = frozenset(
     (
@@ -51,7 +63,11 @@ def kind_of(values: tf.Tensor, inputs: Iterable[tf.Tensor], means: Iterable[tf.T
         means: Tensors of the same graph that are known to be means over rows.
         rows: The static number of rows of the inputs; None if unknown.
     """
+    inputs = list(inputs)
     kinds = {**{one.name: Kind.ROWS for one in inputs}, **{one.name: Kind.MEAN for one in means}}
+    # By tensor: the operations that chose its rows by their content (`tf.boolean_mask`).
+    choices: dict[str, frozenset[str]] = dict.fromkeys(kinds, frozenset())
+    counts_rows = _counts_rows(inputs, rows)
     waiting = [values]
     while waiting:
         tensor = waiting[-1]
@@ -62,9 +78,54 @@ def kind_of(values: tf.Tensor, inputs: Iterable[tf.Tensor], means: Iterable[tf.T
         missing = [one for one in behind if one.name not in kinds]
         if missing:
             waiting.extend(missing)
-        else:
-            kinds[tensor.name] = _kind(tensor, [kinds[one.name] for one in behind], rows)
+            continue
+        found = _kind(tensor, [kinds[one.name] for one in behind], rows)
+        chosen = [choices[one.name] for one in behind if kinds[one.name] is Kind.ROWS]
+        choices[tensor.name] = _choice(tensor, chosen)
+        is_counted = counts_rows(tensor, found is Kind.CONSTANT)
+        if is_counted or (found is Kind.ROWS and not _are_of_same_choice(tensor, chosen)):
+            found = Kind.MIXED
+        kinds[tensor.name] = found
     return kinds[values.name]
+
+
+def _choice(tensor: tf.Tensor, chosen: list[frozenset[str]]) -> frozenset[str]:
+    if is_sized_by_data(tensor.op):
+        mask = tensor.op.inputs[0]
+        while mask.op.type in ("Reshape", "Identity"):
+            mask = mask.op.inputs[0]
+        return frozenset((mask.name,))
+    if tensor.op.type in _PICKS_ROWS and len(chosen) > 1:
+        return chosen[1]
+    return frozenset().union(*chosen)
+
+
+def _are_of_same_choice(tensor: tf.Tensor, chosen: list[frozenset[str]]) -> bool:
+    """Returns whether the rows of all inputs are the same ones: those that two masks keep are not."""
+    return tensor.op.type in _PICKS_ROWS or len(set(chosen)) <= 1
+
+
+def _counts_rows(inputs: list[tf.Tensor], rows: int | None) -> Callable[[tf.Tensor, bool], bool]:
+    """Returns a function: whether a loss is computed with the number of rows, which are all rows in one process.
+
+    Where rows are static, their number is a constant such as others; one of the same value costs a gather.
+    """
+    sizes = [] if rows in (None, 1) else [rows, *[one.shape.num_elements() for one in inputs]]
+    dynamic = Ancestry(lambda one: one.op.type in ("Shape", "ShapeN", "Size"), is_end=is_later_size)
+    static = Ancestry(lambda one: one.op.type == "Const" and _first(one) in sizes, is_end=is_later_part)
+
+    def counts_rows(tensor: tf.Tensor, is_constant: bool) -> bool:
+        if is_constant:
+            return tensor.op.type == "Cast" and tensor.dtype.is_floating and dynamic.includes(tensor.op.inputs[0])
+        is_product = bool(sizes) and tensor.op.type in ("Mul", *_QUOTIENTS)
+        return is_product and any(one.shape.rank == 0 and static.includes(one) for one in tensor.op.inputs)
+
+    return counts_rows
+
+
+def _first(constant: tf.Tensor) -> Any:
+    values = np.ravel(tf.get_static_value(constant))
+    return values[0].item() if values.size else None
 
 
 def _kind(tensor: tf.Tensor, behind: list[Kind], rows: int | None) -> Kind:

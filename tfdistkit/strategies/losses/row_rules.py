@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdistkit.strategies.sync.data_dependence import depends_on_data
+from tfdistkit.strategies.sync.data_dependence import depends_on_data, is_first, is_later_size
 
 # Each entry of the result comes from the entries of the inputs at the same place.
 ELEMENTWISE = frozenset(
@@ -102,11 +102,13 @@ def _squeeze(tensor: tf.Tensor, _: HasRows) -> bool:
 
 def _reshape(tensor: tf.Tensor, _: HasRows) -> bool:
     before, after = tensor.op.inputs[0].shape, tensor.shape
-    if before.rank is None or after.rank is None or None in after[1:]:
-        return True
+    if before.rank is None or after.rank is None:
+        return False
     # Of a known size, which is a multiple of the rows; or as it was before it was made flat.
     if after[0] is not None or _is_shape(tensor.op.inputs[1]):
         return True
+    if None in after[1:]:
+        return _are_sizes_of_rows(tensor.op.inputs[1].op)
     # Rows are divided into parts of equal size, or stay; entries of several rows never meet.
     known = math.prod(size for size in before[1:] if size is not None)
     return bool(known % math.prod(after[1:]) == 0)
@@ -117,6 +119,16 @@ def _is_shape(sizes: tf.Tensor) -> bool:
     if sizes.op.type == "Slice" and np.all(tf.get_static_value(sizes.op.inputs[1]) == 0):
         sizes = sizes.op.inputs[0]
     return sizes.op.type == "Shape"
+
+
+def _are_sizes_of_rows(sizes: Any) -> bool:
+    """Returns whether sizes begin with the number of rows (`[tf.shape(x)[0], ...]`), or with -1 and other sizes."""
+    if sizes.type != "Pack":
+        return False
+    first, *others = sizes.inputs
+    if tf.get_static_value(first) == -1:
+        return all(tf.get_static_value(one) is not None or is_later_size(one) for one in others)
+    return first.op.type == "StridedSlice" and first.op.inputs[0].op.type == "Shape" and is_first(first.op)
 
 
 def _transpose(tensor: tf.Tensor, _: HasRows) -> bool:
@@ -144,9 +156,9 @@ def _unpack(tensor: tf.Tensor, _: HasRows) -> bool:
     return bool(rank) and tensor.op.get_attr("axis") % rank != 0
 
 
-def _concat(tensor: tf.Tensor, has_rows: HasRows) -> bool:
+def _concat(tensor: tf.Tensor, _: HasRows) -> bool:
     axis = _static(tensor.op.inputs[-1])
-    return all(has_rows[:-1]) or (axis is not None and bool(tensor.shape.rank) and int(axis) % tensor.shape.rank != 0)
+    return axis is not None and bool(tensor.shape.rank) and int(axis) % tensor.shape.rank != 0
 
 
 def _split(place: int) -> Callable[[tf.Tensor, HasRows], bool]:
@@ -191,9 +203,10 @@ def _begins_with_range(indices: tf.Tensor) -> bool:
 def _strided_slice(tensor: tf.Tensor, _: HasRows) -> bool:
     operation = tensor.op
     begins, ends, dots = (operation.get_attr(f"{name}_mask") & 1 for name in ("begin", "end", "ellipsis"))
-    if dots:
-        return True
     strides = _static(operation.inputs[3])
+    if dots:  # Unless the others are all dimensions.
+        given = len(strides) - 1 - operation.get_attr("new_axis_mask").bit_count()
+        return bool((operation.inputs[0].shape.rank or 0) > given)
     return bool(begins and ends) and strides is not None and strides[0] == 1
 
 

@@ -51,7 +51,8 @@ def call_loss(original: Any, loss: Any, y_true: Any, y_pred: Any, sample_weight:
         value = original(loss, y_true, y_pred, sample_weight)
     finally:
         step.loss_calls.pop()
-    if step.loss_calls and not one.mixes_rows:
+    # A loss without a reduction returns values of rows: what its caller makes of them is in the graph.
+    if step.loss_calls and not one.mixes_rows and tf.is_tensor(value) and value.shape.rank == 0:
         step.loss_calls[-1].means.append(value)
     return value
 

@@ -32,6 +32,11 @@ _SIZED_BY_DATA = frozenset(
 )
 
 
+def is_sized_by_data(operation: Any) -> bool:
+    """Returns whether the size of an operation's output depends on the content of its inputs."""
+    return operation.type in _SIZED_BY_DATA
+
+
 def depends_on_data(tensor: Any) -> bool:
     """Returns whether the number of rows of a tensor may depend on more than the number of rows of the batch.
 
@@ -163,11 +168,32 @@ def is_first(operation: Any) -> bool:
 
 def is_other_size(tensor: tf.Tensor) -> bool:
     """Returns whether a tensor is one size of a shape, of another dimension than the first (`tf.shape(x)[-1]`)."""
+    return not tensor.shape.rank and is_later_size(tensor)
+
+
+def is_later_size(tensor: tf.Tensor) -> bool:
+    """Returns whether a tensor is sizes of a shape without the first (`tf.shape(x)[1:]`)."""
+    return is_later_part(tensor) and tensor.op.inputs[0].op.type == "Shape"
+
+
+def is_later_part(tensor: tf.Tensor) -> bool:
+    """Returns whether a tensor is entries of a vector without the first."""
     operation = tensor.op
-    if operation.type != "StridedSlice" or tensor.shape.rank or operation.inputs[0].op.type != "Shape":
+    if operation.type != "StridedSlice" or operation.get_attr("begin_mask"):
         return False
-    begin, rank = tf.get_static_value(operation.inputs[1]), operation.inputs[0].shape[0]
-    return begin is not None and bool(rank) and begin[0] % rank != 0
+    begin, size = _static(operation.inputs[1]), operation.inputs[0].shape[:1]
+    return begin is not None and size.rank == 1 and bool(size[0]) and begin[0] % size[0] != 0
+
+
+def _static(tensor: tf.Tensor) -> Any:
+    """Returns a value that is known while tracing, also a sum or a difference (`tf.rank(x) - 1`); else None."""
+    known, operation = tf.get_static_value(tensor), tensor.op
+    if known is not None or operation.type not in ("Pack", "AddV2", "Sub"):
+        return known
+    inputs = [_static(one) for one in operation.inputs]
+    if any(one is None for one in inputs):
+        return None
+    return np.stack(inputs) if operation.type == "Pack" else inputs[0] + inputs[1] * (-1) ** (operation.type == "Sub")
 
 
 def keeps_first(operation: Any) -> bool:

@@ -218,7 +218,7 @@ class _Reader:
         if kind == "Sub":
             difference = self.parts(inputs[0], left - 1) + self.parts(inputs[1], left - 1).mapped(tf.negative)
             return difference.mapped(lambda part: _as_large(part, tensor))
-        of_batch = [i for i, one in enumerate(inputs) if self.comes_from_batch(one)]
+        of_batch = [i for i, one in enumerate(inputs) if self._comes_from_rows(one)]
         if kind == "Reshape" and tensor.shape.is_fully_defined():
             of_batch = [0]  # A size that was computed from that of the batch, and is none of its rows.
         if kind in _LINEAR and (of_batch == [0] or (of_batch == [1] and kind in ("Mul", *_PRODUCTS))):
@@ -268,9 +268,9 @@ class _Reader:
             return inputs[0].op.type == "Shape" and self.has_rows(inputs[0].op.inputs[0]) and graphs.is_first(operation)
         if kind in _PRODUCTS and all(self.comes_from_batch(one) for one in inputs):
             return kind == "MatMul" and self._contracts_rows(operation)
-        if kind == "Einsum" and all(self.has_rows(one) for one in inputs):
+        if kind == "Einsum" and all(self.has_rows(one) or not self.comes_from_batch(one) for one in inputs):
             terms, _, result = operation.get_attr("equation").decode().partition("->")
-            first = {term[0] for term in terms.split(",") if term}
+            first = {term[0] for term, one in zip(terms.split(","), inputs) if term and self.has_rows(one)}
             return len(first) == 1 and not first & set(result)
         return False
 
