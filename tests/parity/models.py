@@ -8,7 +8,6 @@ import keras
 import tensorflow as tf
 from keras import layers, ops
 
-import tfdistkit
 from parity.data import WORDS
 
 # Computes the local BatchNormalization of N replicas in one process (`batch_normalization`).
@@ -178,28 +177,6 @@ def scalar_loss() -> Any:
     return mean_of_squares
 
 
-class OwnTrainStep(keras.Model):
-    """The custom training step of the Keras guide, which also logs the loss itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.hidden = layers.Dense(16, activation="tanh")
-        self.out = layers.Dense(1)
-        self.mean_loss = keras.metrics.Mean(name="mean_loss")
-
-    def call(self, inputs: Any) -> Any:
-        return self.out(self.hidden(inputs))
-
-    def train_step(self, data: Any) -> dict[str, Any]:
-        x, y = data
-        with tf.GradientTape() as tape:
-            loss = self.compute_loss(y=y, y_pred=self(x, training=True))
-        gradients = tape.gradient(loss, self.trainable_variables)
-        self.optimizer.apply(gradients, self.trainable_variables)
-        self.mean_loss.update_state(loss)
-        return {"loss": loss, "mean_loss": self.mean_loss.result()}
-
-
 def masked_loss() -> Any:
     """A loss function whose number of values depends on the content of the rows."""
 
@@ -207,103 +184,6 @@ def masked_loss() -> Any:
         return tf.boolean_mask(ops.square(y - predicted)[:, 0], y[:, 0] > 0)
 
     return errors_of_positive
-
-
-class OwnMean(OwnTrainStep):
-    """A step whose loss is plain arithmetic, with the regularizers of its layers and a weight of each row."""
-
-    def __init__(self, regularizer: Any = None) -> None:
-        super().__init__()
-        self.hidden = layers.Dense(16, activation="tanh", kernel_regularizer=regularizer)
-
-    def loss_of(self, x: Any, y: Any) -> Any:
-        return ops.mean(ops.square(y - self(x, training=True))) + sum(self.losses)
-
-    def train_step(self, data: Any) -> dict[str, Any]:
-        with tf.GradientTape() as tape:
-            loss = self.loss_of(*data)
-        gradients = tape.gradient(loss, self.trainable_variables)
-        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
-        return {"loss": loss}
-
-
-class GradientPenalty(OwnMean):
-    """A loss with a gradient with respect to the inputs, as in WGAN-GP."""
-
-    def loss_of(self, x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            predicted = self(x)
-        slopes = ops.sqrt(ops.sum(ops.square(tape.gradient(predicted, x)), axis=1) + 1e-6)
-        return ops.mean(ops.square(y - predicted)) + ops.mean((slopes - 1.0) ** 2)
-
-
-class AverageLoss(OwnMean):
-    """A distributed loss in TensorFlow's convention, in a Keras step."""
-
-    def __init__(self, global_batch: int | None = None) -> None:
-        super().__init__("l2")
-        self.global_batch = global_batch
-
-    def loss_of(self, x: Any, y: Any) -> Any:
-        each = keras.losses.mean_squared_error(y, self(x, training=True))
-        average = tf.nn.compute_average_loss(each, global_batch_size=self.global_batch)
-        return average + tf.nn.scale_regularization_loss(sum(self.losses))
-
-
-class OwnComputeLoss(OwnMean):
-    """Keras's step with another loss."""
-
-    train_step = keras.Model.train_step
-
-    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, *unused: Any, **more: Any) -> Any:
-        return ops.mean(ops.abs(y - y_pred)) + sum(self.losses)
-
-
-class OwnAccumulation(OwnMean):
-    """Sums the gradients of two batches in its own variables."""
-
-    def build(self, shape: Any) -> None:
-        super().build(shape)
-        self.hidden.build(shape)
-        self.out.build((None, 16))
-        self.seen = self.add_weight(shape=(), dtype="int32", trainable=False, name="seen")
-        self.sums = [
-            self.add_weight(shape=v.shape, trainable=False, initializer="zeros", name=f"sum_{i}")
-            for i, v in enumerate(self.trainable_variables)
-        ]
-
-    def train_step(self, data: Any) -> dict[str, Any]:
-        with tf.GradientTape() as tape:
-            loss = self.loss_of(*data)
-        for total, gradient in zip(self.sums, tape.gradient(loss, self.trainable_variables)):
-            total.assign_add(gradient)
-        self.seen.assign_add(1)
-        is_second = ops.cast(self.seen % 2 == 0, "float32")
-        self.optimizer.apply([is_second * total / 2.0 for total in self.sums], self.trainable_variables)
-        for total in self.sums:
-            total.assign(total * (1.0 - is_second))
-        return {"loss": loss}
-
-
-class SharpnessAware(OwnMean):
-    """Ascends along the gradient of the global batch, takes the gradient there (SAM), and clips it."""
-
-    def train_step(self, data: Any) -> dict[str, Any]:
-        weights = self.trainable_variables
-        with tf.GradientTape() as tape:
-            loss = self.loss_of(*data)
-        first = tfdistkit.global_gradients(tape.gradient(loss, weights))
-        steps = [0.02 * g / (tf.linalg.global_norm(first) + 1e-6) for g in first]
-        for weight, step in zip(weights, steps):
-            weight.assign_add(step)
-        with tf.GradientTape() as tape:
-            there = self.loss_of(*data)
-        second = tfdistkit.global_gradients(tape.gradient(there, weights))
-        for weight, step in zip(weights, steps):
-            weight.assign_sub(step)
-        self.optimizer.apply(tf.clip_by_global_norm(second, 0.5)[0], weights)
-        return {"loss": loss}
 
 
 class ClippingSGD(keras.optimizers.SGD):
@@ -323,57 +203,3 @@ class ClippingGradients(keras.optimizers.SGD):
             limit = 0.02 * tf.maximum(tf.norm(tf.convert_to_tensor(variable)), 1e-2)
             kept.append((gradient * tf.minimum(1.0, limit / tf.norm(gradient)), variable))
         return super().apply_gradients(kept)
-
-
-class TwoTowers(OwnTrainStep):
-    """A step that passes `call` the inputs and the targets of a batch, as siamese networks do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.left, self.right = chain((10,), layers.Dense(4)), chain((1,), layers.Dense(4))
-
-    def call(self, inputs: Any) -> Any:
-        left, right = inputs
-        return ops.sum(self.left(left) * self.right(right), -1)
-
-    def train_step(self, data: Any) -> dict[str, Any]:
-        with tf.GradientTape() as tape:
-            loss = ops.mean(ops.relu(1.0 - self(data)))
-        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
-        return {"loss": loss}
-
-
-class Gan(keras.Model):
-    """Two models, two optimizers, no `call()`. Its noise comes with the data, so that it can be compared."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.discriminator = chain((6,), layers.Dense(8, activation="tanh"), layers.Dense(1))
-        self.generator = chain((4,), layers.Dense(8, activation="tanh"), layers.Dense(6))
-        self.d_loss, self.g_loss = keras.metrics.Mean(name="d_loss"), keras.metrics.Mean(name="g_loss")
-
-    def compile(self, optimizer: Any, loss: Any, **unused: Any) -> None:
-        super().compile()
-        self.d_optimizer, self.g_optimizer = optimizer, type(optimizer).from_config(optimizer.get_config())
-        self.compare = loss
-
-    @property
-    def metrics(self) -> list[Any]:
-        return [self.d_loss, self.g_loss]
-
-    def train_step(self, data: Any) -> dict[str, Any]:
-        noise, real = data[0][:, :4], data[0][:, 4:]
-        both = tf.concat([self.generator(noise), real], 0)
-        labels = tf.concat([tf.ones((tf.shape(real)[0], 1)), tf.zeros((tf.shape(real)[0], 1))], 0)
-        with tf.GradientTape() as tape:
-            d_loss = self.compare(labels, self.discriminator(both))
-        weights = self.discriminator.trainable_weights
-        self.d_optimizer.apply(tape.gradient(d_loss, weights), weights)
-        with tf.GradientTape() as tape:
-            faked = self.discriminator(self.generator(noise))
-            g_loss = self.compare(tf.zeros((tf.shape(real)[0], 1)), faked)
-        weights = self.generator.trainable_weights
-        self.g_optimizer.apply(tape.gradient(g_loss, weights), weights)
-        self.d_loss.update_state(d_loss)
-        self.g_loss.update_state(g_loss)
-        return {"d_loss": self.d_loss.result(), "g_loss": self.g_loss.result()}

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from parity import feeds, models, own_losses, own_metrics, own_state
+from parity import feeds, models, own_losses, own_metrics, own_state, own_steps
 from parity.case import Call, Case
 
 EPOCHS = 3
@@ -50,7 +50,9 @@ def make(value: Any) -> Any:
     """Makes the calls of the table, also nested ones."""
     if isinstance(value, Call):
         parts = value.path.split(".")
-        home = next((m for m in (models, own_losses, own_metrics, own_state) if hasattr(m, value.path)), keras)
+        home = next(
+            (m for m in (models, own_losses, own_metrics, own_state, own_steps) if hasattr(m, value.path)), keras
+        )
         found = functools.reduce(getattr, parts, home)
         return found(*make(value.args), **make(value.options))
     if isinstance(value, dict):

@@ -100,8 +100,8 @@ def _merged(value_of: Callable[..., Any], static: bool) -> list[Any] | None:
     import numpy as np
     import tensorflow as tf
 
-    from tfdistkit.strategies.sync import row_sums
     from tfdistkit.strategies.sync import step as steps
+    from tfdistkit.strategies.sync.aggregates import row_sums
 
     rows = np.random.default_rng(0).uniform(0, 4, (8, 4)).astype("float32")
     state = np.arange(4, dtype="float32")
@@ -163,8 +163,8 @@ def test_statistics_are_no_rows(name: str) -> None:
     import tensorflow as tf
     from keras import ops
 
-    from tfdistkit.strategies.sync import row_sums
     from tfdistkit.strategies.sync import step as steps
+    from tfdistkit.strategies.sync.aggregates import row_sums
 
     @tf.function(input_signature=[tf.TensorSpec([None, 4]), tf.TensorSpec([4])], autograph=False)
     def stores(x: Any, state: Any) -> Any:

@@ -36,10 +36,10 @@ from tfdistkit.strategies.sync import (
     layer_losses,
     loss_scaling,
     replica,
-    row_sums,
     step_traces,
 )
 from tfdistkit.strategies.sync import step as steps
+from tfdistkit.strategies.sync.aggregates import row_sums
 from tfdistkit.strategies.sync.batch_sharding import BatchPart
 from tfdistkit.strategies.sync.gradients import gradient_scaling, own_optimizers, reducer_state
 
@@ -173,7 +173,7 @@ def _maybe_symbolic_build(original: Any, model: Any, iterator: Any = None, data_
         data_batch = keras.tree.map_structure(_with_dtype_of_tensor, data_batch)
     if type(model).call is keras.Model.call:
         return None  # Only a train_step of its own knows how to call it (a GAN, say).
-    with strategy.scope():
+    with strategy.scope(), reducer_state.building(model):
         try:
             private_api.build_model(model, data_batch)
         except Exception:

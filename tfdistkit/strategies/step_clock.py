@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tfdistkit.communication.traffic import Traffic
 from tfdistkit.keras_adapter import private_api
+from tfdistkit.strategies.sync import row_counts
 from tfdistkit.strategies.sync import step as steps
 
 # The clock of each model. A strategy whose steps run in other processes has its own `clock()`.
@@ -122,7 +123,7 @@ class StepClock:
             gap = _time_of(data) - self._end
             self._gaps.assign_add(gap)
             self._gap.assign(gap)
-            rows = step.total_rows if step is not None and step.rows is not None else steps.count_rows(data)[0]
+            rows = step.total_rows if step is not None and step.rows is not None else row_counts.count_rows(data)[0]
             if rows is not None:
                 self._rows.assign_add(tf.cast(rows, tf.float64))
             if self.traffic is not None:

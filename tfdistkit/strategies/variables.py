@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from tfdistkit.errors import UnsupportedError, explain
 from tfdistkit.keras_adapter import private_api
-from tfdistkit.strategies.sync import row_sums
 from tfdistkit.strategies.sync import step as steps
+from tfdistkit.strategies.sync.aggregates import row_sums
 
 _LOCAL = threading.local()
 

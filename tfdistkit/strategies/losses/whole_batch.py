@@ -20,6 +20,7 @@ from tfdistkit.strategies.metrics.gathered_rows import gather_placed, has_rows, 
 from tfdistkit.strategies.metrics.metric_updates import WholeBatch, function_adds_up
 from tfdistkit.strategies.sync import loss_scaling
 from tfdistkit.strategies.sync import step as steps
+from tfdistkit.strategies.sync.aggregates import global_numbers
 from tfdistkit.strategies.sync.gradients.gradient_scaling import gradient_share
 
 
@@ -51,6 +52,8 @@ def call_loss(original: Any, loss: Any, y_true: Any, y_pred: Any, sample_weight:
         value = original(loss, y_true, y_pred, sample_weight)
     finally:
         step.loss_calls.pop()
+    if tf.is_tensor(value) and value.shape.rank == 0:
+        global_numbers.note_mean(step, value)
     # A loss without a reduction returns values of rows: what its caller makes of them is in the graph.
     if step.loss_calls and not one.mixes_rows and tf.is_tensor(value) and value.shape.rank == 0:
         step.loss_calls[-1].means.append(value)
@@ -94,7 +97,7 @@ def _mixes_rows(step: steps.ReplicaStep, one: LossCall, values: tf.Tensor) -> bo
     if is_kerass and (function is None or function_adds_up(function, axes)):
         return False
     # A dimension of one cannot be told from a single row, and all replicas must decide alike.
-    if tf.executing_eagerly() or step.has_single_rows:
+    if tf.executing_eagerly() or (step.static_total or 2 * step.replicas) < 2 * step.replicas:
         return True
     inside = {id(outer): inner for outer, inner in getattr(values.graph, "captures", [])}
     inputs = [inside.get(id(t), t) for t in tf.nest.flatten(one.inputs) if tf.is_tensor(t)]

@@ -11,6 +11,7 @@ from tfdistkit.strategies.metrics.gathered_rows import gather_rows, has_rows
 from tfdistkit.strategies.metrics.metric_results import merge
 from tfdistkit.strategies.metrics.metric_updates import together
 from tfdistkit.strategies.sync import step as steps
+from tfdistkit.strategies.sync.aggregates import global_numbers
 
 
 def agree(step: steps.ReplicaStep, logs: Any) -> Any:
@@ -21,6 +22,11 @@ def agree(step: steps.ReplicaStep, logs: Any) -> Any:
     are unchanged.
     """
     leaves = [private_api.as_dense_tensor(v) for v in tf.nest.flatten(logs)]
+    for i, value in enumerate(leaves):
+        whole = global_numbers.of_global_batch(step, value) if id(value) not in step.results else None
+        if whole is not None:
+            leaves[i] = whole.value
+            step.results[id(whole.value)] = (whole.value, None, 0)
     own = [i for i, v in enumerate(leaves) if isinstance(v, tf.Tensor) and id(v) not in step.results]
     numeric = [i for i in own if leaves[i].dtype.is_floating or leaves[i].dtype.is_integer or leaves[i].dtype.is_bool]
     rows = [i for i in numeric if has_rows(step, leaves[i])]

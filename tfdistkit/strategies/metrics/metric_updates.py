@@ -21,6 +21,7 @@ from tfdistkit.strategies.metrics.gathered_rows import gather_rows, gather_value
 from tfdistkit.strategies.parameter_server import replayed_updates
 from tfdistkit.strategies.parameter_server.replayed_updates import known_value, tensors_of, with_tensors
 from tfdistkit.strategies.sync import step as steps
+from tfdistkit.strategies.sync.aggregates import global_numbers
 from tfdistkit.strategies.sync.data_dependence import comes_from_batch
 
 # Functions of Keras that combine the rows of a batch with each other.
@@ -156,7 +157,10 @@ def _weighted(
     if isinstance(metric, keras.metrics.Sum) and known_value(values) is None:
         return args, kwargs
     if weight is not None and _adds_up_over_rows(step, weight):
-        return args, kwargs
+        whole = global_numbers.of_global_batch(step, tensor)
+        return (args, kwargs) if whole is None else ((whole.value, weight), {})
+    whole = global_numbers.of_global_batch(step, tensor)
+    values = values if whole is None else whole.value
     share = tf.cast(step.global_share(), metric.dtype)
     weight = share if weight is None else keras.ops.cast(weight, metric.dtype) * share
     return (values, tf.broadcast_to(weight, tf.shape(tensor))), {}

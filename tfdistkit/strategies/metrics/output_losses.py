@@ -17,6 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdistkit.keras_adapter import private_api
+from tfdistkit.strategies.sync import row_counts
 from tfdistkit.strategies.sync import step as steps
 
 _LOCAL = threading.local()
@@ -89,7 +90,7 @@ class BatchWeights:
         if not any(metric is tracker for tracker in private_api.loss_trackers(self.model)):
             return None
         step = steps.current()
-        rows = steps.count_rows(data)[0] if step is None else step.rows
+        rows = row_counts.count_rows(data)[0] if step is None else step.rows
         if rows is None:
             return None
         total, once = (rows, 1.0) if step is None else (step.total_rows, step.global_share())

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdistkit.strategies.step_clock import Times
-from tfdistkit.strategies.sync import step as steps
+from tfdistkit.strategies.sync import row_counts
 
 _LOCAL = threading.local()
 
@@ -158,7 +158,7 @@ class Stopwatch:
         there = [t for t in tf.nest.flatten(logs, expand_composites=True) if tf.is_tensor(t)]
         with tf.control_dependencies([*written, *there]):
             ended = tf.timestamp()
-        rows = steps.count_rows(data)[0]
+        rows = row_counts.count_rows(data)[0]
         communication_s = tf.zeros([], tf.float64)
         if self._computed is not None:
             communication_s = self._read_s + (ended - self._computed)

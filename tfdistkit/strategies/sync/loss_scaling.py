@@ -24,6 +24,7 @@ import tensorflow as tf
 
 from tfdistkit.strategies.sync import data_dependence
 from tfdistkit.strategies.sync import step as steps
+from tfdistkit.strategies.sync.aggregates import global_numbers
 
 
 def reduce_values(original: Any, values: Any, sample_weight: Any = None, reduction: Any = "sum_over_batch_size") -> Any:
@@ -126,8 +127,8 @@ def compute_average_loss(
     if step is None or not step.in_keras_step:
         return original(per_example_loss, sample_weight, global_batch_size)
     if global_batch_size is not None:
-        return _part_of_sum(step, original(per_example_loss, sample_weight, global_batch_size))
-    return original(per_example_loss, sample_weight) * step.replicas
+        return _noted(step, _part_of_sum(step, original(per_example_loss, sample_weight, global_batch_size)))
+    return _noted(step, original(per_example_loss, sample_weight) * step.replicas)
 
 
 def scale_regularization_loss(original: Any, regularization_loss: Any) -> Any:
@@ -135,6 +136,11 @@ def scale_regularization_loss(original: Any, regularization_loss: Any) -> Any:
     step = steps.current()
     scaled = original(regularization_loss)
     return scaled * step.replicas if step is not None and step.in_keras_step else scaled
+
+
+def _noted(step: steps.ReplicaStep, value: Any) -> Any:
+    global_numbers.note_mean(step, value)
+    return value
 
 
 def _part(step: steps.ReplicaStep, value: Any) -> Any:

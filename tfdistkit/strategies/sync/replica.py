@@ -19,7 +19,7 @@ import tensorflow as tf
 from tfdistkit.collectives import string_bytes
 from tfdistkit.collectives.carriers import CARRIERS
 from tfdistkit.keras_adapter import private_api
-from tfdistkit.strategies.sync import batch_sharding, placeholder_rows, step
+from tfdistkit.strategies.sync import batch_sharding, placeholder_rows, row_counts, step
 from tfdistkit.strategies.sync.replica_deadlocks import sum_without_deadlock
 from tfdistkit.strategies.variables import LayerState, as_own_variable
 
@@ -129,7 +129,7 @@ class ReplicaMixin:
         if part is not None:
             return part.total_rows
         is_of_batch = [isinstance(value, tf.distribute.DistributedValues) for value in tf.nest.flatten((args, kwargs))]
-        rows = [step.count_rows(values, is_of_batch)[0] for values in of_replicas]
+        rows = [row_counts.count_rows(values, is_of_batch)[0] for values in of_replicas]
         return None if any(r is None for r in rows) else tf.add_n(rows)
 
     def _make_step(
@@ -143,7 +143,7 @@ class ReplicaMixin:
         replicas = self._num_replicas_in_sync
         if replicas == 1:
             return None
-        rows, static_rows = step.count_rows((args, kwargs), is_of_batch)
+        rows, static_rows = row_counts.count_rows((args, kwargs), is_of_batch)
         context = tf.distribute.get_replica_context()
         if part is not None:
             rows, total = part.rows, part.total_rows
@@ -153,9 +153,9 @@ class ReplicaMixin:
 
         own = step.ReplicaStep(rows, sum_rows, replicas, private_api.replica_id(context), static_rows)
         own.has_placeholder = isinstance(part, batch_sharding.KerasPart)
-        own.has_single_rows = part is not None and (part.static_total or 2 * replicas) < 2 * replicas
+        own.static_total = None if part is None else part.static_total
         if part is None:
-            own.check_rows = lambda: step.same_rows((args, kwargs), is_of_batch)
+            own.check_rows = lambda: row_counts.same_rows((args, kwargs), is_of_batch)
         return own
 
     def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:

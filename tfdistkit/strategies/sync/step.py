@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdistkit.communication.reducer import times
-from tfdistkit.data import rows
+from tfdistkit.strategies.sync import row_counts
 from tfdistkit.strategies.sync.placeholder_rows import with_placeholder
 
 _LOCAL = threading.local()
@@ -63,13 +63,15 @@ class ReplicaStep:
         self.updates_alone = False
         self.is_summing = False
         self.layer_state: list[Any] = []
-        # Names of gradients and of what is the same on all replicas, and what is known of the graph (`row_sums`).
+        # Names of gradients and of what is the same on all replicas, and what is known of the graph (`aggregates`).
         self.gradients: set[str] = set()
         self.same_on_all: set[str] = set()
         self.graph_reader: Any = None
-        # The model of a Keras step; whether a replica has one row or none, as is known while tracing.
+        self.numbers: Any = None
+        # The model of a Keras step; the rows of its global batch, if known while tracing; whether it has ragged ones.
         self.model: Any = None
-        self.has_single_rows = False
+        self.static_total: int | None = None
+        self.has_ragged = False
         # Inputs of metrics, merged state, results with their metric and place (`metric_updates`, `metric_results`).
         self.gathered: dict[int, tuple[Any, Any]] = {}
         self.merged: dict[int, Any] = {}
@@ -230,11 +232,12 @@ class ReplicaStep:
             The batch, with a placeholder row if it had none.
         """
         self.in_keras_step, self.in_stock_train_step, self.is_local = True, is_stock, is_local
+        self.has_ragged = any(isinstance(value, tf.RaggedTensor) for value in tf.nest.flatten(data))
         if self.has_placeholder:
             return data
         # A worker's own data: its loss is a mean over the targets; other tensors may have other numbers of rows.
         self.check_rows = lambda: None
-        targets = count_rows(data[1]) if isinstance(data, tuple) and len(data) > 1 else (None, None)
+        targets = row_counts.count_rows(data[1]) if isinstance(data, tuple) and len(data) > 1 else (None, None)
         if targets[0] is not None:
             self._rows, self._static_rows = targets
         return with_placeholder(data, tf.equal(self.rows, 0)) if self.may_be_empty else data
@@ -339,54 +342,6 @@ def running(step: ReplicaStep | None) -> Iterator[None]:
         yield
     finally:
         _LOCAL.step = before
-
-
-def count_rows(values: Any, is_of_batch: list[bool] | None = None) -> tuple[tf.Tensor | None, int | None]:
-    """Returns the number of rows of a batch, from its first value with a batch dimension.
-
-    Args:
-        values: Any structure of tensors, also ragged and sparse ones, the values of one replica.
-        is_of_batch: For each value, whether it differs between replicas. If any does, the others are ignored.
-
-    Returns:
-        The rows as a scalar float32 tensor (None if no value has a batch dimension), and as an int if they are known
-        while tracing (else None).
-    """
-    for value in _of_batch(values, is_of_batch):
-        counted = rows.count_rows(value)
-        if counted is not None:
-            return tf.cast(counted[0], tf.float32), counted[1]
-    return None, None
-
-
-def same_rows(values: Any, is_of_batch: list[bool] | None = None) -> tf.Operation | None:
-    """Checks that all tensors of a batch given to `strategy.run` have the same number of rows.
-
-    Args:
-        values: As in `count_rows`.
-        is_of_batch: As in `count_rows`.
-
-    Returns:
-        An operation that fails if they differ, where the rows are known only at run time; else None.
-
-    Raises:
-        OptionError: if the static numbers of rows differ.
-    """
-    counted = [count for value in _of_batch(values, is_of_batch) if (count := rows.count_rows(value)) is not None]
-    static = sorted({known for _, known in counted if known is not None})
-    if len(static) > 1:
-        raise rows.which_is_the_batch(" and ".join(map(str, static)))
-    dynamic = [count for count, known in counted if known is None]
-    if not dynamic or len(counted) == 1:
-        return None
-    return rows.assert_same([*static, *dynamic])
-
-
-def _of_batch(values: Any, is_of_batch: list[bool] | None) -> list[Any]:
-    flat = tf.nest.flatten(values)
-    if is_of_batch is None or len(is_of_batch) != len(flat) or not any(is_of_batch):
-        return flat
-    return [value for value, is_own in zip(flat, is_of_batch) if is_own]
 
 
 def own_function_context(original: Any, *args: Any, **kwargs: Any) -> Any:

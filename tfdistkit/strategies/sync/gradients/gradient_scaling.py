@@ -16,6 +16,7 @@ from tfdistkit.communication.reducer import times
 from tfdistkit.keras_adapter import private_api
 from tfdistkit.strategies.parameter_server import profiling
 from tfdistkit.strategies.sync import step as steps
+from tfdistkit.strategies.sync.aggregates import global_numbers
 from tfdistkit.strategies.sync.gradients import missing_gradients, reducer_state
 
 
@@ -171,24 +172,39 @@ def scale_optimizer_loss(original: Any, optimizer: Any, loss: Any) -> Any:
     Per-row losses (`reduction=None`) are not weighted: their gradient is the sum over the rows.
     """
     step = steps.current()
-    loss = original(optimizer, loss)
     if step is None or not step.in_stock_train_step:
-        return loss
+        return original(optimizer, loss)
+    number = global_numbers.of_global_batch(step, loss)
+    if number is not None:
+        return original(optimizer, _part_of(step, number))
+    loss = original(optimizer, loss)
     step.loss_is_weighted = True
     if step.is_local:
         return step.sum_like_global(loss) if _is_of_rows(step, loss) else loss
     return loss if _is_of_rows(step, loss) else loss * tf.cast(step.share(), loss.dtype)
 
 
-def tape_gradient(original: Any, tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
-    """Divides the gradient of per-row losses by this replica's weight, which `apply` multiplies it by later.
+def _part_of(step: steps.ReplicaStep, number: global_numbers.GlobalNumber) -> tf.Tensor:
+    """Returns a number whose gradients add up, over the replicas, to those of a number of the global batch."""
+    step.loss_is_weighted = True
+    share = step.share()
+    parts = [tf.reduce_sum(own * tf.stop_gradient(slope * tf.cast(share, own.dtype))) for own, slope in number.slopes()]
+    part = tf.add_n([tf.cast(one, number.value.dtype) for one in parts])
+    global_numbers.note_mean(step, part)
+    return part
 
-    The gradient of per-row losses is a sum over the rows, and `apply` weights every gradient as that of a mean.
+
+def tape_gradient(original: Any, tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+    """Computes gradients of weights so that their mean over the replicas, which `apply` takes, is exact.
+
+    The mean of the gradients of means over rows is. The gradient of per-row losses is a sum over the rows, and is
+    divided by this replica's weight. Gradients of sums, and of other functions of sums and means, are those of the
+    number of the global batch.
 
     Args:
         original: TensorFlow's own method.
         tape: The tape.
-        target: As in TensorFlow; if any target has no rows, gradients are unchanged.
+        target: As in TensorFlow; if some targets have rows, and others have none, the latter are taken for means.
         sources: As in TensorFlow; if any source is not a variable, gradients are unchanged.
         args: As in TensorFlow.
         kwargs: As in TensorFlow.
@@ -196,18 +212,41 @@ def tape_gradient(original: Any, tape: Any, target: Any, sources: Any, *args: An
     Returns:
         The gradients.
     """
+    step, of_rows = steps.current(), False
+    if step is None or not all(isinstance(s, (tf.Variable, keras.Variable)) for s in tf.nest.flatten(sources)):
+        return original(tape, target, sources, *args, **kwargs)
+    if step.in_keras_step and not step.in_stock_train_step:
+        of_rows = all(_is_of_rows(step, t) for t in tf.nest.flatten(target))
+        target, args, kwargs = _of_global_batch(step, target, args, kwargs)
     gradients = original(tape, target, sources, *args, **kwargs)
-    step = steps.current()
-    if step is not None and not step.is_eager and not step.is_in_inner_graph():
+    if not step.is_eager and not step.is_in_inner_graph():
         flat = tf.nest.flatten(gradients, expand_composites=True)
         step.gradients.update(gradient.name for gradient in flat if tf.is_symbolic_tensor(gradient))
-    if step is None or not step.in_keras_step or step.in_stock_train_step:
-        return gradients
-    are_variables = all(isinstance(s, (tf.Variable, keras.Variable)) for s in tf.nest.flatten(sources))
-    if not are_variables or not all(_is_of_rows(step, t) for t in tf.nest.flatten(target)):
+    if not of_rows:
         return gradients
     inverse = tf.math.divide_no_nan(tf.constant(1.0, tf.float64), tf.cast(step.global_share(), tf.float64))
     return tf.nest.map_structure(lambda g: None if g is None else times(g, inverse), gradients)
+
+
+def _of_global_batch(step: Any, target: Any, args: tuple, kwargs: dict) -> tuple[Any, tuple, dict]:
+    """Replaces losses of which the mean of the replicas is not exact by what they were computed from.
+
+    Returns:
+        The target, and the other arguments of `GradientTape.gradient`, with its `output_gradients`.
+    """
+    targets = tf.nest.flatten(target)
+    numbers = [global_numbers.of_global_batch(step, one) for one in targets]
+    if not any(numbers):
+        return target, args, kwargs
+    upstream = args[0] if args else kwargs.pop("output_gradients", None)
+    upstreams = [None] * len(targets) if upstream is None else tf.nest.flatten(upstream)
+    pairs: list[tuple[Any, Any]] = []
+    for one, number, own in zip(targets, numbers, upstreams):
+        pairs += [(one, own)] if number is None else number.slopes(own)
+    kwargs["output_gradients"] = [tf.ones_like(one) if slope is None else slope for one, slope in pairs]
+    if args[1:]:
+        kwargs["unconnected_gradients"] = args[1]
+    return [one for one, _ in pairs], (), kwargs
 
 
 def _is_of_rows(step: steps.ReplicaStep, loss: Any) -> bool:

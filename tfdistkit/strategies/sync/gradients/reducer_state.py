@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfdistkit.communication.reducer import Reducer, cast, own_reducer, times
 from tfdistkit.errors import UnsupportedError, explain
 from tfdistkit.keras_adapter import private_api, table_parts
+
+_LOCAL = threading.local()
 
 # By optimizer: the state of each of its variables, by `id`.
 _STATES: weakref.WeakKeyDictionary[Any, dict[int, Any]] = weakref.WeakKeyDictionary()
@@ -22,6 +27,8 @@ _REDUCERS: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 def build_optimizer(original: Any, optimizer: Any, variables: Any) -> None:
     """Hook of the `build` of Keras's optimizers: lets the reducer of their gradients add its state."""
+    if _is_left(optimizer):
+        return
     variables = list(variables)
     strategy: Any = tf.distribute.get_strategy()
     is_ours = private_api.is_ours(strategy) and not hasattr(optimizer, "inner_optimizer")
@@ -81,6 +88,30 @@ def reducer_of(optimizer: Any) -> Reducer:
     strategy: Any = tf.distribute.get_strategy()
     found: Reducer = own_reducer(optimizer) or strategy.reducer
     return found
+
+
+@contextlib.contextmanager
+def building(model: Any) -> Iterator[None]:
+    """Leaves the optimizer of a model to its first step, while its body builds the model, if layers remain unbuilt.
+
+    A custom `train_step` may call layers that `call` does not (the projection head of a contrastive model). They have
+    no variables before the first step, and an optimizer cannot add variables later.
+
+    Args:
+        model: The model.
+    """
+    before = getattr(_LOCAL, "model", None)
+    _LOCAL.model = None if type(model).train_step is keras.Model.train_step else model
+    try:
+        yield
+    finally:
+        _LOCAL.model = before
+
+
+def _is_left(optimizer: Any) -> bool:
+    model = getattr(_LOCAL, "model", None)
+    is_own = model is not None and model.optimizer is optimizer
+    return is_own and not all(layer.built for layer in private_api.layers_of(model))
 
 
 def require_built(optimizer: Any, variables: list[Any] | None) -> None:

@@ -1,0 +1,184 @@
+"""Finds what a number that a step computed from its rows is for the rows of all replicas: a loss, a log.
+
+The mean of the replicas is exact if a number is linear in means over rows. A sum over rows, a quotient of sums, the
+root of a mean are computed here again, by the same operations, from the sums and means of the global batch. These are
+few and small, so one collective of their numbers is enough.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from tfdistkit.strategies.sync import step as steps
+from tfdistkit.strategies.sync.aggregates.graph_copies import copied
+from tfdistkit.strategies.sync.aggregates.number_kinds import Kind, NumberReader
+from tfdistkit.strategies.sync.aggregates.row_reader import can_read, reader_of
+
+
+@dataclasses.dataclass(frozen=True)
+class _Leaf:
+    """A number of this replica, the same of the global batch, and the weight of its gradient in the latter."""
+
+    own: tf.Tensor
+    whole: tf.Tensor
+    weight: tf.Tensor | float
+
+
+@dataclasses.dataclass(frozen=True)
+class GlobalNumber:
+    """A number of the global batch, the same on all replicas.
+
+    Args:
+        value: The number.
+        leaves: The numbers that it was computed from.
+    """
+
+    value: tf.Tensor
+    leaves: list[_Leaf]
+
+    def slopes(self, upstream: Any = None) -> list[tuple[tf.Tensor, tf.Tensor]]:
+        """Returns numbers of this replica with their gradients, which sum up to that of the number over all replicas.
+
+        Args:
+            upstream: The gradient of the number; None for one.
+        """
+        floats = [leaf for leaf in self.leaves if leaf.own.dtype.is_floating]
+        gradients = tf.gradients(self.value, [leaf.whole for leaf in floats], None if upstream is None else [upstream])
+        pairs = zip(floats, gradients)
+        return [(leaf.own, slope * tf.cast(leaf.weight, slope.dtype)) for leaf, slope in pairs if slope is not None]
+
+
+def of_global_batch(step: steps.ReplicaStep, number: Any) -> GlobalNumber | None:
+    """Returns what a number that a step computed is for the global batch.
+
+    Args:
+        step: The step of this replica.
+        number: A float tensor of the step.
+
+    Returns:
+        The number; None if the mean of the replicas is exact, or no number of the global batch can be told.
+    """
+    if not _may_read(step, number):
+        return None
+    known = _numbers_of(step)
+    if number.name not in known.found:
+        reader = known.reader()
+        is_other = reader.kind(number) in (Kind.SUM, Kind.COUNT, Kind.KEPT, Kind.OTHER)
+        known.found[number.name] = _computed(step, reader, number) if is_other else None
+    return known.found[number.name]
+
+
+def note_mean(step: steps.ReplicaStep, value: Any) -> None:
+    """Notes that a number is a mean over the rows of a replica, whatever it was computed from: the result of a loss.
+
+    Args:
+        step: The step of this replica.
+        value: The number.
+    """
+    if can_read(step, value):
+        _numbers_of(step).means.add(value.name)
+
+
+def _may_read(step: steps.ReplicaStep, number: Any) -> bool:
+    if step.is_local or not step.in_keras_step or step.rows is None or not can_read(step, number):
+        return False
+    # With another static number of rows, another replica could decide otherwise.
+    is_even = step.held_rows is None or step.static_total == step.held_rows * step.replicas
+    return is_even and number.dtype.is_floating
+
+
+class _Numbers:
+    """The numbers of a step."""
+
+    def __init__(self, step: steps.ReplicaStep):
+        self._step = step
+        self._reader: NumberReader | None = None
+        self.means: set[str] = set()
+        self.found: dict[str, GlobalNumber | None] = {}
+
+    def reader(self) -> NumberReader:
+        """Returns what reads their kinds."""
+        if self._reader is None:
+            step = self._step
+            counts = not step.has_ragged
+            self._reader = NumberReader(reader_of(step), step.held_rows, step.replicas, self.means, counts)
+        return self._reader
+
+
+def _numbers_of(step: steps.ReplicaStep) -> _Numbers:
+    if step.numbers is None:
+        step.numbers = _Numbers(step)
+    return step.numbers
+
+
+def _computed(step: steps.ReplicaStep, numbers: NumberReader, number: tf.Tensor) -> GlobalNumber | None:
+    order = _behind(numbers, number)
+    leaves = _leaves(step, numbers, [one for one in order if numbers.kind(one) is not Kind.OTHER])
+    whole = {leaf.own.name: leaf.whole for leaf in leaves}
+    for one in order:
+        if one.name not in whole:
+            places = {i: whole[before.name] for i, before in enumerate(one.op.inputs)}
+            whole[one.name] = copied(one, places)
+    value = tf.identity(whole[number.name])
+    return GlobalNumber(value, leaves)
+
+
+def _behind(numbers: NumberReader, number: tf.Tensor) -> list[tf.Tensor]:
+    """Returns a number and those that it was computed from, each after those behind it."""
+    order: dict[str, tf.Tensor] = {}
+    waiting = [number]
+    while waiting:
+        one = waiting[-1]
+        inputs = list(one.op.inputs) if numbers.kind(one) is Kind.OTHER else []
+        missing = [before for before in inputs if before.name not in order]
+        if missing and one.name not in order:
+            waiting.extend(missing)
+        else:
+            order.setdefault(one.name, waiting.pop())
+    return list(order.values())
+
+
+def _leaves(step: steps.ReplicaStep, numbers: NumberReader, own: list[tf.Tensor]) -> list[_Leaf]:
+    share = tf.cast(step.share(), tf.float64)
+    parts: list[tf.Tensor] = []
+    for one in own:
+        parts.extend(_parts(one, numbers.kind(one), share))
+    packed = tf.concat([tf.reshape(step.if_any_rows(part), [-1]) for part in parts], 0) if parts else None
+    sums = iter([] if packed is None else tf.split(step.sum(packed), [part.shape.num_elements() for part in parts]))
+    inverse = tf.math.divide_no_nan(tf.constant(1.0, tf.float64), share)
+    leaves = []
+    for one in own:
+        kind, weight = numbers.kind(one), inverse
+        if kind is Kind.CONSTANT:
+            leaves.append(_Leaf(one, tf.identity(one) if one.dtype.is_floating else one, 1.0))
+            continue
+        total = next(sums)
+        if kind is Kind.MEAN:
+            weight = tf.constant(1.0, tf.float64)
+        elif kind is Kind.KEPT:
+            count = next(sums)[0]
+            total, weight = total / count, tf.math.divide_no_nan(_count(one), count) * inverse
+        leaves.append(_Leaf(one, tf.cast(tf.reshape(total, one.shape), one.dtype), weight))
+    return leaves
+
+
+def _parts(one: tf.Tensor, kind: Kind, share: tf.Tensor) -> list[tf.Tensor]:
+    """Returns what this replica adds to a number of the global batch."""
+    if kind is Kind.CONSTANT:
+        return []
+    value = tf.cast(one, tf.float64)
+    if kind is Kind.MEAN:
+        return [value * share]
+    if kind is not Kind.KEPT:
+        return [value]
+    count = _count(one)
+    return [tf.where(count > 0, value * count, 0), count]
+
+
+def _count(kept: tf.Tensor) -> tf.Tensor:
+    """Returns how many numbers a mean over kept rows is of."""
+    entries = tf.size(kept.op.inputs[0], tf.int64)
+    return tf.cast(entries, tf.float64) / max(kept.shape.num_elements(), 1)

@@ -1,0 +1,209 @@
+"""Tells how a number was computed from the rows of a replica: linear in means over them, in sums, or otherwise."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdistkit.strategies.sync import data_dependence as graphs
+from tfdistkit.strategies.sync.aggregates.row_reader import SAME, RowReader
+
+
+class Kind(enum.Enum):
+    """What a number is.
+
+    - CONSTANT: computed from no row.
+    - MEAN: a mean over rows, or linear in such means and constants. The mean of the replicas is exact.
+    - SUM: linear in sums over rows, without a constant.
+    - COUNT: the number of rows, or of entries of them, times a constant.
+    - KEPT: a mean over the rows that their content chose (`tf.boolean_mask`).
+    - OTHER: another function of such numbers.
+    - UNKNOWN: no number of the global batch can be told.
+    """
+
+    CONSTANT, MEAN, SUM, COUNT, KEPT, OTHER, UNKNOWN = range(7)
+
+
+@dataclasses.dataclass(frozen=True)
+class Number:
+    """What is known of a tensor without rows.
+
+    Args:
+        kind: Its kind.
+        is_leaf: Whether it was computed from rows directly, or in a way that is not known.
+    """
+
+    kind: Kind
+    is_leaf: bool = False
+
+
+# Linear in one input, if the others are constant.
+_LINEAR = frozenset(
+    (
+        *(*SAME, "Neg", "Reshape", "ExpandDims", "Squeeze", "Transpose", "Tile", "BroadcastTo", "Sum", "Mean"),
+        *("StridedSlice", "Slice", "GatherV2", "Mul", "MulNoNan"),
+    )
+)
+_QUOTIENTS = frozenset(("Div", "RealDiv", "DivNoNan"))
+_SUMS = frozenset(("Add", "AddV2", "AddN", "Sub", "Pack"))
+# Operations that cannot be repeated with other inputs, above those with a gradient of their own.
+_NOT_REPEATED = frozenset(("IdentityN", "Placeholder", "PlaceholderWithDefault", "If", "StatelessIf", "While"))
+# Numbers behind a number, at most.
+_MOST = 2000
+
+
+class NumberReader:
+    """Reads the numbers of a graph.
+
+    Args:
+        reader: The reader of the graph.
+        rows: The static number of rows of a replica; None if it is unknown.
+        replicas: The number of replicas.
+        means: The names of results of losses, which are means over rows already.
+        counts_rows: Whether the first dimension of each tensor with rows is a multiple of the rows: not of ragged ones.
+    """
+
+    def __init__(self, reader: RowReader, rows: int | None, replicas: int, means: set[str], counts_rows: bool):
+        self._reader, self._rows, self._replicas, self._means = reader, rows, replicas, means
+        self._counts_rows = counts_rows
+        # The static numbers of entries that were added up; what is a static size by its name (`tf.shape`, `tf.size`).
+        self._sizes: set[int] = set()
+        self._is_size = graphs.Ancestry(_is_named_size, is_end=graphs.is_later_part).includes
+        self._known: dict[str, Number] = {}
+
+    def kind(self, tensor: tf.Tensor) -> Kind:
+        """Returns the kind of a number."""
+        return self.read(tensor).kind
+
+    def read(self, tensor: tf.Tensor) -> Number:
+        """Returns what is known of a number."""
+        waiting, known = [tensor], self._known
+        while waiting:
+            one = waiting[-1]
+            if one.name in known:
+                waiting.pop()
+                continue
+            leaf = self._leaf(one)
+            missing = [] if leaf else [before for before in one.op.inputs if before.name not in known]
+            if leaf is not None:
+                known[one.name] = leaf
+            elif len(known) > _MOST:
+                known[one.name] = Number(Kind.UNKNOWN, True)
+            elif missing:
+                waiting.extend(missing)
+            else:
+                known[one.name] = Number(self._combined(one, [known[before.name].kind for before in one.op.inputs]))
+        return known[tensor.name]
+
+    def _leaf(self, tensor: tf.Tensor) -> Number | None:
+        """Returns a number that is not computed from other numbers, or not in a way that is known; else None."""
+        reader, operation = self._reader, tensor.op
+        if tensor.name in self._means or tensor.name in reader.gradients:
+            return Number(Kind.MEAN, True)
+        if not reader.comes_from_rows(tensor):
+            return Number(Kind.MEAN if reader.is_random(tensor) else Kind.CONSTANT, True)
+        if graphs.is_from_dataset(tensor) or reader.has_rows(tensor):
+            return Number(Kind.MEAN if tensor.shape.rank == 0 else Kind.UNKNOWN, True)
+        found = self._aggregate(tensor)
+        if found is not None:
+            return Number(found if tensor.shape.is_fully_defined() else Kind.UNKNOWN, True)
+        has_rows = any(reader.axis_of_rows(one) is not None for one in operation.inputs)
+        if has_rows or operation.type in _NOT_REPEATED or operation.op_def.is_stateful:
+            return Number(Kind.MEAN if tensor.shape.is_fully_defined() else Kind.UNKNOWN, True)
+        return None
+
+    def _aggregate(self, tensor: tf.Tensor) -> Kind | None:
+        """Returns the kind of a sum or a mean over rows; None for another operation."""
+        reader, operation = self._reader, tensor.op
+        if operation.type == "Mean":
+            axis = reader.axis_of_rows(operation.inputs[0])
+            if axis is None or not graphs.is_along(operation, axis):
+                return None
+            return Kind.KEPT if graphs.depends_on_data(operation.inputs[0]) else Kind.MEAN
+        if not reader.adds_up(operation):
+            return None
+        if operation.type in ("Size", "StridedSlice"):
+            shape = operation if operation.type == "Size" else operation.inputs[0].op
+            is_count = self._counts_rows and not graphs.depends_on_data(shape.inputs[0])
+            return Kind.COUNT if is_count else Kind.SUM
+        if tensor.dtype.is_floating and any(reader.is_divided(one) for one in operation.inputs):
+            return Kind.MEAN
+        added = [one for one in operation.inputs if reader.comes_from_rows(one) and one.shape.is_fully_defined()]
+        self._sizes.update(one.shape.num_elements() for one in added)
+        return Kind.MEAN if any(self._is_divided_by_static_rows(one) for one in operation.inputs) else Kind.SUM
+
+    def _is_divided_by_static_rows(self, tensor: tf.Tensor) -> bool:
+        """Returns whether rows were divided by a static number of rows before they are added."""
+        while self._rows and tensor.op.type in ("Mul", *_QUOTIENTS, *SAME, "Neg", "Cast"):
+            inputs = list(tensor.op.inputs)
+            if any(self._is_static_size(one) for one in inputs if not self._reader.comes_from_rows(one)):
+                return True
+            tensor = next((one for one in inputs if self._reader.comes_from_rows(one)), inputs[0])
+            if not tensor.op.inputs:
+                break
+        return False
+
+    def _is_static_size(self, factor: tf.Tensor) -> bool:
+        """Returns whether a constant is a static number of rows of this replica, or of the entries of them.
+
+        In Python, `x.shape[0]` is a number as others. One that equals the size of the global batch was written by the
+        user, who means a sum.
+        """
+        if not self._rows:
+            return False
+        if self._is_size(factor):
+            return True
+        value = tf.get_static_value(factor)
+        if value is None or value.size != 1 or not value:
+            return False
+        number = abs(float(value.item()))
+        sizes = {self._rows, *self._sizes} - {self._rows * self._replicas}
+        return any(
+            math.isclose(number, size, rel_tol=1e-6) or math.isclose(number * size, 1, rel_tol=1e-6) for size in sizes
+        )
+
+    def _combined(self, tensor: tf.Tensor, behind: list[Kind]) -> Kind:
+        operation, kinds = tensor.op, set(behind) - {Kind.CONSTANT}
+        if Kind.UNKNOWN in kinds or not tensor.shape.is_fully_defined():
+            return Kind.UNKNOWN
+        kind = kinds.pop() if len(kinds) == 1 else Kind.OTHER
+        rule: Callable[[Any, list[Kind], Kind], Kind] | None = None
+        if operation.type in _QUOTIENTS:
+            rule = self._quotient
+        elif operation.type in _SUMS or operation.type == "ConcatV2":
+            rule = self._sum
+        elif operation.type in _LINEAR or operation.type == "Cast":
+            rule = self._product
+        return Kind.OTHER if rule is None else rule(operation, behind, kind)
+
+    def _quotient(self, operation: Any, behind: list[Kind], kind: Kind) -> Kind:
+        numerator, divisor = behind
+        if divisor is Kind.COUNT and numerator in (Kind.SUM, Kind.COUNT):
+            return Kind.MEAN
+        return self._product(operation, behind, kind) if divisor is Kind.CONSTANT else Kind.OTHER
+
+    def _sum(self, operation: Any, behind: list[Kind], kind: Kind) -> Kind:
+        axis = [behind.pop()] if operation.type == "ConcatV2" else []
+        if not set(axis) <= {Kind.CONSTANT}:
+            return Kind.OTHER
+        if set(behind) <= {Kind.SUM, Kind.COUNT}:
+            return Kind.COUNT if set(behind) == {Kind.COUNT} else Kind.SUM
+        return Kind.MEAN if set(behind) <= {Kind.MEAN, Kind.CONSTANT} else Kind.OTHER
+
+    def _product(self, operation: Any, behind: list[Kind], kind: Kind) -> Kind:
+        if behind.count(Kind.CONSTANT) < len(behind) - 1 or kind is Kind.KEPT:
+            return Kind.OTHER
+        if operation.type == "Cast":
+            return kind if graphs.keeps_numbers(operation.inputs[0].dtype, operation.outputs[0].dtype) else Kind.OTHER
+        factors = [one for one, each in zip(operation.inputs, behind) if each is Kind.CONSTANT]
+        is_scaled = operation.type in ("Mul", *_QUOTIENTS) and any(map(self._is_static_size, factors))
+        return Kind.MEAN if is_scaled and kind in (Kind.SUM, Kind.COUNT) else kind
+
+
+def _is_named_size(tensor: tf.Tensor) -> bool:
+    return tensor.op.type == "Const" and tensor.op.name.rpartition("/")[2].startswith(("Shape", "Size"))

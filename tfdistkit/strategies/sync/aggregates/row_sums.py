@@ -1,0 +1,176 @@
+"""Finds sums over the rows of a batch in a value that a step writes to the state of a layer, and sums them globally.
+
+The mean of the replicas is right for statistics (moving means), but not for what adds up over rows: a count of tokens,
+the codebook of a VQ-VAE. Such a value is affine in its sums over rows, for example
+`decay * count + (1 - decay) * ops.sum(one_hot)`: its constant part is the same on all replicas, and its sums add up.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdistkit.strategies.sync import data_dependence as graphs
+from tfdistkit.strategies.sync import step as steps
+from tfdistkit.strategies.sync.aggregates.graph_copies import copied
+from tfdistkit.strategies.sync.aggregates.row_reader import (
+    MOST_OPERATIONS,
+    PRODUCTS,
+    SAME,
+    RowReader,
+    can_read,
+    reader_of,
+)
+
+# Linear in their first input, if the others are constant.
+_LINEAR = frozenset(
+    (
+        *("Neg", "Reshape", "ExpandDims", "Squeeze", "Transpose", "Tile", "BroadcastTo", "Sum", "Mean", "Pad"),
+        *("StridedSlice", "Slice", "GatherV2", "Mul", "Div", "RealDiv", "DivNoNan", "MatMul", "BatchMatMulV2"),
+    )
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """A value as a sum of three parts; None for a part that is zero."""
+
+    # The same on all replicas.
+    constant: tf.Tensor | None = None
+    # Of the rows of this replica: a mean over them, or anything that is not a sum.
+    mean: tf.Tensor | None = None
+    # Adds up over rows.
+    sum: tf.Tensor | None = None
+
+    def mapped(self, function: Callable[[tf.Tensor], tf.Tensor]) -> Parts:
+        """Applies a linear function to each part."""
+        parts = (self.constant, self.mean, self.sum)
+        return Parts(*(None if part is None else function(part) for part in parts))
+
+    def __add__(self, other: Parts) -> Parts:
+        pairs = ((self.constant, other.constant), (self.mean, other.mean), (self.sum, other.sum))
+        return Parts(*(b if a is None else a if b is None else a + b for a, b in pairs))
+
+
+def of_global_batch(step: steps.ReplicaStep, value: Any) -> tf.Tensor | None:
+    """Returns what a value that adds up over rows is for the global batch.
+
+    Args:
+        step: The step of this replica, in whose graph the value was computed.
+        value: The value, from the rows of this replica.
+
+    Returns:
+        The value, the same on all replicas; None if it has no sum over rows, or if its graph cannot be read (in eager
+        steps and in branches).
+    """
+    # A float without a dimension is often a part of a quotient whose other part is averaged (a running mean and its
+    # count), and divisions by a static number of rows cannot be seen: both stay means.
+    if not can_read(step, value) or (value.dtype.is_floating and (not value.shape.rank or step.held_rows)):
+        return None
+    parts = _parts(reader_of(step), value)
+    if parts.sum is None or (parts.mean is not None and not value.dtype.is_floating):
+        return None
+    total = step.sum(step.if_any_rows(parts.sum))
+    if parts.mean is not None:
+        total += step.weighted_sum(parts.mean)
+    return total if parts.constant is None else parts.constant + total
+
+
+def is_of_rows(step: steps.ReplicaStep, value: Any) -> bool:
+    """Returns whether a value is known to come from the rows of this replica.
+
+    Args:
+        step: As in `of_global_batch`.
+        value: As in `of_global_batch`.
+    """
+    return can_read(step, value) and reader_of(step).comes_from_batch(value)
+
+
+def is_same_on_all(step: steps.ReplicaStep, value: Any) -> bool:
+    """Returns whether a value is known to be the same on all replicas: it comes from no row and no random number.
+
+    Args:
+        step: As in `of_global_batch`.
+        value: As in `of_global_batch`; also a number or an array.
+    """
+    if isinstance(value, (int, float, bool, np.ndarray, np.generic)):
+        return True
+    return can_read(step, value) and not reader_of(step).may_differ(value)
+
+
+def holds_rows(step: steps.ReplicaStep, value: Any) -> bool:
+    """Returns whether a value holds rows of the batch themselves, and not only something computed over all of them.
+
+    Args:
+        step: As in `of_global_batch`.
+        value: As in `of_global_batch`.
+    """
+    return can_read(step, value) and reader_of(step).stores_rows(value)
+
+
+def own_rows(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns what this replica adds to a gather of the user's: no row of a tensor that holds its placeholder row."""
+    step = steps.current()
+    if step is None or not step.in_keras_step or step.is_summing or not step.may_be_empty:
+        return tensor
+    is_of_rows = reader_of(step).has_rows(tensor) if can_read(step, tensor) else tensor.shape[0] == step.held_rows
+    return tensor[: tf.where(tf.greater(step.rows, 0), tf.shape(tensor)[0], 0)] if is_of_rows else tensor
+
+
+def _parts(reader: RowReader, tensor: tf.Tensor, left: int = MOST_OPERATIONS) -> Parts:
+    """Returns the parts of a tensor, from at most as many linear operations in a row as are left."""
+    if not reader.comes_from_batch(tensor):
+        return Parts(constant=tensor)
+    operation = tensor.op
+    kind, inputs = operation.type, list(operation.inputs)
+    if tensor.name in reader.gradients or not left:
+        return Parts(mean=tensor)
+    if reader.adds_up(operation):
+        is_mean = tensor.dtype.is_floating and any(reader.is_divided(one) for one in inputs)
+        return Parts(mean=tensor) if is_mean else Parts(sum=tensor)
+    if kind in SAME:
+        return _parts(reader, inputs[0], left - 1)
+    if kind == "Cast" and graphs.keeps_numbers(inputs[0].dtype, tensor.dtype):
+        return _parts(reader, inputs[0], left - 1).mapped(lambda part: tf.cast(part, tensor.dtype))
+    if kind == "TensorScatterAdd" and not reader.comes_from_batch(inputs[0]) and reader.has_rows(inputs[2]):
+        added = tensor - inputs[0]
+        is_mean = reader.is_divided(inputs[2])
+        return Parts(inputs[0], added if is_mean else None, None if is_mean else added)
+    if kind in ("Pack", "ConcatV2"):
+        return _joined(operation, [_parts(reader, one, left - 1) for one in graphs.joined_by(operation)])
+    if kind in ("Add", "AddV2", "AddN"):
+        return sum((_parts(reader, one, left - 1) for one in inputs), Parts()).mapped(
+            lambda part: _as_large(part, tensor)
+        )
+    if kind == "Sub":
+        difference = _parts(reader, inputs[0], left - 1) + _parts(reader, inputs[1], left - 1).mapped(tf.negative)
+        return difference.mapped(lambda part: _as_large(part, tensor))
+    of_batch = [i for i, one in enumerate(inputs) if reader.comes_from_rows(one)]
+    if kind == "Reshape" and tensor.shape.is_fully_defined():
+        of_batch = [0]  # A size that was computed from that of the batch, and is none of its rows.
+    if kind in _LINEAR and (of_batch == [0] or (of_batch == [1] and kind in ("Mul", *PRODUCTS))):
+        position = of_batch[0]
+        return _parts(reader, inputs[position], left - 1).mapped(lambda part: copied(tensor, {position: part}))
+    return Parts(mean=tensor)
+
+
+def _joined(operation: Any, pieces: list[Parts]) -> Parts:
+    def joined(parts: list[tf.Tensor | None]) -> tf.Tensor | None:
+        if all(part is None for part in parts):
+            return None
+        pairs = zip(parts, graphs.joined_by(operation))
+        filled = [tf.zeros_like(whole) if part is None else part for part, whole in pairs]
+        if operation.type == "Pack":
+            return tf.stack(filled, operation.get_attr("axis"))
+        return tf.concat(filled, operation.inputs[-1])
+
+    return Parts(*(joined([getattr(one, name) for one in pieces]) for name in ("constant", "mean", "sum")))
+
+
+def _as_large(part: tf.Tensor, whole: tf.Tensor) -> tf.Tensor:
+    is_known = whole.shape.is_fully_defined() and part.shape == whole.shape
+    return part if is_known else tf.broadcast_to(part, tf.shape(whole))
