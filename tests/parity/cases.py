@@ -312,6 +312,7 @@ _LOOPS = (
             ("own_compute_loss", by("OwnComputeLoss", "l2"), {}),
             ("own_sums", by("OwnSums", "l2"), {}),
             ("own_sums_in_call", by("OwnSumsInCall", "l2"), {}),
+            ("own_sums_in_functions", by("OwnSumsInFunctions"), {}),
             ("own_sums_execution_3", by("OwnSums"), {"compile": {"steps_per_execution": 3}}),
             ("own_accumulation", by("OwnAccumulation"), {}),
             ("sharpness_aware", by("SharpnessAware"), {}),

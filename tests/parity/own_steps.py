@@ -119,6 +119,17 @@ class OwnSums(OwnMean):
         return {"loss": loss, "mean_loss": self.mean_loss.result()}
 
 
+class OwnSumsInFunctions(OwnSums):
+    """The same in tf.functions of its own: the step, and the loss in it. Losses of layers cannot leave a function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = layers.Dense(2)
+
+    train_step = tf.function(OwnSums.train_step)
+    loss_from = tf.function(OwnSums.loss_from)
+
+
 class OwnSumsInCall(OwnSums):
     """The same in Keras's step: in a loss of the model, and in losses that layers add."""
 

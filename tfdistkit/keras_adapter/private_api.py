@@ -340,6 +340,11 @@ def converted_python_function(fn: Any) -> Any:
     return call_converted
 
 
+def is_compiled(fn: Any) -> bool:
+    """Whether a tf.function is compiled by XLA (`jit_compile=True`)."""
+    return bool(fn._jit_compile)
+
+
 def is_in_loop(graph: tf.Graph) -> bool:
     """Whether what is traced now stands in a loop inside of `graph`."""
     return _is_in(control_flow_graphs.WhileBodyFuncGraph, graph)

@@ -49,6 +49,7 @@ _LOSS = "keras.src.losses.loss"
 _VARIABLE = "keras.src.backend.common.variables:Variable"
 _OPTIMIZER = "keras.src.optimizers.base_optimizer:BaseOptimizer"
 _LOSS_SCALER = "keras.src.optimizers.loss_scale_optimizer:LossScaleOptimizer"
+_FUNCTIONS = "tensorflow.python.eager.polymorphic_function"
 _PS = "tensorflow.python.distribute.parameter_server_strategy_v2"
 _MWMS = "tensorflow.python.distribute.collective_all_reduce_strategy:CollectiveAllReduceExtended"
 _MIRRORED = "tensorflow.python.distribute.mirrored_strategy:MirroredExtended"
@@ -233,10 +234,9 @@ SEAMS: dict[str, Seam] = {
     ),
     "regroup": Seam("tensorflow.python.distribute.distribute_utils:regroup", ("values",), "replicas"),
     "function_context": Seam(
-        "tensorflow.python.eager.polymorphic_function.function_context:make_function_context",
-        ("scope_type",),
-        "a tf.function that a step calls is traced for this step alone",
+        f"{_FUNCTIONS}.function_context:make_function_context", ("scope_type",), "a trace is of one step alone"
     ),
+    "function_call": Seam(f"{_FUNCTIONS}.polymorphic_function:Function.__call__", ("self",), "steps read functions"),
     "loop": Seam("tensorflow.python.ops.control_flow_v2_func_graphs:WhileBodyFuncGraph", (), "all-reduces in a loop"),
     "call_time_value": Seam(
         "tensorflow.python.framework.func_graph:FuncGraph.capture_call_time_value",
@@ -419,7 +419,7 @@ ATTRIBUTES: tuple[Attributes, ...] = (
     Attributes("tensorflow.python.eager.context:Context", ("_context_handle",), "has TensorFlow started?"),
     Attributes(
         "tensorflow.python.eager.polymorphic_function.polymorphic_function:Function",
-        ("_autograph", "_clone"),
+        ("_autograph", "_clone", "_jit_compile"),
         "the user's tf.function, traced for one step",
     ),
     Attributes(f"{_DATASETS}.structured_function:StructuredFunctionWrapper", ("_func",), "where it was written"),

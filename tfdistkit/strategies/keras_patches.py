@@ -39,7 +39,7 @@ from tfdistkit.strategies.sync import (
     step_traces,
 )
 from tfdistkit.strategies.sync import step as steps
-from tfdistkit.strategies.sync.aggregates import row_sums
+from tfdistkit.strategies.sync.aggregates import inlined_functions, row_sums
 from tfdistkit.strategies.sync.batch_sharding import BatchPart
 from tfdistkit.strategies.sync.gradients import gradient_scaling, own_optimizers, reducer_state
 
@@ -330,6 +330,7 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "launch_all_reduce": collective_keys.launch_all_reduce,
     "instance_key": collective_keys.instance_key,
     "function_context": _own_function_context,
+    "function_call": inlined_functions.call,
     "make_function": _make_function,
     "symbolic_build": _maybe_symbolic_build,
     "epoch_iterator": epoch_data.make_epoch_iterator,
