@@ -45,3 +45,35 @@ class Codebook(layers.Layer):
             self.sums.assign_add((added - self.sums) * 0.1)
             self.codes.assign(self.sums / (self.sizes[:, None] + 1e-3))
         return outputs
+
+
+class RunningStatistics(layers.Layer):
+    """Normalizes by the mean and the variance of all rows so far (Welford), and keeps other functions of sums."""
+
+    def build(self, shape: Any) -> None:
+        made = dict(trainable=False, initializer="zeros")
+        self.seen = self.add_weight(shape=(), name="seen", **made)
+        self.mean = self.add_weight(shape=shape[-1:], name="mean", **made)
+        self.squares = self.add_weight(shape=shape[-1:], name="squares", **made)
+        self.total = self.add_weight(shape=(), name="total", **made)
+        self.positive = self.add_weight(shape=(), name="positive", **made)
+        self.spread = self.add_weight(shape=shape[-1:], name="spread", **made)
+        self.chosen = self.add_weight(shape=(), name="chosen", **made)
+        self.most = self.add_weight(shape=(), dtype="int32", name="most", **made)
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        if training:
+            rows = ops.cast(ops.shape(inputs)[0], "float32")
+            mean, kept = ops.mean(inputs, axis=0), ops.cast(inputs > 0, "float32")
+            moved = mean - self.mean
+            seen = self.seen + rows
+            self.squares.assign_add(ops.sum(ops.square(inputs), axis=0) - rows * ops.square(mean))
+            self.squares.assign_add(ops.square(moved) * self.seen * rows / seen)
+            self.mean.assign_add(moved * rows / seen)
+            self.seen.assign(seen)
+            self.total.assign_add(ops.sum(inputs))
+            self.positive.assign(0.9 * self.positive + 0.1 * ops.sum(inputs * kept) / (ops.sum(kept) + 1e-6))
+            self.spread.assign(0.5 * self.spread + ops.sqrt(ops.abs(ops.mean(inputs**2, axis=0) - mean**2) + 1e-3))
+            self.chosen.assign(ops.where(ops.sum(inputs) > 0, self.chosen + ops.sum(kept), self.chosen))
+            self.most.assign(ops.maximum(self.most, ops.cast(ops.sum(kept), "int32")))
+        return (inputs - self.mean) / ops.sqrt(self.squares / (self.seen + 1.0) + 1.0)

@@ -10,12 +10,16 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdistkit.strategies.sync import step as steps
 from tfdistkit.strategies.sync.aggregates.graph_copies import copied
 from tfdistkit.strategies.sync.aggregates.number_kinds import Kind, NumberReader
 from tfdistkit.strategies.sync.aggregates.row_reader import can_read, reader_of
+
+# Of which the mean of the replicas is taken.
+_MEANS = (Kind.MEAN, Kind.LOCAL)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,22 +55,23 @@ class GlobalNumber:
         return [(leaf.own, slope * tf.cast(leaf.weight, slope.dtype)) for leaf, slope in pairs if slope is not None]
 
 
-def of_global_batch(step: steps.ReplicaStep, number: Any) -> GlobalNumber | None:
+def of_global_batch(step: steps.ReplicaStep, number: Any, of_integers: bool = False) -> GlobalNumber | None:
     """Returns what a number that a step computed is for the global batch.
 
     Args:
         step: The step of this replica.
-        number: A float tensor of the step.
+        number: A tensor of the step.
+        of_integers: Whether it may be integers, too.
 
     Returns:
         The number; None if the mean of the replicas is exact, or no number of the global batch can be told.
     """
-    if not _may_read(step, number):
+    if not _may_read(step, number) or not (number.dtype.is_floating or (of_integers and number.dtype.is_integer)):
         return None
     known = _numbers_of(step)
     if number.name not in known.found:
         reader = known.reader()
-        is_other = reader.kind(number) in (Kind.SUM, Kind.COUNT, Kind.KEPT, Kind.OTHER)
+        is_other = reader.kind(number) not in (Kind.CONSTANT, Kind.MEAN, Kind.LOCAL, Kind.UNKNOWN)
         known.found[number.name] = _computed(step, reader, number) if is_other else None
     return known.found[number.name]
 
@@ -87,7 +92,7 @@ def _may_read(step: steps.ReplicaStep, number: Any) -> bool:
         return False
     # With another static number of rows, another replica could decide otherwise.
     is_even = step.held_rows is None or step.static_total == step.held_rows * step.replicas
-    return is_even and number.dtype.is_floating
+    return is_even
 
 
 class _Numbers:
@@ -145,8 +150,8 @@ def _leaves(step: steps.ReplicaStep, numbers: NumberReader, own: list[tf.Tensor]
     share = tf.cast(step.share(), tf.float64)
     parts: list[tf.Tensor] = []
     for one in own:
-        parts.extend(_parts(one, numbers.kind(one), share))
-    packed = tf.concat([tf.reshape(step.if_any_rows(part), [-1]) for part in parts], 0) if parts else None
+        parts.extend(_parts(step, one, numbers.kind(one), share))
+    packed = tf.concat([tf.reshape(part, [-1]) for part in parts], 0) if parts else None
     sums = iter([] if packed is None else tf.split(step.sum(packed), [part.shape.num_elements() for part in parts]))
     inverse = tf.math.divide_no_nan(tf.constant(1.0, tf.float64), share)
     leaves = []
@@ -156,25 +161,32 @@ def _leaves(step: steps.ReplicaStep, numbers: NumberReader, own: list[tf.Tensor]
             leaves.append(_Leaf(one, tf.identity(one) if one.dtype.is_floating else one, 1.0))
             continue
         total = next(sums)
-        if kind is Kind.MEAN:
+        if kind in _MEANS:
             weight = tf.constant(1.0, tf.float64)
         elif kind is Kind.KEPT:
             count = next(sums)[0]
             total, weight = total / count, tf.math.divide_no_nan(_count(one), count) * inverse
+        elif kind in (Kind.MAX, Kind.MIN):
+            of_replicas = tf.reshape(total, [step.replicas, *one.shape])
+            total = (tf.reduce_max if kind is Kind.MAX else tf.reduce_min)(of_replicas, 0)
+            ties = tf.reduce_sum(tf.cast(of_replicas == total, tf.float64), 0)
+            weight = tf.cast(tf.cast(one, tf.float64) == total, tf.float64) / ties * inverse
         leaves.append(_Leaf(one, tf.cast(tf.reshape(total, one.shape), one.dtype), weight))
     return leaves
 
 
-def _parts(one: tf.Tensor, kind: Kind, share: tf.Tensor) -> list[tf.Tensor]:
-    """Returns what this replica adds to a number of the global batch."""
+def _parts(step: steps.ReplicaStep, one: tf.Tensor, kind: Kind, share: tf.Tensor) -> list[tf.Tensor]:
+    """Returns what this replica adds to a number of the global batch; without rows, nothing."""
     if kind is Kind.CONSTANT:
         return []
     value = tf.cast(one, tf.float64)
-    if kind is Kind.MEAN:
-        return [value * share]
+    if kind in (Kind.MAX, Kind.MIN):
+        value = step.if_any_rows(value, -np.inf if kind is Kind.MAX else np.inf)
+        is_own = tf.reshape(tf.range(step.replicas) == step.replica_id, [-1, *[1] * one.shape.rank])
+        return [tf.where(is_own, value[None], 0)]
     if kind is not Kind.KEPT:
-        return [value]
-    count = _count(one)
+        return [step.if_any_rows(value * share if kind in _MEANS else value)]
+    count = step.if_any_rows(_count(one))
     return [tf.where(count > 0, value * count, 0), count]
 
 

@@ -22,11 +22,13 @@ class Kind(enum.Enum):
     - SUM: linear in sums over rows, without a constant.
     - COUNT: the number of rows, or of entries of them, times a constant.
     - KEPT: a mean over the rows that their content chose (`tf.boolean_mask`).
+    - MAX, MIN: an extreme of rows.
     - OTHER: another function of such numbers.
-    - UNKNOWN: no number of the global batch can be told.
+    - LOCAL: of the rows of this replica, in another way: the mean of the replicas is taken.
+    - UNKNOWN: as LOCAL, with rows, or of an unknown size.
     """
 
-    CONSTANT, MEAN, SUM, COUNT, KEPT, OTHER, UNKNOWN = range(7)
+    CONSTANT, MEAN, SUM, COUNT, KEPT, MAX, MIN, OTHER, LOCAL, UNKNOWN = range(10)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +55,17 @@ _QUOTIENTS = frozenset(("Div", "RealDiv", "DivNoNan"))
 _SUMS = frozenset(("Add", "AddV2", "AddN", "Sub", "Pack"))
 # Operations that cannot be repeated with other inputs, above those with a gradient of their own.
 _NOT_REPEATED = frozenset(("IdentityN", "Placeholder", "PlaceholderWithDefault", "If", "StatelessIf", "While"))
+# What is local where a local number is added to it: the extreme of a logsumexp belongs to its sum.
+_AS_LOCAL = frozenset((Kind.LOCAL, Kind.MEAN, Kind.MAX, Kind.MIN))
+# Operations that layers are made of, behind which rows may be compared as they wish.
+_LAYERS = frozenset(
+    (
+        *("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "Conv1D", "Conv2D", "Conv3D"),
+        *("DepthwiseConv2dNative", "FusedBatchNorm", "FusedBatchNormV3", "GatherV2", "ResourceGather"),
+        *("If", "StatelessIf", "While", "StatelessWhile", "PartitionedCall", "StatefulPartitionedCall"),
+    )
+)
+_MOST_BEHIND = 300
 # Numbers behind a number, at most.
 _MOST = 2000
 
@@ -106,7 +119,7 @@ class NumberReader:
         if tensor.name in self._means or tensor.name in reader.gradients:
             return Number(Kind.MEAN, True)
         if not reader.comes_from_rows(tensor):
-            return Number(Kind.MEAN if reader.is_random(tensor) else Kind.CONSTANT, True)
+            return Number(Kind.LOCAL if reader.is_random(tensor) else Kind.CONSTANT, True)
         if graphs.is_from_dataset(tensor) or reader.has_rows(tensor):
             return Number(Kind.MEAN if tensor.shape.rank == 0 else Kind.UNKNOWN, True)
         found = self._aggregate(tensor)
@@ -114,19 +127,23 @@ class NumberReader:
             return Number(found if tensor.shape.is_fully_defined() else Kind.UNKNOWN, True)
         has_rows = any(reader.axis_of_rows(one) is not None for one in operation.inputs)
         if has_rows or operation.type in _NOT_REPEATED or operation.op_def.is_stateful:
-            return Number(Kind.MEAN if tensor.shape.is_fully_defined() else Kind.UNKNOWN, True)
+            return Number(Kind.LOCAL if tensor.shape.is_fully_defined() else Kind.UNKNOWN, True)
         return None
 
     def _aggregate(self, tensor: tf.Tensor) -> Kind | None:
         """Returns the kind of a sum or a mean over rows; None for another operation."""
         reader, operation = self._reader, tensor.op
-        if operation.type == "Mean":
+        if operation.type in ("Mean", "Max", "Min"):
             axis = reader.axis_of_rows(operation.inputs[0])
             if axis is None or not graphs.is_along(operation, axis):
                 return None
+            if operation.type != "Mean":
+                return Kind.MAX if operation.type == "Max" else Kind.MIN
             return Kind.KEPT if graphs.depends_on_data(operation.inputs[0]) else Kind.MEAN
         if not reader.adds_up(operation):
             return None
+        if any(self._combines_rows(one) for one in operation.inputs):
+            return Kind.LOCAL
         if operation.type in ("Size", "StridedSlice"):
             shape = operation if operation.type == "Size" else operation.inputs[0].op
             is_count = self._counts_rows and not graphs.depends_on_data(shape.inputs[0])
@@ -136,6 +153,29 @@ class NumberReader:
         added = [one for one in operation.inputs if reader.comes_from_rows(one) and one.shape.is_fully_defined()]
         self._sizes.update(one.shape.num_elements() for one in added)
         return Kind.MEAN if any(self._is_divided_by_static_rows(one) for one in operation.inputs) else Kind.SUM
+
+    def _combines_rows(self, tensor: tf.Tensor) -> bool:
+        """Returns whether rows were compared with a mean, a sum or an extreme of them, behind the last layer."""
+        waiting, seen, reader = [tensor], {tensor.name}, self._reader
+        while waiting and len(seen) < _MOST_BEHIND:
+            operation = waiting.pop().op
+            if operation.type in _LAYERS:
+                continue
+            for one in operation.inputs:
+                if one.name in seen or not reader.comes_from_rows(one):
+                    continue
+                if one.dtype.is_floating and not _is_size(one) and self._is_of_all_rows(one):
+                    return True
+                seen.add(one.name)
+                waiting.append(one)
+        return False
+
+    def _is_of_all_rows(self, tensor: tf.Tensor) -> bool:
+        """Returns whether a tensor that comes from rows has a size of its own, whatever their number is."""
+        sizes = tensor.shape
+        if not sizes.is_fully_defined() or (self._rows and any(size % self._rows == 0 for size in sizes)):
+            return False
+        return self._reader.axis_of_rows(tensor) is None
 
     def _is_divided_by_static_rows(self, tensor: tf.Tensor) -> bool:
         """Returns whether rows were divided by a static number of rows before they are added."""
@@ -171,7 +211,7 @@ class NumberReader:
         operation, kinds = tensor.op, set(behind) - {Kind.CONSTANT}
         if Kind.UNKNOWN in kinds or not tensor.shape.is_fully_defined():
             return Kind.UNKNOWN
-        kind = kinds.pop() if len(kinds) == 1 else Kind.OTHER
+        kind = next(iter(kinds)) if len(kinds) == 1 else Kind.OTHER
         rule: Callable[[Any, list[Kind], Kind], Kind] | None = None
         if operation.type in _QUOTIENTS:
             rule = self._quotient
@@ -179,7 +219,9 @@ class NumberReader:
             rule = self._sum
         elif operation.type in _LINEAR or operation.type == "Cast":
             rule = self._product
-        return Kind.OTHER if rule is None else rule(operation, behind, kind)
+        found = Kind.OTHER if rule is None else rule(operation, behind, kind)
+        is_local = found is Kind.OTHER and Kind.LOCAL in behind and (rule != self._sum or kinds <= _AS_LOCAL)
+        return Kind.LOCAL if is_local else found
 
     def _quotient(self, operation: Any, behind: list[Kind], kind: Kind) -> Kind:
         numerator, divisor = behind
@@ -196,13 +238,17 @@ class NumberReader:
         return Kind.MEAN if set(behind) <= {Kind.MEAN, Kind.CONSTANT} else Kind.OTHER
 
     def _product(self, operation: Any, behind: list[Kind], kind: Kind) -> Kind:
-        if behind.count(Kind.CONSTANT) < len(behind) - 1 or kind is Kind.KEPT:
+        if behind.count(Kind.CONSTANT) < len(behind) - 1 or kind in (Kind.KEPT, Kind.MAX, Kind.MIN):
             return Kind.OTHER
         if operation.type == "Cast":
             return kind if graphs.keeps_numbers(operation.inputs[0].dtype, operation.outputs[0].dtype) else Kind.OTHER
         factors = [one for one, each in zip(operation.inputs, behind) if each is Kind.CONSTANT]
         is_scaled = operation.type in ("Mul", *_QUOTIENTS) and any(map(self._is_static_size, factors))
         return Kind.MEAN if is_scaled and kind in (Kind.SUM, Kind.COUNT) else kind
+
+
+def _is_size(tensor: tf.Tensor) -> bool:
+    return tensor.op.type == "Cast" and tensor.op.inputs[0].dtype.is_integer
 
 
 def _is_named_size(tensor: tf.Tensor) -> bool:

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tfdistkit.strategies.sync import data_dependence as graphs
 from tfdistkit.strategies.sync import step as steps
+from tfdistkit.strategies.sync.aggregates import global_numbers
 from tfdistkit.strategies.sync.aggregates.graph_copies import copied
 from tfdistkit.strategies.sync.aggregates.row_reader import (
     MOST_OPERATIONS,
@@ -67,6 +68,9 @@ def of_global_batch(step: steps.ReplicaStep, value: Any) -> tf.Tensor | None:
         The value, the same on all replicas; None if it has no sum over rows, or if its graph cannot be read (in eager
         steps and in branches).
     """
+    number = global_numbers.of_global_batch(step, value, of_integers=True)
+    if number is not None:
+        return number.value
     # A float without a dimension is often a part of a quotient whose other part is averaged (a running mean and its
     # count), and divisions by a static number of rows cannot be seen: both stay means.
     if not can_read(step, value) or (value.dtype.is_floating and (not value.shape.rank or step.held_rows)):
