@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdistkit.strategies.sync import data_dependence as graphs
-from tfdistkit.strategies.sync.aggregates.row_reader import SAME, RowReader
+from tfdistkit.strategies.sync.aggregates.row_reader import LAYERS, SAME, RowReader
 
 
 class Kind(enum.Enum):
@@ -57,14 +57,7 @@ _SUMS = frozenset(("Add", "AddV2", "AddN", "Sub", "Pack"))
 _NOT_REPEATED = frozenset(("IdentityN", "Placeholder", "PlaceholderWithDefault", "If", "StatelessIf", "While"))
 # What is local where a local number is added to it: the extreme of a logsumexp belongs to its sum.
 _AS_LOCAL = frozenset((Kind.LOCAL, Kind.MEAN, Kind.MAX, Kind.MIN))
-# Operations that layers are made of, behind which rows may be compared as they wish.
-_LAYERS = frozenset(
-    (
-        *("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "Conv1D", "Conv2D", "Conv3D"),
-        *("DepthwiseConv2dNative", "FusedBatchNorm", "FusedBatchNormV3", "GatherV2", "ResourceGather"),
-        *("If", "StatelessIf", "While", "StatelessWhile", "PartitionedCall", "StatefulPartitionedCall"),
-    )
-)
+# Operations behind a sum that are looked at, at most.
 _MOST_BEHIND = 300
 # Numbers behind a number, at most.
 _MOST = 2000
@@ -159,23 +152,16 @@ class NumberReader:
         waiting, seen, reader = [tensor], {tensor.name}, self._reader
         while waiting and len(seen) < _MOST_BEHIND:
             operation = waiting.pop().op
-            if operation.type in _LAYERS:
+            if operation.type in LAYERS:
                 continue
             for one in operation.inputs:
                 if one.name in seen or not reader.comes_from_rows(one):
                     continue
-                if one.dtype.is_floating and not _is_size(one) and self._is_of_all_rows(one):
+                if one.dtype.is_floating and reader.is_of_all_rows(one):
                     return True
                 seen.add(one.name)
                 waiting.append(one)
         return False
-
-    def _is_of_all_rows(self, tensor: tf.Tensor) -> bool:
-        """Returns whether a tensor that comes from rows has a size of its own, whatever their number is."""
-        sizes = tensor.shape
-        if not sizes.is_fully_defined() or (self._rows and any(size % self._rows == 0 for size in sizes)):
-            return False
-        return self._reader.axis_of_rows(tensor) is None
 
     def _is_divided_by_static_rows(self, tensor: tf.Tensor) -> bool:
         """Returns whether rows were divided by a static number of rows before they are added."""
@@ -245,10 +231,6 @@ class NumberReader:
         factors = [one for one, each in zip(operation.inputs, behind) if each is Kind.CONSTANT]
         is_scaled = operation.type in ("Mul", *_QUOTIENTS) and any(map(self._is_static_size, factors))
         return Kind.MEAN if is_scaled and kind in (Kind.SUM, Kind.COUNT) else kind
-
-
-def _is_size(tensor: tf.Tensor) -> bool:
-    return tensor.op.type == "Cast" and tensor.op.inputs[0].dtype.is_integer
 
 
 def _is_named_size(tensor: tf.Tensor) -> bool:

@@ -45,6 +45,14 @@ _KEEPS_ROWS = frozenset(
 )
 
 
+# Operations that layers are made of, behind which rows may be compared as they wish.
+LAYERS = frozenset(
+    (
+        *("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "Conv1D", "Conv2D", "Conv3D"),
+        *("DepthwiseConv2dNative", "FusedBatchNorm", "FusedBatchNormV3", "GatherV2", "ResourceGather"),
+        *("If", "StatelessIf", "While", "StatelessWhile", "PartitionedCall", "StatefulPartitionedCall"),
+    )
+)
 # Operations between a sum over rows and the state, at most: behind them a network begins, which may be deep.
 MOST_OPERATIONS = 40
 
@@ -155,6 +163,18 @@ class RowReader:
             return axis if graphs.is_of_tensordot(operation) else None
         order = tf.get_static_value(operation.inputs[1])
         return None if order is None else list(order).index(axis)
+
+    def is_of_all_rows(self, tensor: tf.Tensor) -> bool:
+        """Returns whether a tensor that comes from rows has a size of its own, whatever their number is.
+
+        Their number itself, and its multiples, do not count.
+        """
+        sizes = tensor.shape
+        if tensor.op.type == "Cast" and tensor.op.inputs[0].dtype.is_integer:
+            return False
+        if not sizes.is_fully_defined() or (self._rows and any(size % self._rows == 0 for size in sizes)):
+            return False
+        return self.axis_of_rows(tensor) is None
 
     def has_rows(self, tensor: tf.Tensor) -> bool:
         """Returns whether the first dimension of a tensor holds the rows of the batch, or some for each of them."""

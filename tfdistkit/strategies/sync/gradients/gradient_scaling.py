@@ -16,7 +16,7 @@ from tfdistkit.communication.reducer import times
 from tfdistkit.keras_adapter import private_api
 from tfdistkit.strategies.parameter_server import profiling
 from tfdistkit.strategies.sync import step as steps
-from tfdistkit.strategies.sync.aggregates import global_numbers
+from tfdistkit.strategies.sync.aggregates import global_numbers, local_losses
 from tfdistkit.strategies.sync.gradients import missing_gradients, reducer_state
 
 
@@ -174,6 +174,7 @@ def scale_optimizer_loss(original: Any, optimizer: Any, loss: Any) -> Any:
     step = steps.current()
     if step is None or not step.in_stock_train_step:
         return original(optimizer, loss)
+    local_losses.warn(step, [loss])
     number = global_numbers.of_global_batch(step, loss)
     if number is not None:
         return original(optimizer, _part_of(step, number))
@@ -216,6 +217,7 @@ def tape_gradient(original: Any, tape: Any, target: Any, sources: Any, *args: An
     if step is None or not all(isinstance(s, (tf.Variable, keras.Variable)) for s in tf.nest.flatten(sources)):
         return original(tape, target, sources, *args, **kwargs)
     if step.in_keras_step and not step.in_stock_train_step:
+        local_losses.warn(step, tf.nest.flatten(target))
         of_rows = all(_is_of_rows(step, t) for t in tf.nest.flatten(target))
         target, args, kwargs = _of_global_batch(step, target, args, kwargs)
     gradients = original(tape, target, sources, *args, **kwargs)
