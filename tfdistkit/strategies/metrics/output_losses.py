@@ -107,7 +107,12 @@ def weighted(metric: Any, kwargs: dict) -> dict:
         metric: The metric.
         kwargs: The arguments. Keras passes None for a weight that is not known when a step is traced.
     """
-    weigh = getattr(_LOCAL, "weigh", None)
-    if weigh is None or kwargs.get("sample_weight", 0) is not None:
+    weigh, step = getattr(_LOCAL, "weigh", None), steps.current()
+    if kwargs.get("sample_weight", 0) is not None:
         return kwargs
+    if weigh is None:
+        # Keras would know the rows: our steps hide a static number of them.
+        is_known = step is not None and step.static_total is not None and step.model is not None and not step.is_eager
+        is_ours = is_known and any(metric is tracker for tracker in private_api.loss_trackers(step.model))  # type: ignore
+        return {**kwargs, "sample_weight": step.rows} if step is not None and is_ours else kwargs
     return {**kwargs, "sample_weight": weigh(metric)}

@@ -147,11 +147,23 @@ def is_along(operation: Any, axis: int) -> bool:
     return axes is None or not rank or axis in np.ravel(axes) % rank
 
 
-def is_of_tensordot(reshape: Any) -> bool:
-    """Returns whether `tf.tensordot` made matrices of its inputs, and this one was a matrix before."""
-    sizes = reshape.inputs[1].op
-    is_matrix = reshape.inputs[0].shape.rank == reshape.outputs[0].shape.rank == 2
-    return is_matrix and sizes.type == "Pack" and all(one.op.type == "Prod" for one in sizes.inputs)
+def axis_after_tensordot(reshape: Any, axis: int) -> int | None:
+    """Returns where the rows are after `tf.tensordot` made a matrix of a matrix or a vector; None for others."""
+    sizes, before, after = reshape.inputs[1].op, reshape.inputs[0].shape, reshape.outputs[0].shape
+    if sizes.type != "Pack" or after.rank != 2 or not all(one.op.type == "Prod" for one in sizes.inputs):
+        is_vector = before.rank == 1 and after.rank == 2 and list(after).count(1) == 1
+        return list(after).index(None) if is_vector and None in after else None
+    if before.rank == 1:
+        return 1 - list(after).index(1) if 1 in after else None
+    return axis if before.rank == 2 else None
+
+
+def axis_after(reduction: Any, axis: int) -> int:
+    """Returns where a dimension is after a reduction along others."""
+    if reduction.get_attr("keep_dims"):
+        return axis
+    rank = reduction.inputs[0].shape.rank
+    return axis - sum(one % rank < axis for one in np.ravel(tf.get_static_value(reduction.inputs[1])))
 
 
 def joined_by(operation: Any) -> list[tf.Tensor]:

@@ -117,8 +117,9 @@ class ReplicaMixin:
         return outputs if is_empty is None else placeholder_rows.without_placeholder(outputs, is_empty)
 
     def _hidden_rows(self, own: step.ReplicaStep, part: batch_sharding.BatchPart) -> int:
-        counts_rows = self._has_own_state and isinstance(part, batch_sharding.KerasPart)
-        return own.hide_static_rows() if counts_rows or part.has_unknown_total else 0
+        # Of a static number of rows, `x.shape[0]` would be that of this replica, a number as any other.
+        is_of_keras = isinstance(part, batch_sharding.KerasPart)
+        return own.hide_static_rows() if is_of_keras or part.has_unknown_total else 0
 
     def _sum_of_local_rows(self, args: tuple, kwargs: dict) -> tf.Tensor | None:
         """Returns the rows of all replicas if all are in this process, without communication; else None."""

@@ -19,7 +19,7 @@ from tfdistkit.strategies.sync.aggregates.number_kinds import Kind, NumberReader
 from tfdistkit.strategies.sync.aggregates.row_reader import can_read, reader_of
 
 # Of which the mean of the replicas is taken.
-_MEANS = (Kind.MEAN, Kind.LOCAL)
+_MEANS = (Kind.MEAN, Kind.OPAQUE, Kind.LOCAL)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +71,7 @@ def of_global_batch(step: steps.ReplicaStep, number: Any, of_integers: bool = Fa
     known = _numbers_of(step)
     if number.name not in known.found:
         reader = known.reader()
-        is_other = reader.kind(number) not in (Kind.CONSTANT, Kind.MEAN, Kind.LOCAL, Kind.UNKNOWN)
+        is_other = reader.kind(number) not in (Kind.CONSTANT, *_MEANS, Kind.UNKNOWN)
         known.found[number.name] = _computed(step, reader, number) if is_other else None
     return known.found[number.name]
 

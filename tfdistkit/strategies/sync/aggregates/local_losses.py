@@ -50,7 +50,7 @@ def _comparison(reader: RowReader, losses: list[tf.Tensor], layers: set[str]) ->
         operation = tensor.op
         if _makes_pairs(reader, operation):
             return f"each with each other, by {operation.type}"
-        if operation.type in LAYERS:
+        if operation.type in LAYERS or operation.type == "PlaceholderWithDefault":
             continue
         of_rows = [one for one in operation.inputs if reader.comes_from_rows(one)]
         numbers = [one for one in of_rows if one.dtype.is_floating and reader.is_of_all_rows(one)]

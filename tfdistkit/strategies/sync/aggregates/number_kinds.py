@@ -24,11 +24,12 @@ class Kind(enum.Enum):
     - KEPT: a mean over the rows that their content chose (`tf.boolean_mask`).
     - MAX, MIN: an extreme of rows.
     - OTHER: another function of such numbers.
-    - LOCAL: of the rows of this replica, in another way: the mean of the replicas is taken.
+    - OPAQUE: computed from rows in a way that is not known: taken for a mean.
+    - LOCAL: from rows that were compared with each other, or another function of what is opaque: the mean is taken.
     - UNKNOWN: as LOCAL, with rows, or of an unknown size.
     """
 
-    CONSTANT, MEAN, SUM, COUNT, KEPT, MAX, MIN, OTHER, LOCAL, UNKNOWN = range(10)
+    CONSTANT, MEAN, SUM, COUNT, KEPT, MAX, MIN, OTHER, OPAQUE, LOCAL, UNKNOWN = range(11)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,12 +56,10 @@ _QUOTIENTS = frozenset(("Div", "RealDiv", "DivNoNan"))
 _SUMS = frozenset(("Add", "AddV2", "AddN", "Sub", "Pack"))
 # Operations that cannot be repeated with other inputs, above those with a gradient of their own.
 _NOT_REPEATED = frozenset(("IdentityN", "Placeholder", "PlaceholderWithDefault", "If", "StatelessIf", "While"))
-# What is local where a local number is added to it: the extreme of a logsumexp belongs to its sum.
-_AS_LOCAL = frozenset((Kind.LOCAL, Kind.MEAN, Kind.MAX, Kind.MIN))
 # Operations behind a sum that are looked at, at most.
 _MOST_BEHIND = 300
 # Numbers behind a number, at most.
-_MOST = 2000
+_MOST = 50_000
 
 
 class NumberReader:
@@ -112,7 +111,7 @@ class NumberReader:
         if tensor.name in self._means or tensor.name in reader.gradients:
             return Number(Kind.MEAN, True)
         if not reader.comes_from_rows(tensor):
-            return Number(Kind.LOCAL if reader.is_random(tensor) else Kind.CONSTANT, True)
+            return Number(Kind.OPAQUE if reader.is_random(tensor) else Kind.CONSTANT, True)
         if graphs.is_from_dataset(tensor) or reader.has_rows(tensor):
             return Number(Kind.MEAN if tensor.shape.rank == 0 else Kind.UNKNOWN, True)
         found = self._aggregate(tensor)
@@ -120,7 +119,7 @@ class NumberReader:
             return Number(found if tensor.shape.is_fully_defined() else Kind.UNKNOWN, True)
         has_rows = any(reader.axis_of_rows(one) is not None for one in operation.inputs)
         if has_rows or operation.type in _NOT_REPEATED or operation.op_def.is_stateful:
-            return Number(Kind.LOCAL if tensor.shape.is_fully_defined() else Kind.UNKNOWN, True)
+            return Number(Kind.OPAQUE if tensor.shape.is_fully_defined() else Kind.UNKNOWN, True)
         return None
 
     def _aggregate(self, tensor: tf.Tensor) -> Kind | None:
@@ -132,7 +131,9 @@ class NumberReader:
                 return None
             if operation.type != "Mean":
                 return Kind.MAX if operation.type == "Max" else Kind.MIN
-            return Kind.KEPT if graphs.depends_on_data(operation.inputs[0]) else Kind.MEAN
+            # Rows of ragged tensors have different numbers of entries.
+            is_kept = not self._counts_rows or graphs.depends_on_data(operation.inputs[0])
+            return Kind.KEPT if is_kept else Kind.MEAN
         if not reader.adds_up(operation):
             return None
         if any(self._combines_rows(one) for one in operation.inputs):
@@ -152,7 +153,7 @@ class NumberReader:
         waiting, seen, reader = [tensor], {tensor.name}, self._reader
         while waiting and len(seen) < _MOST_BEHIND:
             operation = waiting.pop().op
-            if operation.type in LAYERS:
+            if operation.type in LAYERS or operation.type == "PlaceholderWithDefault":
                 continue
             for one in operation.inputs:
                 if one.name in seen or not reader.comes_from_rows(one):
@@ -197,6 +198,8 @@ class NumberReader:
         operation, kinds = tensor.op, set(behind) - {Kind.CONSTANT}
         if Kind.UNKNOWN in kinds or not tensor.shape.is_fully_defined():
             return Kind.UNKNOWN
+        if Kind.LOCAL in kinds:
+            return Kind.LOCAL
         kind = next(iter(kinds)) if len(kinds) == 1 else Kind.OTHER
         rule: Callable[[Any, list[Kind], Kind], Kind] | None = None
         if operation.type in _QUOTIENTS:
@@ -206,8 +209,9 @@ class NumberReader:
         elif operation.type in _LINEAR or operation.type == "Cast":
             rule = self._product
         found = Kind.OTHER if rule is None else rule(operation, behind, kind)
-        is_local = found is Kind.OTHER and Kind.LOCAL in behind and (rule != self._sum or kinds <= _AS_LOCAL)
-        return Kind.LOCAL if is_local else found
+        if found is Kind.OTHER and Kind.OPAQUE in behind and rule == self._sum:
+            return Kind.OPAQUE if kinds <= {Kind.OPAQUE, Kind.MEAN} else found
+        return Kind.LOCAL if found is Kind.OTHER and Kind.OPAQUE in behind else found
 
     def _quotient(self, operation: Any, behind: list[Kind], kind: Kind) -> Kind:
         numerator, divisor = behind

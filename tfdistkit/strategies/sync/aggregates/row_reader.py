@@ -12,8 +12,8 @@ from tfdistkit.strategies.sync.data_dependence import Ancestry, is_from_dataset
 
 SAME = frozenset(("Identity", "StopGradient", "PreventGradient", "Snapshot", "CheckNumerics"))
 PRODUCTS = frozenset(("MatMul", "BatchMatMul", "BatchMatMulV2"))
-# Transpositions between a tensor of rows and a sum over them, at most.
-_MOST_TURNS = 6
+# Operations between a tensor whose first dimension holds rows and one where another does, at most.
+_MOST_TURNS = 60
 _RESHAPING = ("Cast", "StridedSlice", "Slice", "Reshape", "ExpandDims", "Squeeze", "Transpose")
 
 # Count or add up entries by an index of each row.
@@ -98,6 +98,7 @@ class RowReader:
             ),  # Counts are counts, whatever they were chosen by.
         ).includes
         self._with_rows: dict[str, bool] = {}
+        self._axes: dict[str, int | None] = {}
 
     def stores_rows(self, tensor: tf.Tensor, left: int = MOST_OPERATIONS) -> bool:
         """Returns whether a tensor holds rows of the batch, alone or between others."""
@@ -121,6 +122,8 @@ class RowReader:
         if kind == "Sum":
             axis = self.axis_of_rows(inputs[0])
             return axis is not None and graphs.is_along(operation, axis)
+        if kind == "L2Loss":
+            return self.axis_of_rows(inputs[0]) is not None
         if kind in _BY_INDEX:
             return any(self.has_rows(one) for one in inputs)
         if kind == "Size":
@@ -150,19 +153,45 @@ class RowReader:
         return tuple(map(self.axis_of_rows, product.inputs)) == contracted
 
     def axis_of_rows(self, tensor: tf.Tensor, left: int = _MOST_TURNS) -> int | None:
-        """Returns the dimension that holds the rows of the batch: the first, or another one after a transposition."""
-        operation = tensor.op
+        """Returns the dimension that holds the rows of the batch: the first, or another one, as after a transposition.
+
+        Args:
+            tensor: The tensor.
+            left: How many operations to look behind.
+        """
+        if tensor.name not in self._axes:
+            self._axes[tensor.name] = self._axis_of_rows(tensor, left)
+        return self._axes[tensor.name]
+
+    def _axis_of_rows(self, tensor: tf.Tensor, left: int) -> int | None:
+        operation, rank = tensor.op, tensor.shape.rank
+        if operation.type == "TensorListStack" and rank and rank > 1 and self.comes_from_batch(tensor):
+            return 1  # What a loop over time gives.
         if self.has_rows(tensor):
             return 0
-        if not left or not tensor.shape.rank or operation.type not in (*SAME, "Cast", "Transpose", "Reshape"):
+        if not left or not rank or not self.comes_from_batch(tensor):
             return None
-        axis = self.axis_of_rows(operation.inputs[0], left - 1)
-        if axis is None or operation.type not in ("Transpose", "Reshape"):
-            return axis
-        if operation.type == "Reshape":
-            return axis if graphs.is_of_tensordot(operation) else None
-        order = tf.get_static_value(operation.inputs[1])
-        return None if order is None else list(order).index(axis)
+        source = operation.inputs[0] if operation.inputs else None
+        if operation.type in LAYERS or source is None:
+            return None
+        if operation.type in ("Transpose", "Reshape"):
+            axis = self.axis_of_rows(source, left - 1)
+            if axis is None:
+                return None
+            if operation.type == "Reshape":
+                return graphs.axis_after_tensordot(operation, axis)
+            order = tf.get_static_value(operation.inputs[1])
+            return None if order is None else list(order).index(axis)
+        if operation.type == "Pack":
+            axes = [self.axis_of_rows(one, left - 1) for one in operation.inputs]
+            place = operation.get_attr("axis") % rank
+            return None if axes[0] is None or len(set(axes)) > 1 else axes[0] + (axes[0] >= place)
+        if operation.type in _REDUCTIONS:
+            axis = self.axis_of_rows(source, left - 1)
+            return None if axis is None or graphs.is_along(operation, axis) else graphs.axis_after(operation, axis)
+        alike = [one for one in operation.inputs if one.shape.rank == rank and tensor.shape[0] == one.shape[0]]
+        found = [self.axis_of_rows(one, left - 1) for one in alike if one.dtype != tf.resource]
+        return next((axis for axis in found if axis is not None), None) if operation.type not in _MOVES_ROWS else None
 
     def is_of_all_rows(self, tensor: tf.Tensor) -> bool:
         """Returns whether a tensor that comes from rows has a size of its own, whatever their number is.
@@ -200,7 +229,9 @@ class RowReader:
         operation, rows = tensor.op, self._rows
         if is_from_dataset(tensor):
             return tensor.shape[0] is None or bool(rows and tensor.shape[0] == rows)
-        if operation.type in _BY_INDEX or (operation.type == "Transpose" and not graphs.keeps_first(operation)):
+        if operation.type in (*_BY_INDEX, "TensorListStack") or (
+            operation.type == "Transpose" and not graphs.keeps_first(operation)
+        ):
             return False
         if operation.type in _REDUCTIONS and graphs.is_along(operation, 0):
             return False

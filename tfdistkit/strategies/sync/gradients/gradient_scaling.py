@@ -38,6 +38,7 @@ def apply(original: Any, optimizer: Any, grads: Any, trainable_variables: Any = 
     known = trainable_variables if trainable_variables is not None else private_api.variables_of(optimizer)
     if tf.executing_eagerly():
         grads = missing_gradients.added(step, grads, known)
+    grads = [_with_global_factors(step, one) for one in grads]
     present = [i for i, g in enumerate(grads) if g is not None]
     variables = [known[i] for i in present]
 
@@ -264,6 +265,17 @@ def is_stock_train_step(model: Any, step_function: Any) -> bool:
     is_train_step = getattr(step_function, "__name__", "") == "train_step" and "train_step" not in vars(model)
     keras_own = all(type(o).__module__.split(".")[0] == "keras" for o in (model.optimizer, optimizer))
     return is_train_step and type(model).train_step is keras.Model.train_step and keras_own
+
+
+def _with_global_factors(step: steps.ReplicaStep, gradient: Any) -> Any:
+    """Replaces the number of rows, or another sum, by which a step divided a gradient after the tape."""
+    if not step.in_keras_step or step.is_eager or step.is_in_inner_graph() or not tf.is_symbolic_tensor(gradient):
+        return gradient
+    operation = gradient.op
+    if operation.type not in ("RealDiv", "DivNoNan") or operation.inputs[0].name not in step.gradients:
+        return gradient
+    number = global_numbers.of_global_batch(step, operation.inputs[1])
+    return gradient if number is None else operation.inputs[0] / number.value
 
 
 def _parts_of_global_gradients(step: steps.ReplicaStep, gradients: list[Any]) -> list[Any]:
