@@ -63,9 +63,7 @@ def _mask(ops: Any, x: Any) -> Any:
     return ops.cast(x > 0, "float32")
 
 
-def _of_replica(
-    replica: int, function: Callable[..., Any], rows: Any, static: bool, others: Any = None
-) -> tuple[Any, Any, Any]:
+def _of_replica(replica: int, function: Callable[..., Any], rows: Any, others: Any = None) -> tuple[Any, Any, Any]:
     """Runs a step of one of two replicas.
 
     Returns:
@@ -86,12 +84,10 @@ def _of_replica(
 
     weights = tf.Variable([0.5, -1.0, 2.0])
 
-    @tf.function(input_signature=[tf.TensorSpec([len(rows) if static else None, 3])], autograph=False)
+    @tf.function(input_signature=[tf.TensorSpec([None, 3])], autograph=False)
     def traced(x: Any) -> Any:
-        step = Step(
-            tf.cast(tf.shape(x)[0], tf.float32), lambda own: tf.constant(8.0), 2, replica, len(rows) if static else None
-        )
-        step.in_keras_step, step.static_total = True, 8 if static else None
+        step = Step(tf.cast(tf.shape(x)[0], tf.float32), lambda own: tf.constant(8.0), 2, replica)
+        step.in_keras_step = True
         with steps.running(step), tf.GradientTape() as tape:
             number = function(tf, ops, x, weights.read_value())
         whole = global_numbers.of_global_batch(step, number)
@@ -106,18 +102,18 @@ def _of_replica(
     return number.numpy(), gradient.numpy(), added[0].numpy() if added else None
 
 
-def _check(function: Callable[..., Any], static: bool, is_sent: bool, equals: bool = True) -> None:
+def _check(function: Callable[..., Any], is_sent: bool, equals: bool = True) -> None:
     import numpy as np
     import tensorflow as tf
     from keras import ops
 
     rows = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
-    parts = [rows[:4], rows[4:]] if static else [rows[:5], rows[5:]]
-    found = [_of_replica(i, function, part, static) for i, part in enumerate(parts)]
+    parts = [rows[:5], rows[5:]]
+    found = [_of_replica(i, function, part) for i, part in enumerate(parts)]
     assert [one[2] is not None for one in found] == [is_sent] * 2
     if is_sent:
         sent = [one[2] for one in found]
-        found = [_of_replica(i, function, parts[i], static, sent[1 - i]) for i in range(2)]
+        found = [_of_replica(i, function, parts[i], sent[1 - i]) for i in range(2)]
     with tf.GradientTape() as tape:
         weights = tf.Variable([0.5, -1.0, 2.0])
         expected = function(tf, ops, tf.constant(rows), weights.read_value())
@@ -127,15 +123,11 @@ def _check(function: Callable[..., Any], static: bool, is_sent: bool, equals: bo
     assert not equals or np.allclose(found[0][1] + found[1][1], gradient, rtol=5e-6, atol=2e-6)
 
 
-@pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("name", MEANS)
-def test_means_are_left_to_the_mean_of_the_replicas(name: str, static: bool) -> None:
-    _check(MEANS[name], static, False, equals=name not in ("centered", "shifted", "shifted, by the rows"))
+def test_means_are_left_to_the_mean_of_the_replicas(name: str) -> None:
+    _check(MEANS[name], False, equals=name not in ("centered", "shifted", "shifted, by the rows"))
 
 
-@pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("name", OTHERS)
-def test_other_numbers_are_those_of_the_global_batch(name: str, static: bool) -> None:
-    # A static number of rows is a number of Python as any other, as documented.
-    is_seen = name != "mean times rows" or not static
-    _check(OTHERS[name], static, is_seen, equals=is_seen)
+def test_other_numbers_are_those_of_the_global_batch(name: str) -> None:
+    _check(OTHERS[name], True)

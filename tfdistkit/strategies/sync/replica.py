@@ -21,14 +21,11 @@ from tfdistkit.collectives.carriers import CARRIERS
 from tfdistkit.keras_adapter import private_api
 from tfdistkit.strategies.sync import batch_sharding, placeholder_rows, row_counts, step
 from tfdistkit.strategies.sync.replica_deadlocks import sum_without_deadlock
-from tfdistkit.strategies.variables import LayerState, as_own_variable
+from tfdistkit.strategies.variables import as_own_variable
 
 
 class ReplicaMixin:
     """A mixin before one of TensorFlow's `StrategyExtended` classes."""
-
-    # Whether steps may write state that counts rows: then the number of rows is no constant in their graphs.
-    _has_own_state = False
 
     def _use_merge_call(self) -> bool:
         # Eager replicas run one after the other, so a collective of the first would deadlock: there, and only with
@@ -189,9 +186,7 @@ class ReplicaMixin:
         return private_api.regroup(copies)
 
     def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
-        made = as_own_variable(super()._create_variable(next_creator, **kwargs), kwargs)
-        self._has_own_state |= isinstance(made, LayerState) and made.aggregation == tf.VariableAggregation.NONE
-        return made
+        return as_own_variable(super()._create_variable(next_creator, **kwargs), kwargs)
 
     def _gather_to_implementation(self, value: Any, destinations: Any, axis: int, options: Any) -> Any:
         local = self._container_strategy().experimental_local_results(value)
@@ -233,6 +228,4 @@ def add_weight(original: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
         dtype = keras.backend.standardize_dtype(given.get("dtype") or layer.variable_dtype)
         if given.get("trainable") is False and given.get("aggregation", "none") == "none" and "float" in dtype:
             kwargs["aggregation"] = "mean"
-            if isinstance(strategy.extended, ReplicaMixin) and not type(layer).__module__.startswith("keras."):
-                strategy.extended._has_own_state = True
     return original(layer, *args, **kwargs)

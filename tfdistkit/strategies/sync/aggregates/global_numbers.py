@@ -88,11 +88,9 @@ def note_mean(step: steps.ReplicaStep, value: Any) -> None:
 
 
 def _may_read(step: steps.ReplicaStep, number: Any) -> bool:
-    if step.is_local or not step.in_keras_step or step.rows is None or not can_read(step, number):
-        return False
-    # With another static number of rows, another replica could decide otherwise.
-    is_even = step.held_rows is None or step.static_total == step.held_rows * step.replicas
-    return is_even
+    # A static number of rows, of data that the user distributed, cannot be told from another constant.
+    has_rows = step.in_keras_step and step.rows is not None and step.held_rows is None
+    return has_rows and not step.is_local and can_read(step, number)
 
 
 class _Numbers:
@@ -107,9 +105,7 @@ class _Numbers:
     def reader(self) -> NumberReader:
         """Returns what reads their kinds."""
         if self._reader is None:
-            step = self._step
-            counts = not step.has_ragged
-            self._reader = NumberReader(reader_of(step), step.held_rows, step.replicas, self.means, counts)
+            self._reader = NumberReader(reader_of(self._step), self.means, counts_rows=not self._step.has_ragged)
         return self._reader
 
 

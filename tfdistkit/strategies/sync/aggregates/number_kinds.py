@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -32,19 +30,6 @@ class Kind(enum.Enum):
     CONSTANT, MEAN, SUM, COUNT, KEPT, MAX, MIN, OTHER, OPAQUE, LOCAL, UNKNOWN = range(11)
 
 
-@dataclasses.dataclass(frozen=True)
-class Number:
-    """What is known of a tensor without rows.
-
-    Args:
-        kind: Its kind.
-        is_leaf: Whether it was computed from rows directly, or in a way that is not known.
-    """
-
-    kind: Kind
-    is_leaf: bool = False
-
-
 # Linear in one input, if the others are constant.
 _LINEAR = frozenset(
     (
@@ -67,26 +52,16 @@ class NumberReader:
 
     Args:
         reader: The reader of the graph.
-        rows: The static number of rows of a replica; None if it is unknown.
-        replicas: The number of replicas.
         means: The names of results of losses, which are means over rows already.
         counts_rows: Whether the first dimension of each tensor with rows is a multiple of the rows: not of ragged ones.
     """
 
-    def __init__(self, reader: RowReader, rows: int | None, replicas: int, means: set[str], counts_rows: bool):
-        self._reader, self._rows, self._replicas, self._means = reader, rows, replicas, means
-        self._counts_rows = counts_rows
-        # The static numbers of entries that were added up; what is a static size by its name (`tf.shape`, `tf.size`).
-        self._sizes: set[int] = set()
-        self._is_size = graphs.Ancestry(_is_named_size, is_end=graphs.is_later_part).includes
-        self._known: dict[str, Number] = {}
+    def __init__(self, reader: RowReader, means: set[str], counts_rows: bool):
+        self._reader, self._means, self._counts_rows = reader, means, counts_rows
+        self._known: dict[str, Kind] = {}
 
     def kind(self, tensor: tf.Tensor) -> Kind:
         """Returns the kind of a number."""
-        return self.read(tensor).kind
-
-    def read(self, tensor: tf.Tensor) -> Number:
-        """Returns what is known of a number."""
         waiting, known = [tensor], self._known
         while waiting:
             one = waiting[-1]
@@ -94,32 +69,32 @@ class NumberReader:
                 waiting.pop()
                 continue
             leaf = self._leaf(one)
-            missing = [] if leaf else [before for before in one.op.inputs if before.name not in known]
+            missing = [] if leaf is not None else [before for before in one.op.inputs if before.name not in known]
             if leaf is not None:
                 known[one.name] = leaf
             elif len(known) > _MOST:
-                known[one.name] = Number(Kind.UNKNOWN, True)
+                known[one.name] = Kind.UNKNOWN
             elif missing:
                 waiting.extend(missing)
             else:
-                known[one.name] = Number(self._combined(one, [known[before.name].kind for before in one.op.inputs]))
+                known[one.name] = self._combined(one, [known[before.name] for before in one.op.inputs])
         return known[tensor.name]
 
-    def _leaf(self, tensor: tf.Tensor) -> Number | None:
-        """Returns a number that is not computed from other numbers, or not in a way that is known; else None."""
+    def _leaf(self, tensor: tf.Tensor) -> Kind | None:
+        """Returns the kind of a number that is computed from rows, or from nothing; None for one from numbers."""
         reader, operation = self._reader, tensor.op
         if tensor.name in self._means or tensor.name in reader.gradients:
-            return Number(Kind.MEAN, True)
+            return Kind.MEAN
         if not reader.comes_from_rows(tensor):
-            return Number(Kind.OPAQUE if reader.is_random(tensor) else Kind.CONSTANT, True)
+            return Kind.OPAQUE if reader.is_random(tensor) else Kind.CONSTANT
         if graphs.is_from_dataset(tensor) or reader.has_rows(tensor):
-            return Number(Kind.MEAN if tensor.shape.rank == 0 else Kind.UNKNOWN, True)
+            return Kind.MEAN if tensor.shape.rank == 0 else Kind.UNKNOWN
         found = self._aggregate(tensor)
         if found is not None:
-            return Number(found if tensor.shape.is_fully_defined() else Kind.UNKNOWN, True)
+            return found if tensor.shape.is_fully_defined() else Kind.UNKNOWN
         has_rows = any(reader.axis_of_rows(one) is not None for one in operation.inputs)
         if has_rows or operation.type in _NOT_REPEATED or operation.op_def.is_stateful:
-            return Number(Kind.OPAQUE if tensor.shape.is_fully_defined() else Kind.UNKNOWN, True)
+            return Kind.OPAQUE if tensor.shape.is_fully_defined() else Kind.UNKNOWN
         return None
 
     def _aggregate(self, tensor: tf.Tensor) -> Kind | None:
@@ -144,9 +119,7 @@ class NumberReader:
             return Kind.COUNT if is_count else Kind.SUM
         if tensor.dtype.is_floating and any(reader.is_divided(one) for one in operation.inputs):
             return Kind.MEAN
-        added = [one for one in operation.inputs if reader.comes_from_rows(one) and one.shape.is_fully_defined()]
-        self._sizes.update(one.shape.num_elements() for one in added)
-        return Kind.MEAN if any(self._is_divided_by_static_rows(one) for one in operation.inputs) else Kind.SUM
+        return Kind.SUM
 
     def _combines_rows(self, tensor: tf.Tensor) -> bool:
         """Returns whether rows were compared with a mean, a sum or an extreme of them, behind the last layer."""
@@ -163,36 +136,6 @@ class NumberReader:
                 seen.add(one.name)
                 waiting.append(one)
         return False
-
-    def _is_divided_by_static_rows(self, tensor: tf.Tensor) -> bool:
-        """Returns whether rows were divided by a static number of rows before they are added."""
-        while self._rows and tensor.op.type in ("Mul", *_QUOTIENTS, *SAME, "Neg", "Cast"):
-            inputs = list(tensor.op.inputs)
-            if any(self._is_static_size(one) for one in inputs if not self._reader.comes_from_rows(one)):
-                return True
-            tensor = next((one for one in inputs if self._reader.comes_from_rows(one)), inputs[0])
-            if not tensor.op.inputs:
-                break
-        return False
-
-    def _is_static_size(self, factor: tf.Tensor) -> bool:
-        """Returns whether a constant is a static number of rows of this replica, or of the entries of them.
-
-        In Python, `x.shape[0]` is a number as others. One that equals the size of the global batch was written by the
-        user, who means a sum.
-        """
-        if not self._rows:
-            return False
-        if self._is_size(factor):
-            return True
-        value = tf.get_static_value(factor)
-        if value is None or value.size != 1 or not value:
-            return False
-        number = abs(float(value.item()))
-        sizes = {self._rows, *self._sizes} - {self._rows * self._replicas}
-        return any(
-            math.isclose(number, size, rel_tol=1e-6) or math.isclose(number * size, 1, rel_tol=1e-6) for size in sizes
-        )
 
     def _combined(self, tensor: tf.Tensor, behind: list[Kind]) -> Kind:
         operation, kinds = tensor.op, set(behind) - {Kind.CONSTANT}
@@ -232,10 +175,4 @@ class NumberReader:
             return Kind.OTHER
         if operation.type == "Cast":
             return kind if graphs.keeps_numbers(operation.inputs[0].dtype, operation.outputs[0].dtype) else Kind.OTHER
-        factors = [one for one, each in zip(operation.inputs, behind) if each is Kind.CONSTANT]
-        is_scaled = operation.type in ("Mul", *_QUOTIENTS) and any(map(self._is_static_size, factors))
-        return Kind.MEAN if is_scaled and kind in (Kind.SUM, Kind.COUNT) else kind
-
-
-def _is_named_size(tensor: tf.Tensor) -> bool:
-    return tensor.op.type == "Const" and tensor.op.name.rpartition("/")[2].startswith(("Shape", "Size"))
+        return kind
