@@ -143,7 +143,7 @@ class ReplicaStep:
             # A branch or a loop may be the first to need it; a tensor of its inner graph could not be used outside.
             with contextlib.nullcontext() if self._graph is None else self._graph.as_default():
                 check = self.check_rows()
-                with tf.control_dependencies([] if check is None else [check]):
+                with tf.control_dependencies([] if check is None else [check]), self.summing():
                     self._total = tf.identity(self._sum_rows(self))
         return self._total
 
