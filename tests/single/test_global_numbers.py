@@ -9,6 +9,8 @@ import pytest
 
 pytestmark = pytest.mark.tensorflow
 
+_layers: dict[Any, Any] = {}
+
 # Of which the mean of the replicas is exact: nothing is sent.
 MEANS = {
     "mean": lambda tf, ops, x, w: ops.mean(x * w),
@@ -55,12 +57,53 @@ OTHERS = {
     "mean times rows": lambda tf, ops, x, w: ops.mean(x * w) * ops.cast(ops.shape(x)[0], "float32"),
     "largest of sums": lambda tf, ops, x, w: ops.max(ops.sum(x * w, axis=0)),
     "split": lambda tf, ops, x, w: ops.split(ops.sum(x * w, axis=0), 3)[1][0],
+    "dot": lambda tf, ops, x, w: ops.dot(ops.abs(x[:, 1]), x[:, 0] * w[0]) / ops.sum(ops.abs(x[:, 1])),
+    "tensordot of two axes": lambda tf, ops, x, w: tf.tensordot(x * w, ops.abs(x), 2),
+    "einsum": lambda tf, ops, x, w: ops.einsum("i,i->", x[:, 0] * w[0], x[:, 1]),
+    "einsum of transposed": lambda tf, ops, x, w: ops.sum(ops.square(ops.einsum("ji,ik->jk", ops.transpose(x * w), x))),
+    "row by column": lambda tf, ops, x, w: ops.matmul(ops.abs(x[:, 1])[None], (x[:, 0] * w[0])[:, None])[0, 0],
+    "vector by matrix": lambda tf, ops, x, w: ops.sum(ops.square(ops.matmul(x[:, 1], x * w))),
+    "matrices": lambda tf, ops, x, w: ops.sum(
+        ops.square(ops.matmul(ops.transpose(x * w)[None], ops.expand_dims(x, 0)))
+    ),
+    "map_fn": lambda tf, ops, x, w: ops.sum(tf.map_fn(lambda row: ops.sum(ops.square(row)), x * w)),
+    "map_fn of vectors": lambda tf, ops, x, w: ops.sum(ops.square(tf.map_fn(lambda row: row[:2] * 2.0, x * w))),
+    "vectorized_map": lambda tf, ops, x, w: ops.sum(tf.vectorized_map(lambda row: ops.sum(ops.square(row)), x * w)),
+    "loop over columns": lambda tf, ops, x, w: ops.sum(tf.scan(lambda a, b: 0.5 * a + b, ops.transpose(x * w))),
+    "end of a loop": lambda tf, ops, x, w: ops.sum(tf.foldl(lambda a, b: 0.5 * a + b, ops.transpose(x * w))),
+    "sequences": lambda tf, ops, x, w: 0.1 * ops.sum(ops.square(_recurrent("LSTM", x, w, return_sequences=True))),
+    "sequences through a matrix": lambda tf, ops, x, w: ops.sum(
+        ops.matmul(_recurrent("GRU", x, w, return_sequences=True), ops.ones((4, 2)))
+    ),
+    "last output": lambda tf, ops, x, w: ops.sum(ops.square(_recurrent("LSTM", x, w))),
+    "last state": lambda tf, ops, x, w: ops.sum(ops.square(_recurrent("GRU", x, w, return_state=True)[1])),
+    "time before rows": lambda tf, ops, x, w: ops.sum(
+        ops.square(ops.transpose(x * w)[:, :, None] @ ops.ones((1, 2)) + 1.0)
+    ),
+    "whether any": lambda tf, ops, x, w: (
+        ops.mean(x * w) * ops.cast(ops.any(x > 1.8), "float32") + ops.cast(ops.all(x > -9.0), "float32")
+    ),
     "each of three": lambda tf, ops, x, w: ops.sum(x * w, axis=0) * 0.1,
 }
 
 
 def _mask(ops: Any, x: Any) -> Any:
     return ops.cast(x > 0, "float32")
+
+
+def _recurrent(kind: str, x: Any, w: Any, **options: Any) -> Any:
+    """Returns the output of a recurrent layer over the numbers of each row."""
+    import keras
+    import tensorflow as tf
+
+    key = (kind, *options)
+    if key not in _layers:
+        with tf.init_scope():
+            _layers[key] = getattr(keras.layers, kind)(
+                4, kernel_initializer=keras.initializers.GlorotUniform(0), **options
+            )
+            _layers[key].build((None, 3, 1))
+    return _layers[key]((x * w)[:, :, None])
 
 
 def _of_replica(replica: int, function: Callable[..., Any], rows: Any, others: Any = None) -> tuple[Any, Any, Any]:
@@ -86,6 +129,7 @@ def _of_replica(replica: int, function: Callable[..., Any], rows: Any, others: A
 
     @tf.function(input_signature=[tf.TensorSpec([None, 3])], autograph=False)
     def traced(x: Any) -> Any:
+        own.clear()  # A layer that is built here has it traced again.
         step = Step(tf.cast(tf.shape(x)[0], tf.float32), lambda own: tf.constant(8.0), 2, replica)
         step.in_keras_step = True
         with steps.running(step), tf.GradientTape() as tape:

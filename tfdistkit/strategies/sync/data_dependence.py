@@ -147,20 +147,19 @@ def is_along(operation: Any, axis: int) -> bool:
     return axes is None or not rank or axis in np.ravel(axes) % rank
 
 
-def axis_after_tensordot(reshape: Any, axis: int) -> int | None:
-    """Returns where the rows are after `tf.tensordot` made a matrix of a matrix or a vector; None for others."""
-    sizes, before, after = reshape.inputs[1].op, reshape.inputs[0].shape, reshape.outputs[0].shape
+def place_after_tensordot(reshape: Any, axis: int) -> int | None:
+    """Returns where a dimension is in the matrix that `tf.tensordot` makes of a tensor; None for another reshaping."""
+    sizes, after = reshape.inputs[1].op, reshape.outputs[0].shape
     if sizes.type != "Pack" or after.rank != 2 or not all(one.op.type == "Prod" for one in sizes.inputs):
-        is_vector = before.rank == 1 and after.rank == 2 and list(after).count(1) == 1
-        return list(after).index(None) if is_vector and None in after else None
-    if before.rank == 1:
-        return 1 - list(after).index(1) if 1 in after else None
-    return axis if before.rank == 2 else None
+        return None
+    gather = sizes.inputs[0].op.inputs[0].op  # The sizes of the dimensions that become the first one.
+    first = gather.inputs[1].shape.num_elements() if gather.type == "GatherV2" else None
+    return None if first is None else int(axis >= first)
 
 
 def axis_after(reduction: Any, axis: int) -> int:
     """Returns where a dimension is after a reduction along others."""
-    if reduction.get_attr("keep_dims"):
+    if "keep_dims" in reduction.node_def.attr and reduction.get_attr("keep_dims"):
         return axis
     rank = reduction.inputs[0].shape.rank
     return axis - sum(one % rank < axis for one in np.ravel(tf.get_static_value(reduction.inputs[1])))
@@ -178,9 +177,13 @@ def is_first(operation: Any) -> bool:
     return bool(operation.get_attr("shrink_axis_mask")) and begin is not None and begin[0] == 0
 
 
-def is_other_size(tensor: tf.Tensor) -> bool:
-    """Returns whether a tensor is one size of a shape, of another dimension than the first (`tf.shape(x)[-1]`)."""
-    return not tensor.shape.rank and is_later_size(tensor)
+def place_of_size(tensor: tf.Tensor) -> int | None:
+    """Returns of which dimension a tensor is the size (`tf.shape(x)[-1]`); None for what is no size, or several."""
+    operation = tensor.op
+    if tensor.shape.rank != 0 or operation.type != "StridedSlice" or operation.inputs[0].op.type != "Shape":
+        return None
+    begin, rank = _static(operation.inputs[1]), operation.inputs[0].op.inputs[0].shape.rank
+    return None if begin is None or not rank or not operation.get_attr("shrink_axis_mask") else int(begin[0]) % rank
 
 
 def is_later_size(tensor: tf.Tensor) -> bool:
@@ -206,9 +209,3 @@ def _static(tensor: tf.Tensor) -> Any:
     if any(one is None for one in inputs):
         return None
     return np.stack(inputs) if operation.type == "Pack" else inputs[0] + inputs[1] * (-1) ** (operation.type == "Sub")
-
-
-def keeps_first(operation: Any) -> bool:
-    """Returns whether a transposition leaves the first dimension where it is."""
-    order = tf.get_static_value(operation.inputs[1])
-    return order is not None and len(order) > 0 and order[0] == 0

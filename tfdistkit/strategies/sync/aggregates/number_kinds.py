@@ -9,7 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdistkit.strategies.sync import data_dependence as graphs
-from tfdistkit.strategies.sync.aggregates.row_reader import LAYERS, SAME, RowReader
+from tfdistkit.strategies.sync.aggregates.row_axes import PRODUCTS, SAME
+from tfdistkit.strategies.sync.aggregates.row_reader import LAYERS, RowReader
 
 
 class Kind(enum.Enum):
@@ -37,6 +38,7 @@ _LINEAR = frozenset(
         *("StridedSlice", "Slice", "GatherV2", "Mul", "MulNoNan"),
     )
 )
+_EXTREMES = {"Max": Kind.MAX, "Any": Kind.MAX, "Min": Kind.MIN, "All": Kind.MIN}
 _QUOTIENTS = frozenset(("Div", "RealDiv", "DivNoNan"))
 _SUMS = frozenset(("Add", "AddV2", "AddN", "Sub", "Pack"))
 # Operations that cannot be repeated with other inputs, above those with a gradient of their own.
@@ -100,12 +102,13 @@ class NumberReader:
     def _aggregate(self, tensor: tf.Tensor) -> Kind | None:
         """Returns the kind of a sum or a mean over rows; None for another operation."""
         reader, operation = self._reader, tensor.op
-        if operation.type in ("Mean", "Max", "Min"):
-            axis = reader.axis_of_rows(operation.inputs[0])
-            if axis is None or not graphs.is_along(operation, axis):
+        if operation.type == "Reshape" and operation.inputs[0].op.type in PRODUCTS and tensor.shape.is_fully_defined():
+            return self._aggregate(operation.inputs[0])  # The sizes are known here alone: `tf.tensordot`.
+        if operation.type == "Mean" or operation.type in _EXTREMES:
+            if not reader.is_along_rows(operation):
                 return None
             if operation.type != "Mean":
-                return Kind.MAX if operation.type == "Max" else Kind.MIN
+                return _EXTREMES[operation.type]
             # Rows of ragged tensors have different numbers of entries.
             is_kept = not self._counts_rows or graphs.depends_on_data(operation.inputs[0])
             return Kind.KEPT if is_kept else Kind.MEAN

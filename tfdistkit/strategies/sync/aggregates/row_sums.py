@@ -18,14 +18,8 @@ from tfdistkit.strategies.sync import data_dependence as graphs
 from tfdistkit.strategies.sync import step as steps
 from tfdistkit.strategies.sync.aggregates import global_numbers
 from tfdistkit.strategies.sync.aggregates.graph_copies import copied
-from tfdistkit.strategies.sync.aggregates.row_reader import (
-    MOST_OPERATIONS,
-    PRODUCTS,
-    SAME,
-    RowReader,
-    can_read,
-    reader_of,
-)
+from tfdistkit.strategies.sync.aggregates.row_axes import PRODUCTS, SAME
+from tfdistkit.strategies.sync.aggregates.row_reader import MOST_OPERATIONS, RowReader, can_read, reader_of
 
 # Linear in their first input, if the others are constant.
 _LINEAR = frozenset(
