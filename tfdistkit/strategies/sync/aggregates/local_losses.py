@@ -11,8 +11,17 @@ import tensorflow as tf
 from tfdistkit.errors import explain
 from tfdistkit.keras_adapter import private_api
 from tfdistkit.strategies.sync import step as steps
+from tfdistkit.strategies.sync.aggregates.row_axes import contracted, letters
 from tfdistkit.strategies.sync.aggregates.row_reader import LAYERS, RowReader, can_read, reader_of
 
+# Operations that compute each number from the numbers at the same place, with broadcasting.
+_OF_NUMBERS = frozenset(
+    (
+        *("Add", "AddV2", "Sub", "Mul", "MulNoNan", "Div", "RealDiv", "DivNoNan", "Pow", "Maximum", "Minimum", "Atan2"),
+        *("SquaredDifference", "Equal", "NotEqual", "Less", "LessEqual", "Greater", "GreaterEqual", "FloorMod"),
+        *("LogicalAnd", "LogicalOr", "Select", "SelectV2", "Xlogy", "Xdivy"),
+    )
+)
 # Operations behind a loss that are looked at, at most.
 _MOST = 2000
 
@@ -50,6 +59,8 @@ def _comparison(reader: RowReader, losses: list[tf.Tensor], layers: set[str]) ->
         operation = tensor.op
         if _makes_pairs(reader, operation):
             return f"each with each other, by {operation.type}"
+        if reader.is_softmax_of_rows(operation) and not _is_in_layer(operation, layers):
+            return f"with the sum of all of them, by {operation.type}"
         if operation.type in LAYERS or operation.type == "PlaceholderWithDefault":
             continue
         of_rows = [one for one in operation.inputs if reader.comes_from_rows(one)]
@@ -62,16 +73,17 @@ def _comparison(reader: RowReader, losses: list[tf.Tensor], layers: set[str]) ->
 
 
 def _makes_pairs(reader: RowReader, operation: Any) -> bool:
-    """Returns whether an operation multiplies each row with each other."""
+    """Returns whether an operation computes a number of each row and each other: a product, a difference."""
     inputs = list(operation.inputs)
+    if operation.type in _OF_NUMBERS:
+        return reader.makes_pairs(operation)
     if len(inputs) != 2 or not all(reader.comes_from_rows(one) for one in inputs):
         return False
+    axes = [reader.axis_of_rows(one) for one in inputs]
     if operation.type == "MatMul":
-        kept = (1 if operation.get_attr("transpose_a") else 0, 0 if operation.get_attr("transpose_b") else 1)
-        return (reader.axis_of_rows(inputs[0]), reader.axis_of_rows(inputs[1])) == kept
-    if operation.type == "Einsum" and all(reader.has_rows(one) for one in inputs):
-        terms, _, result = operation.get_attr("equation").decode().replace(" ", "").partition("->")
-        first, second = (term[:1] for term in terms.split(","))
+        return None not in axes and axes == [1 - axis for axis in contracted(operation)]
+    if operation.type == "Einsum" and None not in axes:
+        (first, second), result = letters(operation, axes)
         return first != second and {first, second} <= set(result)
     return False
 
