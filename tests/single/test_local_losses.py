@@ -22,9 +22,14 @@ COMPARE = {
         ops.sum(ops.cast(ops.equal(x[:, :1] > 0, x[None, :, 0] > 0), "float32"), 1) * x[:, 0] * w[0]
     ),
     "a softmax over rows": lambda tf, ops, x, w: ops.sum(ops.softmax(x * w, axis=0) * x),
-    "variance": lambda tf, ops, x, w: ops.mean(ops.var(x * w, axis=0)),
+    "a norm by sorted rows": lambda tf, ops, x, w: ops.mean(x * w / ops.sort(x[:, 0])[0]),
 }
 APART = {
+    # Computed again for the global batch.
+    "variance": lambda tf, ops, x, w: ops.mean(ops.var(x * w, axis=0)),
+    "weights by counts": lambda tf, ops, x, w: ops.mean(
+        x[:, 0] * w[0] * tf.gather(1 / (1 + ops.sum(ops.one_hot(ops.argmax(x, 1), 3), 0)), ops.argmax(x, 1))
+    ),
     "mean": lambda tf, ops, x, w: ops.mean(ops.square(x * w)),
     "sum": lambda tf, ops, x, w: ops.sum(ops.square(x * w)),
     "pairs of columns": lambda tf, ops, x, w: (lambda z: ops.mean(ops.square(z[:, :, None] - z[:, None])))(x * w),

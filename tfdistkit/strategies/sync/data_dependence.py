@@ -147,6 +147,12 @@ def is_along(operation: Any, axis: int) -> bool:
     return axes is None or not rank or axis in np.ravel(axes) % rank
 
 
+def count_of_mean(mean: tf.Tensor) -> tf.Tensor:
+    """Returns how many numbers a mean is of."""
+    entries = tf.size(mean.op.inputs[0], tf.int64)
+    return tf.cast(entries, tf.float64) / max(mean.shape.num_elements(), 1)
+
+
 def place_after_tensordot(reshape: Any, axis: int) -> int | None:
     """Returns where a dimension is in the matrix that `tf.tensordot` makes of a tensor; None for another reshaping."""
     sizes, after = reshape.inputs[1].op, reshape.outputs[0].shape

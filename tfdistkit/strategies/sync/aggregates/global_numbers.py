@@ -13,13 +13,18 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdistkit.strategies.sync import data_dependence as graphs
 from tfdistkit.strategies.sync import step as steps
+from tfdistkit.strategies.sync.aggregates import rows_again
+from tfdistkit.strategies.sync.aggregates.compared_rows import layer_names
 from tfdistkit.strategies.sync.aggregates.graph_copies import copied
 from tfdistkit.strategies.sync.aggregates.number_kinds import Kind, NumberReader
 from tfdistkit.strategies.sync.aggregates.row_reader import can_read, reader_of
 
 # Of which the mean of the replicas is taken.
 _MEANS = (Kind.MEAN, Kind.OPAQUE, Kind.LOCAL)
+# Which are computed from others.
+_COMPUTED = (Kind.OTHER, Kind.COMPARED)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,11 +42,13 @@ class GlobalNumber:
 
     Args:
         value: The number.
-        leaves: The numbers that it was computed from.
+        leaves: The numbers and rows that it was computed from.
+        computed_again: The names of rows of this replica that were computed again, with numbers of the global batch.
     """
 
     value: tf.Tensor
     leaves: list[_Leaf]
+    computed_again: frozenset[str] = frozenset()
 
     def slopes(self, upstream: Any = None) -> list[tuple[tf.Tensor, tf.Tensor]]:
         """Returns numbers of this replica with their gradients, which sum up to that of the number over all replicas.
@@ -72,8 +79,15 @@ def of_global_batch(step: steps.ReplicaStep, number: Any, of_integers: bool = Fa
     if number.name not in known.found:
         reader = known.reader()
         is_other = reader.kind(number) not in (Kind.CONSTANT, *_MEANS, Kind.UNKNOWN)
+        is_other = is_other and number.shape.is_fully_defined()
         known.found[number.name] = _computed(step, reader, number) if is_other else None
     return known.found[number.name]
+
+
+def computed_again(step: steps.ReplicaStep, number: Any) -> frozenset[str]:
+    """Returns the names of rows behind a number that were computed with numbers of all rows, and are so again."""
+    found = of_global_batch(step, number)
+    return frozenset() if found is None else found.computed_again
 
 
 def note_mean(step: steps.ReplicaStep, value: Any) -> None:
@@ -105,7 +119,9 @@ class _Numbers:
     def reader(self) -> NumberReader:
         """Returns what reads their kinds."""
         if self._reader is None:
-            self._reader = NumberReader(reader_of(self._step), self.means, counts_rows=not self._step.has_ragged)
+            layers = layer_names(self._step.model)
+            counts_rows = not self._step.has_ragged
+            self._reader = NumberReader(reader_of(self._step), self.means, counts_rows, layers)
         return self._reader
 
 
@@ -115,16 +131,20 @@ def _numbers_of(step: steps.ReplicaStep) -> _Numbers:
     return step.numbers
 
 
-def _computed(step: steps.ReplicaStep, numbers: NumberReader, number: tf.Tensor) -> GlobalNumber | None:
+def _computed(step: steps.ReplicaStep, numbers: NumberReader, number: tf.Tensor) -> GlobalNumber:
     order = _behind(numbers, number)
-    leaves = _leaves(step, numbers, [one for one in order if numbers.kind(one) is not Kind.OTHER])
+    leaves = _leaves(step, numbers, [one for one in order if numbers.kind(one) not in _COMPUTED])
     whole = {leaf.own.name: leaf.whole for leaf in leaves}
+    again = rows_again.RowsAgain(step, numbers, whole)
     for one in order:
-        if one.name not in whole:
+        if one.name in numbers.compared:
+            whole[one.name] = again.aggregated(one)
+        elif one.name not in whole:
             places = {i: whole[before.name] for i, before in enumerate(one.op.inputs)}
             whole[one.name] = copied(one, places)
-    value = tf.identity(whole[number.name])
-    return GlobalNumber(value, leaves)
+    inverse = tf.math.divide_no_nan(tf.constant(1.0, tf.float64), tf.cast(step.share(), tf.float64))
+    leaves += [_Leaf(own, rows, inverse) for own, rows in again.ends.values()]
+    return GlobalNumber(tf.identity(whole[number.name]), leaves, frozenset(again.rows))
 
 
 def _behind(numbers: NumberReader, number: tf.Tensor) -> list[tf.Tensor]:
@@ -134,6 +154,7 @@ def _behind(numbers: NumberReader, number: tf.Tensor) -> list[tf.Tensor]:
     while waiting:
         one = waiting[-1]
         inputs = list(one.op.inputs) if numbers.kind(one) is Kind.OTHER else []
+        inputs += numbers.compared[one.name].numbers if one.name in numbers.compared else []
         missing = [before for before in inputs if before.name not in order]
         if missing and one.name not in order:
             waiting.extend(missing)
@@ -161,7 +182,7 @@ def _leaves(step: steps.ReplicaStep, numbers: NumberReader, own: list[tf.Tensor]
             weight = tf.constant(1.0, tf.float64)
         elif kind is Kind.KEPT:
             count = next(sums)[0]
-            total, weight = total / count, tf.math.divide_no_nan(_count(one), count) * inverse
+            total, weight = total / count, tf.math.divide_no_nan(graphs.count_of_mean(one), count) * inverse
         elif kind in (Kind.MAX, Kind.MIN):
             of_replicas = tf.reshape(total, [step.replicas, *one.shape])
             total = (tf.reduce_max if kind is Kind.MAX else tf.reduce_min)(of_replicas, 0)
@@ -182,11 +203,5 @@ def _parts(step: steps.ReplicaStep, one: tf.Tensor, kind: Kind, share: tf.Tensor
         return [tf.where(is_own, value[None], 0)]
     if kind is not Kind.KEPT:
         return [step.if_any_rows(value * share if kind in _MEANS else value)]
-    count = step.if_any_rows(_count(one))
+    count = step.if_any_rows(graphs.count_of_mean(one))
     return [tf.where(count > 0, value * count, 0), count]
-
-
-def _count(kept: tf.Tensor) -> tf.Tensor:
-    """Returns how many numbers a mean over kept rows is of."""
-    entries = tf.size(kept.op.inputs[0], tf.int64)
-    return tf.cast(entries, tf.float64) / max(kept.shape.num_elements(), 1)

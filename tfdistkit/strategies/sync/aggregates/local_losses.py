@@ -9,8 +9,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfdistkit.errors import explain
-from tfdistkit.keras_adapter import private_api
 from tfdistkit.strategies.sync import step as steps
+from tfdistkit.strategies.sync.aggregates import global_numbers
+from tfdistkit.strategies.sync.aggregates.compared_rows import is_in_layer, layer_names
 from tfdistkit.strategies.sync.aggregates.row_axes import contracted, letters
 from tfdistkit.strategies.sync.aggregates.row_reader import LAYERS, RowReader, can_read, reader_of
 
@@ -22,6 +23,8 @@ _OF_NUMBERS = frozenset(
         *("LogicalAnd", "LogicalOr", "Select", "SelectV2", "Xlogy", "Xdivy"),
     )
 )
+# Operations of layers that may also look up or multiply numbers of all rows: the weights of classes.
+_TABLES = frozenset(("GatherV2", "MatMul", "BatchMatMulV2", "Einsum"))
 # Operations behind a loss that are looked at, at most.
 _MOST = 2000
 
@@ -34,10 +37,11 @@ def warn(step: steps.ReplicaStep, losses: Iterable[Any]) -> None:
         losses: The losses that a step differentiates.
     """
     losses = [one for one in losses if can_read(step, one)]
-    if step.is_local or step.replica_id or not losses:
+    if step.is_local or not losses:
         return
-    found = _comparison(reader_of(step), losses, _layer_names(step.model))
-    if found is None:
+    exact = set[str]().union(*(global_numbers.computed_again(step, one) for one in losses))
+    found = _comparison(reader_of(step), losses, layer_names(step.model), exact)
+    if found is None or step.replica_id:
         return
     warnings.warn(
         explain(
@@ -52,21 +56,25 @@ def warn(step: steps.ReplicaStep, losses: Iterable[Any]) -> None:
     )
 
 
-def _comparison(reader: RowReader, losses: list[tf.Tensor], layers: set[str]) -> str | None:
+def _comparison(reader: RowReader, losses: list[tf.Tensor], layers: set[str], exact: set[str]) -> str | None:
     waiting, seen = list(losses), {one.name for one in losses}
     while waiting and len(seen) < _MOST:
         tensor = waiting.pop()
         operation = tensor.op
         if _makes_pairs(reader, operation):
             return f"each with each other, by {operation.type}"
-        if reader.is_softmax_of_rows(operation) and not _is_in_layer(operation, layers):
+        if reader.is_softmax_of_rows(operation) and not is_in_layer(operation, layers):
             return f"with the sum of all of them, by {operation.type}"
-        if operation.type in LAYERS or operation.type == "PlaceholderWithDefault":
+        is_end = operation.type in LAYERS or operation.type == "PlaceholderWithDefault"
+        if is_end and operation.type not in _TABLES:
             continue
         of_rows = [one for one in operation.inputs if reader.comes_from_rows(one)]
         numbers = [one for one in of_rows if one.dtype.is_floating and reader.is_of_all_rows(one)]
-        if numbers and reader.axis_of_rows(tensor) is not None and not _is_in_layer(operation, layers):
+        is_compared = bool(numbers) and tensor.name not in exact
+        if is_compared and reader.axis_of_rows(tensor) is not None and not is_in_layer(operation, layers):
             return f"with a number of all of them, by {operation.type}"
+        if is_end:
+            continue
         waiting += [one for one in of_rows if one.name not in seen]
         seen.update(one.name for one in of_rows)
     return None
@@ -86,13 +94,3 @@ def _makes_pairs(reader: RowReader, operation: Any) -> bool:
         (first, second), result = letters(operation, axes)
         return first != second and {first, second} <= set(result)
     return False
-
-
-def _layer_names(model: Any) -> set[str]:
-    return set() if model is None else {layer.name for layer in private_api.layers_of(model) if layer is not model}
-
-
-def _is_in_layer(operation: Any, layers: set[str]) -> bool:
-    """Returns whether a layer made an operation, as BatchNormalization does, by its name."""
-    scopes = operation.name.split("/")[:-1]
-    return any(scope in layers or scope.rpartition("_")[0] in layers for scope in scopes)

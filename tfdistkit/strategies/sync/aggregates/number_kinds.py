@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdistkit.strategies.sync import data_dependence as graphs
+from tfdistkit.strategies.sync.aggregates.compared_rows import COUNTS, NOT_REPEATED, ComparedRows, ComparisonFinder
 from tfdistkit.strategies.sync.aggregates.row_axes import PRODUCTS, SAME
 from tfdistkit.strategies.sync.aggregates.row_reader import LAYERS, RowReader
 
@@ -22,13 +23,14 @@ class Kind(enum.Enum):
     - COUNT: the number of rows, or of entries of them, times a constant.
     - KEPT: a mean over the rows that their content chose (`tf.boolean_mask`).
     - MAX, MIN: an extreme of rows.
+    - COMPARED: a sum, a mean or an extreme of rows that were computed with such numbers.
     - OTHER: another function of such numbers.
     - OPAQUE: computed from rows in a way that is not known: taken for a mean.
     - LOCAL: from rows that were compared with each other, or another function of what is opaque: the mean is taken.
     - UNKNOWN: as LOCAL, with rows, or of an unknown size.
     """
 
-    CONSTANT, MEAN, SUM, COUNT, KEPT, MAX, MIN, OTHER, OPAQUE, LOCAL, UNKNOWN = range(11)
+    CONSTANT, MEAN, SUM, COUNT, KEPT, MAX, MIN, COMPARED, OTHER, OPAQUE, LOCAL, UNKNOWN = range(12)
 
 
 # Linear in one input, if the others are constant.
@@ -41,8 +43,6 @@ _LINEAR = frozenset(
 _EXTREMES = {"Max": Kind.MAX, "Any": Kind.MAX, "Min": Kind.MIN, "All": Kind.MIN}
 _QUOTIENTS = frozenset(("Div", "RealDiv", "DivNoNan"))
 _SUMS = frozenset(("Add", "AddV2", "AddN", "Sub", "Pack"))
-# Operations that cannot be repeated with other inputs, above those with a gradient of their own.
-_NOT_REPEATED = frozenset(("IdentityN", "Placeholder", "PlaceholderWithDefault", "If", "StatelessIf", "While"))
 # Operations behind a sum that are looked at, at most.
 _MOST_BEHIND = 300
 # Numbers behind a number, at most.
@@ -56,11 +56,23 @@ class NumberReader:
         reader: The reader of the graph.
         means: The names of results of losses, which are means over rows already.
         counts_rows: Whether the first dimension of each tensor with rows is a multiple of the rows: not of ragged ones.
+        layers: The names of layers.
     """
 
-    def __init__(self, reader: RowReader, means: set[str], counts_rows: bool):
+    def __init__(self, reader: RowReader, means: set[str], counts_rows: bool, layers: set[str]):
         self._reader, self._means, self._counts_rows = reader, means, counts_rows
+        self._finder = ComparisonFinder(reader, self._is_exact, layers)
+        self.numbers_of = self._finder.numbers_of
         self._known: dict[str, Kind] = {}
+        # By the name of a number of the kind COMPARED.
+        self.compared: dict[str, ComparedRows] = {}
+
+    def has_rows(self, tensor: tf.Tensor) -> bool:
+        """Returns whether a tensor holds rows, along any dimension."""
+        return self._reader.axis_of_rows(tensor) is not None
+
+    def _is_exact(self, number: tf.Tensor) -> bool:
+        return self.kind(number) not in (Kind.OPAQUE, Kind.LOCAL, Kind.UNKNOWN)
 
     def kind(self, tensor: tf.Tensor) -> Kind:
         """Returns the kind of a number."""
@@ -91,19 +103,27 @@ class NumberReader:
             return Kind.OPAQUE if reader.is_random(tensor) else Kind.CONSTANT
         if graphs.is_from_dataset(tensor) or reader.has_rows(tensor):
             return Kind.MEAN if tensor.shape.rank == 0 else Kind.UNKNOWN
-        found = self._aggregate(tensor)
+        found = self.aggregate(tensor)
         if found is not None:
-            return found if tensor.shape.is_fully_defined() else Kind.UNKNOWN
+            return self._with_compared(tensor, found)
         has_rows = any(reader.axis_of_rows(one) is not None for one in operation.inputs)
-        if has_rows or operation.type in _NOT_REPEATED or operation.op_def.is_stateful:
+        if has_rows or operation.type in NOT_REPEATED or operation.op_def.is_stateful:
             return Kind.OPAQUE if tensor.shape.is_fully_defined() else Kind.UNKNOWN
         return None
 
-    def _aggregate(self, tensor: tf.Tensor) -> Kind | None:
+    def _with_compared(self, tensor: tf.Tensor, found: Kind) -> Kind:
+        """Returns the kind of a sum or a mean over rows, which may have been computed with other numbers."""
+        rows = None if found is Kind.COUNT else self._finder.behind(tensor)
+        if rows is not None and (tensor.shape.is_fully_defined() or tensor.op.type in COUNTS):
+            self.compared[tensor.name] = rows
+            return Kind.COMPARED
+        return found if tensor.shape.is_fully_defined() else Kind.UNKNOWN
+
+    def aggregate(self, tensor: tf.Tensor) -> Kind | None:
         """Returns the kind of a sum or a mean over rows; None for another operation."""
         reader, operation = self._reader, tensor.op
         if operation.type == "Reshape" and operation.inputs[0].op.type in PRODUCTS and tensor.shape.is_fully_defined():
-            return self._aggregate(operation.inputs[0])  # The sizes are known here alone: `tf.tensordot`.
+            return self.aggregate(operation.inputs[0])  # The sizes are known here alone: `tf.tensordot`.
         if operation.type == "Mean" or operation.type in _EXTREMES:
             if not reader.is_along_rows(operation):
                 return None
@@ -114,12 +134,14 @@ class NumberReader:
             return Kind.KEPT if is_kept else Kind.MEAN
         if not reader.adds_up(operation):
             return None
+        if operation.type in ("Size", "StridedSlice"):
+            shape = operation if operation.type == "Size" else operation.inputs[0].op
+            if self._counts_rows and not graphs.depends_on_data(shape.inputs[0]):
+                return Kind.COUNT
         if any(self._combines_rows(one) for one in operation.inputs):
             return Kind.LOCAL
         if operation.type in ("Size", "StridedSlice"):
-            shape = operation if operation.type == "Size" else operation.inputs[0].op
-            is_count = self._counts_rows and not graphs.depends_on_data(shape.inputs[0])
-            return Kind.COUNT if is_count else Kind.SUM
+            return Kind.SUM
         if tensor.dtype.is_floating and any(reader.is_divided(one) for one in operation.inputs):
             return Kind.MEAN
         return Kind.SUM
@@ -141,8 +163,9 @@ class NumberReader:
         return False
 
     def _combined(self, tensor: tf.Tensor, behind: list[Kind]) -> Kind:
+        behind = [Kind.OTHER if one is Kind.COMPARED else one for one in behind]
         operation, kinds = tensor.op, set(behind) - {Kind.CONSTANT}
-        if Kind.UNKNOWN in kinds or not tensor.shape.is_fully_defined():
+        if Kind.UNKNOWN in kinds or not (tensor.shape.is_fully_defined() or _has_computed_size(operation, behind)):
             return Kind.UNKNOWN
         if Kind.LOCAL in kinds:
             return Kind.LOCAL
@@ -179,3 +202,9 @@ class NumberReader:
         if operation.type == "Cast":
             return kind if graphs.keeps_numbers(operation.inputs[0].dtype, operation.outputs[0].dtype) else Kind.OTHER
         return kind
+
+
+def _has_computed_size(operation: Any, behind: list[Kind]) -> bool:
+    """Returns whether an operation is on numbers of a size that is that of the global batch, too, as counts are."""
+    pairs = zip(operation.inputs, behind)
+    return any(kind is Kind.OTHER and not one.shape.is_fully_defined() for one, kind in pairs)
