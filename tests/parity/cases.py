@@ -314,6 +314,9 @@ _LOOPS = (
             ("own_sums_in_call", by("OwnSumsInCall", "l2"), {}),
             ("own_sums_in_functions", by("OwnSumsInFunctions"), {}),
             ("own_sums_execution_3", by("OwnSums"), {"compile": {"steps_per_execution": 3}}),
+            ("own_comparisons", by("OwnComparisons"), {}),
+            ("own_comparisons_in_call", by("OwnComparisonsInCall"), {}),
+            ("own_recurrence", by("OwnRecurrence"), {}),
             ("own_accumulation", by("OwnAccumulation"), {}),
             ("sharpness_aware", by("SharpnessAware"), {}),
         )

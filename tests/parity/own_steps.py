@@ -145,6 +145,52 @@ class OwnSumsInCall(OwnSums):
         return self.loss_from(y, y_pred[:, :1], y_pred[:, 1:])
 
 
+class OwnComparisons(OwnSums):
+    """Rows compared with numbers of all rows: weights of classes by their counts, a variance, a logarithm of a sum."""
+
+    def loss_from(self, y: Any, predicted: Any, head: Any) -> Any:
+        """Returns the loss of predictions, and of another head."""
+        each, classes = ops.square(y - predicted)[:, 0], ops.cast(y[:, 0] > 0, "int32")
+        rarity = 1.0 / (1.0 + ops.cast(tf.math.bincount(classes, minlength=2), "float32"))
+        centered = head - ops.mean(head, axis=0)
+        spread = ops.mean(ops.var(head, axis=0)) + ops.dot(centered[:, 0], centered[:, 1]) / ops.sum(ops.abs(y))
+        bound = ops.logsumexp(0.1 * predicted) - ops.log(ops.cast(ops.shape(y)[0], "float32"))
+        return ops.mean(each * ops.take(rarity, classes)) + 0.1 * spread + 0.1 * bound
+
+
+class OwnComparisonsInCall(OwnSumsInCall):
+    """The same in Keras's step."""
+
+    loss_from = OwnComparisons.loss_from
+
+
+class OwnRecurrence(OwnMean):
+    """Sums over the rows and times of outputs of recurrent layers, over their last states, and over mapped rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps, self.last = layers.LSTM(4, return_sequences=True), layers.GRU(3, return_state=True)
+        self.head = layers.Dense(2)
+
+    def build(self, shape: Any) -> None:
+        super().build(shape)
+        for layer, size in (
+            (self.hidden, shape[1:]),
+            (self.out, (16,)),
+            (self.steps, (shape[1], 1)),
+            (self.head, (4,)),
+        ):
+            layer.build((None, *size))
+        self.last.build((None, shape[1], 4))
+
+    def loss_of(self, x: Any, y: Any) -> Any:
+        series = self.steps(x[:, :, None])
+        squares = tf.map_fn(lambda one: ops.sum(ops.square(one)), y - self.out(self.hidden(x)))
+        means = self.head(series)
+        penalty = ops.sum(ops.square(means) + ops.exp(means) - means) + ops.sum(ops.square(self.last(series)[1]))
+        return 0.01 * penalty + ops.sum(squares) / 32.0
+
+
 class OwnAccumulation(OwnMean):
     """Sums the gradients of two batches in its own variables."""
 

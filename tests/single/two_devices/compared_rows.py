@@ -20,6 +20,7 @@ LOSSES: dict[str, Callable[[Any, Any], Any]] = {
     "variance": lambda z, c: ops.mean(ops.var(z, axis=0)),
     "deviation": lambda z, c: ops.mean(ops.relu(2.0 - ops.std(z, axis=0))) + ops.sum(ops.square(z - ops.mean(z, 0))),
     "correlation": lambda z, c: _correlation(z[:, 0] - ops.mean(z[:, 0]), z[:, 1] - ops.mean(z[:, 1])),
+    "dot of deviations": lambda z, c: ops.dot(z[:, 0] - ops.mean(z[:, 0]), z[:, 1] * ops.max(c)) / (ops.sum(c) + 1.0),
     "whitened": lambda z, c: _whitened((z - ops.mean(z, axis=0)) / (ops.std(z, axis=0) + 0.1)),
     "shifted": lambda z, c: ops.logsumexp(ops.reshape(z, (-1,))),
     "shifted columns": lambda z, c: ops.sum(tf.reduce_logsumexp(z, axis=0)),

@@ -64,9 +64,10 @@ class ComparisonFinder:
 
     def _walked(self, aggregate: tf.Tensor) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
         found: list[tf.Tensor] = []
-        numbers = {one.name: one for one in self.numbers_of(aggregate.op)}
+        operation = added_up(aggregate).op
+        numbers = {one.name: one for one in self.numbers_of(operation)}
         is_compared: dict[str, bool] = {}
-        waiting = self._rows_of(aggregate.op)
+        waiting = self._rows_of(operation)
         while waiting:
             one = waiting[-1]
             if one.name in is_compared:
@@ -102,6 +103,11 @@ class ComparisonFinder:
         operation = rows.op
         is_plain = operation.type not in NOT_REPEATED and not operation.op_def.is_stateful
         return is_plain and rows.name not in self._reader.gradients and not is_in_layer(operation, self._layers)
+
+
+def added_up(aggregate: tf.Tensor) -> tf.Tensor:
+    """Returns the product of a reshaped product, as of `tf.tensordot`, or the sum itself."""
+    return aggregate.op.inputs[0] if aggregate.op.type == "Reshape" else aggregate
 
 
 def _is_end(rows: tf.Tensor) -> bool:

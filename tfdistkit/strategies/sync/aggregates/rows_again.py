@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdistkit.strategies.sync import data_dependence as graphs
 from tfdistkit.strategies.sync import step as steps
+from tfdistkit.strategies.sync.aggregates.compared_rows import added_up
 from tfdistkit.strategies.sync.aggregates.graph_copies import copied
 from tfdistkit.strategies.sync.aggregates.number_kinds import Kind, NumberReader
 
@@ -35,7 +36,9 @@ class RowsAgain:
         for one in self._numbers.compared[aggregate.name].rows:
             if one.name not in self.rows:
                 self.rows[one.name] = copied(one, self._places(one.op))
-        own = copied(aggregate, self._places(aggregate.op))
+        product = added_up(aggregate)
+        own = copied(product, self._places(product.op))
+        own = own if product is aggregate else copied(aggregate, {0: own})
         kind, value = self._numbers.aggregate(aggregate), tf.cast(own, tf.float64)
         if kind in (Kind.MAX, Kind.MIN):
             total = self._extreme(value, kind)
