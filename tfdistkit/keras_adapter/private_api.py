@@ -384,6 +384,12 @@ def select_replica(index: int, structured: Any) -> Any:
     return distribute_utils.select_replica(index, structured)
 
 
+def local_spec(element_spec: Any) -> Any:
+    """Returns what the values of one local replica are like, of a structure of specs of per-replica values."""
+    is_per_replica = lambda spec: isinstance(spec, tf_values.PerReplicaSpec)  # noqa: E731
+    return tf.nest.map_structure(lambda s: s._value_specs[0] if is_per_replica(s) else s, element_spec)
+
+
 def regroup(values: list[Any]) -> Any:
     """Makes one per-replica value of one value a replica; a single value stays as it is."""
     return values[0] if len(values) == 1 else distribute_utils.regroup(tuple(values))

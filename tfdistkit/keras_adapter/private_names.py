@@ -341,6 +341,11 @@ SEAMS: dict[str, Seam] = {
         "random sources behind a variant tensor",
     ),
     "random_dataset": Seam("tensorflow.python.data.ops.random_op:_RandomDataset", ("seed",), "random sources"),
+    "create_op": Seam(
+        "tensorflow.python.framework.ops:Graph._create_op_internal",
+        ("self", "op_type", "inputs", "attrs"),
+        "the check of steps: random numbers that do not depend on the number of rows",
+    ),
     "graph_function": Seam(
         "tensorflow.python.framework.ops:Graph._get_function", ("self", "name"), "random sources in nested functions"
     ),
@@ -405,6 +410,7 @@ ATTRIBUTES: tuple[Attributes, ...] = (
     Attributes(_MWMS, ("_get_replica_id_in_sync_group",), "which replicas are here"),
     Attributes(_VALUES, ("_get_on_device_or_primary", "_aggregation"), "a replica's own copy of a variable"),
     Attributes("tensorflow.python.distribute.values:DistributedVariable", ("_distribute_strategy",), "whose it is"),
+    Attributes("tensorflow.python.distribute.values:PerReplicaSpec", ("_value_specs",), "a batch that is read ahead"),
     Attributes(
         "tensorflow.python.distribute.cross_device_utils:CollectiveReplicaLauncher",
         ("_collective_keys", "_device", "_get_ordering_token", "_group_key", "_group_size", "_options"),

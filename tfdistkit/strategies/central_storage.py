@@ -26,6 +26,7 @@ from tfdistkit.strategies.devices import Devices, resolve_devices, resolve_param
 from tfdistkit.strategies.sync import collective_keys
 from tfdistkit.strategies.sync import step as steps
 from tfdistkit.strategies.sync.replica import ReplicaMixin, own_tensors
+from tfdistkit.validation import require_bool
 
 _LOCAL = threading.local()
 
@@ -229,7 +230,7 @@ def _one_replica_writes() -> bool:
 
 
 def build(
-    cluster: ClusterSpec, *, devices: Devices = None, parameter_device: str | None = None
+    cluster: ClusterSpec, *, devices: Devices = None, parameter_device: str | None = None, check_step: bool = True
 ) -> CentralStorageStrategy:
     """Makes the strategy `central_storage`.
 
@@ -239,6 +240,7 @@ def build(
             machine with fewer that many logical CPU devices. None takes all GPUs, or the CPU where there are none.
         parameter_device: The device that stores trainable variables and the optimizer's state, by name. None takes
             the compute device if there is only one, else the CPU.
+        check_step: Whether the first step of code of your own is compared with one process.
 
     Returns:
         A `tf.distribute.Strategy` with one replica for each of `devices`.
@@ -251,5 +253,8 @@ def build(
     require_single_process("central_storage", cluster)
     names = resolve_devices(devices)
     storage = resolve_parameter_device(parameter_device, names)
+    require_bool("check_step", check_step)
     keras_patches.install()
-    return CentralStorageStrategy(names, storage)
+    strategy = CentralStorageStrategy(names, storage)
+    strategy.check_step = check_step
+    return strategy

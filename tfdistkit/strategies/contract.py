@@ -35,12 +35,14 @@ class KerasStrategyMixin:
 
     Attributes:
         check_data: Whether the ranks compare their data (see `strategies.consistency`).
+        check_step: Whether train steps of the user's own are compared with one process (see `strategies.step_check`).
         reducer: What turns the gradients of the replicas into those of the global batch.
     """
 
     # How `private_api.is_ours` knows a strategy of ours.
     is_tfdistkit_strategy = True
     check_data = False
+    check_step = True
     reducer: Reducer = Average()
     _traffic: Any = None
 

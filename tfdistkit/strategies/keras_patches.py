@@ -28,6 +28,7 @@ from tfdistkit.strategies.metrics import metric_patches
 from tfdistkit.strategies.metrics.metric_sync import agree
 from tfdistkit.strategies.metrics.output_losses import BatchWeights
 from tfdistkit.strategies.parameter_server import atomic_updates, inflight
+from tfdistkit.strategies.step_check.comparison import StepCheck
 from tfdistkit.strategies.step_clock import clock_of
 from tfdistkit.strategies.sync import (
     batch_sharding,
@@ -127,14 +128,14 @@ def _make_function_on_parts(original: Any, model: Any, step_function: Any, is_lo
             return keras_step(data)
 
     function, uncounted_function = original(model, keras_step), original(model, step_with_data)
+    check = StepCheck(model, step_function, is_stock) if step_function != model.test_step and not is_local else None
 
     def on_parts(iterator: Any) -> Any:
-        if info_of(iterator).is_uncounted:
-            return uncounted_function(iterator)
+        chosen = uncounted_function if info_of(iterator).is_uncounted else function
         # train_on_batch and test_on_batch hand over the global batch, not an iterator over a replica's part.
         if not isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
             iterator = (_split_batch(strategy, batch) for batch in iterator)
-        return function(iterator)
+        return chosen(iterator if check is None else check.before_step(iterator))
 
     return local_logs.of_model(model).traced(on_parts) if is_local else on_parts
 

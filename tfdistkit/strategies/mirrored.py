@@ -12,6 +12,7 @@ from tfdistkit.strategies.contract import KerasStrategyMixin, require_single_pro
 from tfdistkit.strategies.devices import Devices, resolve_devices
 from tfdistkit.strategies.sync import collective_keys
 from tfdistkit.strategies.sync.replica import ReplicaMixin
+from tfdistkit.validation import require_bool
 
 
 class MirroredExtended(ReplicaMixin, private_api.MirroredExtended):
@@ -27,7 +28,9 @@ class MirroredStrategy(KerasStrategyMixin, tf.distribute.MirroredStrategy):
         tf.distribute.Strategy.__init__(self, MirroredExtended(self, devices=devices))
 
 
-def build(cluster: ClusterSpec, *, devices: Devices = None, reducer: Reducer | None = None) -> MirroredStrategy:
+def build(
+    cluster: ClusterSpec, *, devices: Devices = None, reducer: Reducer | None = None, check_step: bool = True
+) -> MirroredStrategy:
     """Makes the strategy `mirrored`.
 
     Args:
@@ -35,6 +38,7 @@ def build(cluster: ClusterSpec, *, devices: Devices = None, reducer: Reducer | N
         devices: Names (`["GPU:0", "GPU:1"]`), or a number: that many GPUs, or on a machine with fewer
             that many logical CPU devices. None takes all GPUs, or the CPU where there are none.
         reducer: What turns the gradients of the replicas into those of the global batch; default: their sum.
+        check_step: Whether the first step of code of your own is compared with one process.
 
     Returns:
         A `tf.distribute.Strategy` with one replica for each device.
@@ -47,7 +51,10 @@ def build(cluster: ClusterSpec, *, devices: Devices = None, reducer: Reducer | N
     require_single_process("mirrored", cluster)
     names = resolve_devices(devices)
     require_reducer(reducer)
+    require_bool("check_step", check_step)
     if reducer is not None and reducer.needs_processes:
         raise needs_processes(f"reducer={reducer.describe()} for the strategy 'mirrored'")
     keras_patches.install()
-    return MirroredStrategy(names, reducer)
+    strategy = MirroredStrategy(names, reducer)
+    strategy.check_step = check_step
+    return strategy

@@ -144,6 +144,7 @@ def build(
     fusion_bytes: int = FUSION_BYTES,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     check_data: bool = True,
+    check_step: bool = True,
 ) -> MultiWorkerStrategy:
     """Makes the strategy `multiworker`. A single worker does not wait.
 
@@ -167,6 +168,7 @@ def build(
         timeout_s: Seconds that a worker waits for its peers: at the rendezvous, and in every collective. A worker
             that does longer work alone (an evaluation on the chief, say) needs a larger one.
         check_data: Whether `fit`, `evaluate`, `predict` and `tfdistkit.data.shard` compare the data of the workers.
+        check_step: Whether the first step of code of your own is compared with one process.
 
     Returns:
         A `tf.distribute.MultiWorkerMirroredStrategy` with one replica for each worker process; for each
@@ -180,8 +182,8 @@ def build(
         RendezvousError: if a worker is missing after `timeout_s`.
         UnsupportedError: if there are fewer GPUs than workers on this host.
     """
-    options: Any = {"communication": communication, "timeout_s": timeout_s, "check_data": check_data}
-    options["fusion_bytes"] = fusion_bytes
+    options: Any = {"communication": communication, "timeout_s": timeout_s, "fusion_bytes": fusion_bytes}
+    options |= {"check_data": check_data, "check_step": check_step}
     reducers: Any = {"compression": compression, "algorithm": algorithm, "reducer": reducer}
     return build_as(MultiWorkerStrategy, cluster, **reducers, **options)
 
@@ -197,6 +199,7 @@ def build_as(
     fusion_bytes: int = FUSION_BYTES,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     check_data: bool = True,
+    check_step: bool = True,
 ) -> MultiWorkerStrategy:
     """Makes a variant of the strategy `multiworker`, as `build` makes the strategy itself.
 
@@ -210,10 +213,12 @@ def build_as(
         fusion_bytes: See `build`.
         timeout_s: See `build`.
         check_data: See `build`.
+        check_step: See `build`.
     """
     name = _communication(communication)
     options = _communication_options(name, timeout_s)
     require_bool("check_data", check_data)
+    require_bool("check_step", check_step)
     require_integer("fusion_bytes", fusion_bytes)
     reducer = chosen_reducer(compression, reducer, algorithm) or Average()
     _require_memory_of_hosts(reducer, name)
@@ -240,7 +245,7 @@ def build_as(
     shared = shared_host.share(offer, cluster, rendezvous.facts, timeout_s)
     strategy = _joined(strategy_class, cluster, options, timeout_s, shared)
     strategy.require_own_processes(reducer)
-    strategy.check_data = check_data
+    strategy.check_data, strategy.check_step = check_data, check_step
     strategy.reducer, strategy.fusion_bytes = reducer, fusion_bytes
     if private_api.global_seed() is None:
         # Without a seed of the user, all ranks still need one shuffle order.

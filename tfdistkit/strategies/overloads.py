@@ -50,6 +50,7 @@ def strategy(
     autotune: bool | None = ...,
     timeout_s: float | None = ...,
     check_data: bool = ...,
+    check_step: bool = ...,
 ) -> tf.distribute.Strategy: ...
 
 
@@ -59,13 +60,21 @@ def strategy(name: Literal["one_device", "off"], *, devices: Devices = ...) -> t
 
 @overload
 def strategy(
-    name: Literal["mirrored", "dp"], *, devices: Devices = ..., reducer: Reducer | None = ...
+    name: Literal["mirrored", "dp"],
+    *,
+    devices: Devices = ...,
+    reducer: Reducer | None = ...,
+    check_step: bool = ...,
 ) -> tf.distribute.Strategy: ...
 
 
 @overload
 def strategy(
-    name: Literal["central_storage", "central"], *, devices: Devices = ..., parameter_device: str | None = ...
+    name: Literal["central_storage", "central"],
+    *,
+    devices: Devices = ...,
+    parameter_device: str | None = ...,
+    check_step: bool = ...,
 ) -> tf.distribute.Strategy: ...
 
 
@@ -80,6 +89,7 @@ def strategy(
     fusion_bytes: int = ...,
     timeout_s: float = ...,
     check_data: bool = ...,
+    check_step: bool = ...,
 ) -> tf.distribute.Strategy: ...
 
 
@@ -112,6 +122,7 @@ def strategy(
     autotune: bool | None = ...,
     timeout_s: float | None = ...,
     check_data: bool = ...,
+    check_step: bool = ...,
 ) -> tf.distribute.Strategy: ...
 
 

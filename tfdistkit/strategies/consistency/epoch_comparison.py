@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -14,12 +13,12 @@ from tfdistkit.data.batch_info import info_of
 from tfdistkit.errors import UnsupportedError
 from tfdistkit.keras_adapter import private_api
 from tfdistkit.keras_adapter.dataset_graph import DatasetGraph
-from tfdistkit.keras_adapter.dataset_tuning import without_tuning
 from tfdistkit.strategies.consistency.batch_hashes import WIDTH, mark_of_samples, samples
 from tfdistkit.strategies.consistency.call_positions import Position
 from tfdistkit.strategies.consistency.data_comparison import agree_on_data, remade
 from tfdistkit.strategies.consistency.data_differences import other_batches, other_elements
 from tfdistkit.strategies.consistency.first_elements import FirstElements, first_elements
+from tfdistkit.strategies.consistency.read_ahead import read_ahead
 from tfdistkit.strategies.consistency.row_exchange import table
 from tfdistkit.strategies.sync.batch_sharding import BatchPart
 
@@ -126,19 +125,8 @@ class EpochComparison:
 
     def _peek(self, data: Any) -> tuple[Any, list[int]]:
         """Reads the batches of the first step; returns an iterator over them, and the mark of the first batch."""
-        elements: list[Any] = []
-        for _ in range(self._executions):
-            element = data.get_next_as_optional()
-            if not bool(element.has_value()):
-                break
-            elements.append(element.get_value())
-        if not elements:
-            return data, []
-        taken = functools.reduce(lambda a, b: a.concatenate(b), map(tf.data.Dataset.from_tensors, elements))
-        variant = tf.data.experimental.to_variant(taken)
-        # Without autotuning, whose thread would delay the end of the epoch.
-        first = iter(without_tuning(tf.data.experimental.from_variant(variant, data.element_spec)))
-        return first, mark_of_samples(elements[0].sample)
+        first, batches = read_ahead(self._strategy, data, self._executions)
+        return first, mark_of_samples(batches[0][0].sample) if batches else []
 
     def _difference(self, mark: list[int]) -> tuple[int, str] | None:
         """Compares the mark of the first batch; returns the first rank that differs, and the difference."""

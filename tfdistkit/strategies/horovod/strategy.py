@@ -116,6 +116,7 @@ def build(
     autotune: bool | None = None,
     timeout_s: float | None = None,
     check_data: bool = True,
+    check_step: bool = True,
 ) -> HorovodStrategy:
     """Makes the strategy `horovod`.
 
@@ -136,6 +137,7 @@ def build(
         autotune: Whether Horovod tunes itself (HOROVOD_AUTOTUNE).
         timeout_s: Gloo's timeout for a peer, in seconds (HOROVOD_GLOO_TIMEOUT_SECONDS).
         check_data: Whether `fit`, `evaluate`, `predict` and `tfdistkit.data.shard` compare the data of the ranks.
+        check_step: Whether the first step of code of your own is compared with one process.
 
     Returns:
         A `tf.distribute.MultiWorkerMirroredStrategy` with one replica for each rank.
@@ -151,6 +153,7 @@ def build(
     require_choice("op", op, OPS)
     require_bool("sparse_as_dense", sparse_as_dense)
     require_bool("check_data", check_data)
+    require_bool("check_step", check_step)
     _require_a_combination(op, compression, reducer, algorithm)
     lists = None if process_set is None else require_ranks(process_set, cluster.world_size)
     set_variables(
@@ -174,7 +177,7 @@ def build(
         _require_adasum(chosen)
     take_gpu_of_local_rank(cluster)
     strategy = HorovodStrategy(chosen_by_options, sparse_as_dense, chosen)
-    strategy.check_data = check_data
+    strategy.check_data, strategy.check_step = check_data, check_step
     if private_api.global_seed() is None:
         # Without a seed of the user, all ranks still need one shuffle order.
         set_seed_of_job(int(transport.broadcast(tf.constant(int(facts()["seed"]), tf.int64))))

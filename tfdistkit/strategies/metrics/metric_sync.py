@@ -21,7 +21,7 @@ def agree(step: steps.ReplicaStep, logs: Any) -> Any:
     other integers and booleans become those of replica 0; tensors with rows become the rows of all replicas. Strings
     are unchanged.
     """
-    leaves = [private_api.as_dense_tensor(v) for v in tf.nest.flatten(logs)]
+    leaves = [_of_known_rank(private_api.as_dense_tensor(v)) for v in tf.nest.flatten(logs)]
     for i, value in enumerate(leaves):
         whole = global_numbers.of_global_batch(step, value) if id(value) not in step.results else None
         if whole is not None:
@@ -40,6 +40,12 @@ def agree(step: steps.ReplicaStep, logs: Any) -> Any:
     for i, value in zip(rows, gather_rows(step, [leaves[i] for i in rows]) if rows else []):
         leaves[i] = value
     return tf.nest.pack_sequence_as(logs, leaves)
+
+
+def _of_known_rank(value: Any) -> Any:
+    """Returns a number for a tensor of unknown rank, such as what `tf.py_function` returns."""
+    is_unknown = isinstance(value, tf.Tensor) and value.shape.rank is None and value.dtype.is_floating
+    return tf.reduce_mean(value) if is_unknown else value
 
 
 def _weighted(step: steps.ReplicaStep, values: list[tf.Tensor]) -> list[tf.Tensor]:

@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from tfdistkit.keras_adapter import private_collectives
 from tfdistkit.report.hangs import notes
+from tfdistkit.strategies.sync.gradients import trial
 
 # Poll interval in seconds; a timeout below 10 of them is divided into 10 polls.
 _POLL_EVERY_S = 1.0
@@ -119,7 +120,8 @@ def leave_to_tensorflow() -> None:
 def around(original: Any, t: Any, *args: Any, **kwargs: Any) -> Any:
     """Hook of TensorFlow's collective operations."""
     deadline = _current
-    if deadline is None or kwargs.get("timeout") != deadline.timeout_s:
+    # A trial step writes no variables, such as the counters.
+    if deadline is None or trial.is_tracing() or kwargs.get("timeout") != deadline.timeout_s:
         return original(t, *args, **kwargs)
     t = tf.convert_to_tensor(t)
     deadline.begin(t)

@@ -17,7 +17,7 @@ from tfdistkit.keras_adapter import private_api
 from tfdistkit.strategies.parameter_server import profiling
 from tfdistkit.strategies.sync import step as steps
 from tfdistkit.strategies.sync.aggregates import global_numbers, local_losses
-from tfdistkit.strategies.sync.gradients import missing_gradients, reducer_state
+from tfdistkit.strategies.sync.gradients import missing_gradients, reducer_state, trial
 
 
 def apply(original: Any, optimizer: Any, grads: Any, trainable_variables: Any = None) -> None:
@@ -34,7 +34,8 @@ def apply(original: Any, optimizer: Any, grads: Any, trainable_variables: Any = 
     grads = list(grads)
     if trainable_variables is not None:
         trainable_variables = list(trainable_variables)
-    reducer_state.require_built(optimizer, trainable_variables)
+    if not trial.is_tracing():
+        reducer_state.require_built(optimizer, trainable_variables)
     known = trainable_variables if trainable_variables is not None else private_api.variables_of(optimizer)
     if tf.executing_eagerly():
         grads = missing_gradients.added(step, grads, known)
@@ -43,6 +44,8 @@ def apply(original: Any, optimizer: Any, grads: Any, trainable_variables: Any = 
     variables = [known[i] for i in present]
 
     parts = step.without_empty(_parts_of_global_gradients(step, [grads[i] for i in present]))
+    if trial.record(variables, parts):
+        return
     end = step.begin_sum(parts)
 
     def apply_sums(summed: list[Any]) -> None:
@@ -181,9 +184,11 @@ def scale_optimizer_loss(original: Any, optimizer: Any, loss: Any) -> Any:
         return original(optimizer, _part_of(step, number))
     loss = original(optimizer, loss)
     step.loss_is_weighted = True
-    if step.is_local:
-        return step.sum_like_global(loss) if _is_of_rows(step, loss) else loss
-    return loss if _is_of_rows(step, loss) else loss * tf.cast(step.share(), loss.dtype)
+    of_rows = _are_of_rows(step, [loss])
+    own, part = (
+        (step.sum_like_global(loss), loss) if step.is_local else (loss, loss * tf.cast(step.share(), loss.dtype))
+    )
+    return (own if of_rows else part) if isinstance(of_rows, bool) else tf.where(of_rows, own, part)
 
 
 def _part_of(step: steps.ReplicaStep, number: global_numbers.GlobalNumber) -> tf.Tensor:
@@ -214,20 +219,22 @@ def tape_gradient(original: Any, tape: Any, target: Any, sources: Any, *args: An
     Returns:
         The gradients.
     """
-    step, of_rows = steps.current(), False
+    of_rows: Any = False
+    step = steps.current()
     if step is None or not all(isinstance(s, (tf.Variable, keras.Variable)) for s in tf.nest.flatten(sources)):
         return original(tape, target, sources, *args, **kwargs)
     if step.in_keras_step and not step.in_stock_train_step:
         local_losses.warn(step, tf.nest.flatten(target))
-        of_rows = all(_is_of_rows(step, t) for t in tf.nest.flatten(target))
+        of_rows = _are_of_rows(step, tf.nest.flatten(target))
         target, args, kwargs = _of_global_batch(step, target, args, kwargs)
     gradients = original(tape, target, sources, *args, **kwargs)
     if not step.is_eager and not step.is_in_inner_graph():
         flat = tf.nest.flatten(gradients, expand_composites=True)
         step.gradients.update(gradient.name for gradient in flat if tf.is_symbolic_tensor(gradient))
-    if not of_rows:
+    if of_rows is False:
         return gradients
     inverse = tf.math.divide_no_nan(tf.constant(1.0, tf.float64), tf.cast(step.global_share(), tf.float64))
+    inverse = inverse if of_rows is True else tf.where(of_rows, inverse, 1.0)
     return tf.nest.map_structure(lambda g: None if g is None else times(g, inverse), gradients)
 
 
@@ -252,11 +259,23 @@ def _of_global_batch(step: Any, target: Any, args: tuple, kwargs: dict) -> tuple
     return [one for one, _ in pairs], (), kwargs
 
 
+def _are_of_rows(step: steps.ReplicaStep, losses: list[Any]) -> Any:
+    """Returns whether all losses hold numbers for each row: a bool, or a tensor for losses of unknown rank."""
+    unknown = [one for one in losses if _is_of_unknown_rank(one)]
+    if not all(_is_of_rows(step, one) for one in losses if not _is_of_unknown_rank(one)):
+        return False
+    return tf.reduce_all([tf.rank(one) > 0 for one in unknown]) if unknown else True
+
+
+def _is_of_unknown_rank(loss: Any) -> bool:
+    return tf.is_tensor(loss) and loss.shape.rank is None
+
+
 def _is_of_rows(step: steps.ReplicaStep, loss: Any) -> bool:
     """Returns whether a loss holds a number for each row, or token, of this replica."""
     if not tf.is_tensor(loss) or loss.shape.rank == 0:
         return False
-    return loss.shape.rank is None or loss.shape[0] in (None, step.held_rows)
+    return loss.shape[0] in (None, step.held_rows)
 
 
 def is_stock_train_step(model: Any, step_function: Any) -> bool:

@@ -1,0 +1,156 @@
+"""Compares the gradients of a step on all replicas with those of one process, on a few rows of the first batch.
+
+The rule of gradients (docs/exactness.md) is exact for losses whose graph can be read. This check finds the others,
+whatever the reason: it compares gradients, and does not read how the step computes them. One process is a replica that
+has all rows, while the others have none and add nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdistkit.errors import UnsupportedError, explain
+from tfdistkit.keras_adapter import private_api
+from tfdistkit.strategies.consistency.read_ahead import read_ahead
+from tfdistkit.strategies.consistency.row_exchange import table
+from tfdistkit.strategies.step_check.own_code import trains_by_own_code
+from tfdistkit.strategies.step_check.small_batch import small_batch
+from tfdistkit.strategies.step_check.trial_steps import TrialStep
+from tfdistkit.strategies.sync.gradients.trial import CannotTryError
+
+_LOG = logging.getLogger(__name__)
+
+# Differences that are none: relative to a gradient's norm, or to a part of the largest norm of all.
+_TOLERANCE, _HALF_TOLERANCE = 1e-3, 5e-2
+_PART_OF_LARGEST = 1e-2
+_HALF = ("float16", "bfloat16")
+_STEPS = 2
+
+
+class StepCheck:
+    """The check of the train function of a model, in its first steps.
+
+    Args:
+        model: The model.
+        step_function: Its train step.
+        is_stock: Whether it is Keras's own.
+    """
+
+    def __init__(self, model: Any, step_function: Callable[[Any], Any], is_stock: bool):
+        self._model, self._step_function, self._is_stock = model, step_function, is_stock
+        self._steps_left = _STEPS if _is_wanted(model) else 0
+
+    def before_step(self, iterator: Any) -> Any:
+        """Checks the step before it runs, if it is to be checked; all ranks call it.
+
+        It is the first one, or the second, if the first one builds layers. (Layers that no step uses are never built.)
+
+        Args:
+            iterator: What the train function reads: an iterator over elements of the replicas.
+
+        Returns:
+            An iterator that begins with the same element.
+
+        Raises:
+            UnsupportedError: on all ranks, if the gradients differ.
+        """
+        if not self._steps_left:
+            return iterator
+        self._steps_left -= 1
+        # A model without `call` is never built itself.
+        layers = [layer for layer in private_api.layers_of(self._model) if layer is not self._model]
+        if self._steps_left and not all(layer.built for layer in layers):
+            return iterator
+        iterator, elements = self._read(iterator)
+        if elements:
+            self.check(elements)
+        return iterator
+
+    def _read(self, iterator: Any) -> tuple[Any, list[Any]]:
+        strategy = self._model.distribute_strategy
+        if isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
+            iterator, batches = read_ahead(strategy, iterator, self._model.steps_per_execution)
+            return iterator, batches[0] if batches else []
+        values = list(iterator)
+        replicas = range(len(strategy.extended.worker_devices))
+        return iter(values), [private_api.select_replica(i, values[0]) for i in replicas] if values else []
+
+    def check(self, elements: list[Any]) -> None:
+        """Checks the step; all ranks call it.
+
+        Args:
+            elements: The first element of the data of each replica of this process.
+
+        Raises:
+            UnsupportedError: on all ranks, if the gradients differ.
+        """
+        self._steps_left = 0
+        try:
+            found = self._difference(elements)
+        except CannotTryError as error:
+            _LOG.info("The gradients of the train step are not checked: %s.", error)
+            return
+        if found is not None:
+            raise _differs(self._model, *found)
+
+    def _difference(self, elements: list[Any]) -> tuple[Any, float] | None:
+        strategy = self._model.distribute_strategy
+        batch = small_batch(strategy, elements)
+        trial, why = None, ""
+        try:
+            trial = TrialStep(strategy, self._model, self._step_function, self._is_stock, batch.split)
+        except Exception as error:  # Whatever the user's code raises: the step itself will raise it where it is real.
+            why = str(error) or type(error).__name__
+        if _is_anywhere(strategy, bool(why)):
+            raise CannotTryError(why or "another rank cannot try it")
+        assert trial is not None
+        index, size = _largest(trial.gradients(batch.split), trial.gradients(batch.on_first))
+        tolerance = _HALF_TOLERANCE if self._model.dtype_policy.compute_dtype in _HALF else _TOLERANCE
+        return (trial.variables[index], size) if _is_anywhere(strategy, size > tolerance) else None
+
+
+def _is_wanted(model: Any) -> bool:
+    strategy = model.distribute_strategy
+    if not strategy.check_step or strategy.reducer.is_local or model.run_eagerly or model.jit_compile is True:
+        return False
+    return trains_by_own_code(model)
+
+
+def _is_anywhere(strategy: Any, flag: bool) -> bool:
+    """Returns whether something is so on any rank."""
+    if strategy.num_replicas_in_sync == len(strategy.extended.worker_devices):
+        return flag
+    return bool(table(strategy, np.array([flag], np.int64)).any())
+
+
+def _largest(numbers: np.ndarray, wanted: np.ndarray) -> tuple[int, float]:
+    """Returns the gradient that differs most, and by how much of its norm."""
+    norms = wanted[:, -1]
+    scale = np.maximum(norms, _PART_OF_LARGEST * norms.max())
+    with np.errstate(divide="ignore", invalid="ignore"):
+        sizes = np.abs(numbers[:, :-1] - wanted[:, :-1]).max(1) / scale
+    sizes = np.where(np.isfinite(sizes), sizes, 0.0)  # What is not finite in one process, either, is no difference.
+    return int(sizes.argmax()), float(sizes.max())
+
+
+def _differs(model: Any, variable: Any, size: float) -> UnsupportedError:
+    replicas = model.distribute_strategy.num_replicas_in_sync
+    name = getattr(variable, "path", None) or variable.name
+    return UnsupportedError(
+        explain(
+            f"The train step of {model.name!r} must have the gradients of one process, and on {replicas} replicas it "
+            "has others: it combines rows of the batch in a way that cannot be computed from the rows of each "
+            "replica.",
+            received=f"a gradient of `{name}` that differs by {size:.2g} of its norm, on some rows of the first batch",
+            expected="a loss that is computed from losses of each row, and from sums, means and extremes of them",
+            do="Compute the loss in an object of a subclass of `keras.losses.Loss`, which gets the rows of all "
+            "replicas; or gather what rows are compared with: `tfdistkit.collectives.all_gather(x)`; or take "
+            "`tfdistkit.global_gradients(gradients)` before you change gradients. To train on the rows of each "
+            "replica as they are: `tfdistkit.strategy(..., check_step=False)`.",
+        )
+    )

@@ -1,0 +1,106 @@
+"""Makes a trial step compute the same for the same rows, however many there are beside them.
+
+Random numbers of a batch differ from those of its parts, and BatchNormalization normalises with the rows of a replica
+by definition. On trial, random numbers are constants, BatchNormalization uses its moving statistics, and nothing is
+written to variables.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import keras
+import tensorflow as tf
+
+from tfdistkit.keras_adapter import private_lookup
+from tfdistkit.strategies.sync.gradients.trial import CannotTryError
+
+# In place of uniform numbers in [0, 1): Dropout keeps all entries. In place of normal ones.
+_UNIFORM, _NORMAL = 0.9, 0.7
+_FILLED = {
+    **dict.fromkeys(("RandomUniform", "StatelessRandomUniform", "StatelessRandomUniformV2"), _UNIFORM),
+    **dict.fromkeys(("RandomStandardNormal", "StatelessRandomNormal", "StatelessRandomNormalV2"), _NORMAL),
+    **dict.fromkeys(("TruncatedNormal", "StatelessTruncatedNormal", "StatelessTruncatedNormalV2"), _NORMAL),
+}
+# The place of their least number, which all numbers are.
+_INTEGERS = {"RandomUniformInt": 1, "StatelessRandomUniformInt": 2, "StatelessRandomUniformIntV2": 4}
+_SHUFFLES = ("RandomShuffle", "StatelessShuffle")
+_REPLACED = (*_FILLED, *_INTEGERS, *_SHUFFLES)
+# Writes to variables and tables, which have no result.
+_WRITES = ("Assign", "ResourceApply", "ResourceScatter", "LookupTableInsert", "LookupTableRemove", "LookupTableImport")
+# Other operations with these words in their names draw random numbers; these ones alone only derive keys from seeds.
+_RANDOM, _KEYS = ("Random", "Multinomial", "CandidateSampler", "Rng"), "StatelessRandomGet"
+
+
+@contextlib.contextmanager
+def fixed(graph: Any) -> Iterator[None]:
+    """Replaces random operations and writes in a graph, and in the functions in it, while its body traces them.
+
+    Args:
+        graph: The graph that the body traces.
+    """
+    owner, name, original = private_lookup.resolve("create_op")
+
+    def create_op(self: Any, op_type: str, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if op_type.startswith(_WRITES) and _is_inside(self, graph):
+            with self.as_default():
+                return tf.no_op()
+        operation = original(self, op_type, inputs, *args, **kwargs)
+        return _Fixed(operation) if op_type in _REPLACED and _is_inside(self, graph) else operation
+
+    normalize = keras.layers.BatchNormalization.call
+
+    def call(layer: Any, inputs: Any, training: Any = None, mask: Any = None) -> Any:
+        return normalize(layer, inputs, training=training if layer.synchronized else False, mask=mask)
+
+    with mock.patch.object(owner, name, create_op), mock.patch.object(keras.layers.BatchNormalization, "call", call):
+        yield
+
+
+def require_fixed(graph: Any) -> None:
+    """Checks that a graph draws no random numbers but those that `fixed` replaced.
+
+    Args:
+        graph: The graph.
+
+    Raises:
+        CannotTryError: if it does.
+    """
+    for operation in graph.get_operations():
+        is_random = any(word in operation.type for word in _RANDOM) and not operation.type.startswith(_KEYS)
+        if is_random and operation.type not in _REPLACED:
+            raise CannotTryError(f"it draws random numbers ({operation.type})")
+
+
+def _is_inside(inner: Any, graph: Any) -> bool:
+    while inner is not None and inner is not graph:
+        inner = getattr(inner, "outer_graph", None)
+    return inner is graph
+
+
+class _Fixed:
+    """A random operation for TensorFlow's own code, which reads its attributes, but with another result.
+
+    Args:
+        operation: The operation, whose own result is unused.
+    """
+
+    def __init__(self, operation: Any):
+        self._operation = operation
+        with operation.graph.as_default():
+            self.outputs = [_fixed(operation)]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._operation, name)
+
+
+def _fixed(operation: Any) -> tf.Tensor:
+    inputs, [output] = operation.inputs, operation.outputs
+    if operation.type in _FILLED:
+        return tf.fill(inputs[0], tf.constant(_FILLED[operation.type], output.dtype))
+    if operation.type in _INTEGERS:
+        return tf.fill(inputs[0], inputs[_INTEGERS[operation.type]])
+    return tf.identity(inputs[0])

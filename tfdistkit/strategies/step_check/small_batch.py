@@ -1,0 +1,151 @@
+"""Takes a few rows of a batch for a trial step: some for each replica, and all of them on one."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfdistkit.data.rows import count_rows, rows_of
+from tfdistkit.keras_adapter import private_api
+from tfdistkit.strategies.consistency.row_exchange import table
+from tfdistkit.strategies.sync.batch_sharding import KerasPart
+from tfdistkit.strategies.sync.gradients.trial import CannotTryError
+
+# Rows of each replica, in turn: parts of different size show what weighs each replica alike.
+_ROWS = (3, 2)
+# Bytes of a replica's rows, at most, that are sent to the other processes.
+_MOST_BYTES = 16 << 20
+
+
+class SmallBatch(NamedTuple):
+    """A few rows of a batch, as two sets of elements for the replicas of this process.
+
+    Args:
+        split: Each replica has some of the rows.
+        on_first: The first replica of all has all rows, and the others have none.
+    """
+
+    split: list[Any]
+    on_first: list[Any]
+
+
+def small_batch(strategy: Any, elements: list[Any]) -> SmallBatch:
+    """Takes the first rows of each replica's part of a batch; all ranks call it.
+
+    Args:
+        strategy: The strategy.
+        elements: The element of each replica of this process.
+
+    Raises:
+        CannotTryError: on all ranks, if the rows cannot be taken or sent.
+    """
+    first = private_api.first_replica_id(strategy)
+    try:
+        parts = [_small(strategy, first + i, one) for i, one in enumerate(elements)]
+        own, why = [_rows_of_part(one) for one in parts], ""
+    except (CannotTryError, tf.errors.OpError, TypeError, ValueError) as error:
+        parts, own, why = [], [], str(error)
+    if strategy.num_replicas_in_sync > len(elements):
+        own = _of_all_ranks(strategy, own, why, data_of(elements[0]))
+    elif why:
+        raise CannotTryError(why)
+    whole = tf.nest.map_structure(lambda *values: _joined(values), *(data for data, rows in own if rows))
+    rows = sum(rows for _, rows in own)
+    on_first = [_with_rows(one, rows, None if first + i else whole) for i, one in enumerate(parts)]
+    return SmallBatch(parts, on_first)
+
+
+def data_of(element: Any) -> Any:
+    """Returns the data of an element as a train step gets it."""
+    data = element.data if isinstance(element, KerasPart) else element
+    is_none = lambda v: v is None or isinstance(v, tf.experimental.Optional)  # noqa: E731
+    return tf.nest.map_structure(lambda v: None if is_none(v) else v, data)
+
+
+def _small(strategy: Any, replica: int, element: Any) -> Any:
+    wanted = _ROWS[replica % len(_ROWS)]
+    data = data_of(element)
+    for value in tf.nest.flatten(data):
+        if isinstance(value, tf.SparseTensor) or not (value is None or tf.is_tensor(value)):
+            raise CannotTryError(f"its batches hold a {type(value).__name__}")
+    if not isinstance(element, KerasPart):
+        rows = min(wanted, _first_rows(data))
+        if not rows:
+            raise CannotTryError("a replica has no rows in the first batch")
+        return _cut(data, rows)
+    total, replicas = int(element.total_rows), strategy.num_replicas_in_sync
+    counts = [min(_ROWS[i % len(_ROWS)], rows_of(total, replicas, i)[1]) for i in range(replicas)]
+    held = max(counts[replica], 1)  # A placeholder row.
+    rows, total_rows = tf.constant(float(counts[replica])), tf.constant(float(sum(counts)))
+    return KerasPart(_cut(data, held), rows, total_rows, (), tf.zeros([0, sum(counts)], tf.bool))
+
+
+def _rows_of_part(part: Any) -> tuple[Any, int]:
+    return (part.data, int(part.rows)) if isinstance(part, KerasPart) else (part, _first_rows(part))
+
+
+def _first_rows(data: Any) -> int:
+    counted = [count_rows(value) for value in tf.nest.flatten(data) if value is not None]
+    return next((int(one[0]) for one in counted if one is not None), 0)
+
+
+def _cut(data: Any, rows: int) -> Any:
+    before = _first_rows(data)
+
+    def cut(value: Any) -> Any:
+        counted = None if value is None else count_rows(value)
+        return value if counted is None or int(counted[0]) != before else value[:rows]
+
+    return tf.nest.map_structure(cut, data)
+
+
+def _joined(values: tuple[Any, ...]) -> Any:
+    return values[0] if values[0] is None or not values[0].shape.rank else tf.concat(values, 0)
+
+
+def _with_rows(part: Any, total: int, whole: Any) -> Any:
+    """Returns an element with all rows of the batch, or with none where there is no `whole`."""
+    if not isinstance(part, KerasPart):
+        return _cut(part, 0) if whole is None else whole
+    rows = tf.constant(float(0 if whole is None else total))
+    data = _cut(part.data, 1) if whole is None else whole  # A placeholder row.
+    return part._replace(data=data, rows=rows)
+
+
+def _of_all_ranks(strategy: Any, own: list[Any], why: str, like: Any) -> list[tuple[Any, int]]:
+    """Exchanges the data and the rows of all replicas, also if this rank cannot take part."""
+    texts = [] if why else [tf.io.serialize_tensor(v).numpy() for v in _tensors(own[0][0])]
+    if sum(map(len, texts)) > _MOST_BYTES:
+        texts, why = [], "its rows are too large to be sent to the other ranks"
+    sizes = [own[0][1], *map(len, texts)] if texts else []
+    sent = b"".join([np.array(sizes, np.int64).tobytes(), *texts])
+    lengths = table(strategy, np.array([len(sent), bool(why)], np.int64))
+    if lengths[:, 1].any():
+        raise CannotTryError(why or "another rank cannot try it")
+    row = np.frombuffer(sent.ljust(-(-int(lengths[:, 0].max()) // 8) * 8, b"\0"), np.int64)
+    return [_read(one.tobytes(), like) for one in table(strategy, row)]
+
+
+def _tensors(data: Any) -> list[Any]:
+    return [value for value in tf.nest.flatten(data, expand_composites=True) if value is not None]
+
+
+def _read(text: bytes, like: Any) -> tuple[Any, int]:
+    structure = tf.nest.map_structure(_of_any_rows, like)
+    flat = tf.nest.flatten(structure, expand_composites=True)
+    begins = 8 * (1 + sum(one is not None for one in flat))
+    rows, *sizes = np.frombuffer(text[:begins], np.int64)
+    ends = np.cumsum([begins, *sizes])
+    texts = iter([text[begin:end] for begin, end in zip(ends[:-1], ends[1:])])
+    values = [one if one is None else tf.io.parse_tensor(next(texts), one.dtype) for one in flat]
+    return tf.nest.pack_sequence_as(structure, values, expand_composites=True), int(rows)
+
+
+def _of_any_rows(value: Any) -> Any:
+    """Returns what stands for a ragged tensor with other rows; another value as it is."""
+    if not isinstance(value, tf.RaggedTensor):
+        return value
+    sizes = [None, *value.shape[1:]]
+    return tf.RaggedTensorSpec(sizes, value.dtype, value.ragged_rank, value.row_splits.dtype)
