@@ -386,8 +386,11 @@ def select_replica(index: int, structured: Any) -> Any:
 
 def local_spec(element_spec: Any) -> Any:
     """Returns what the values of one local replica are like, of a structure of specs of per-replica values."""
-    is_per_replica = lambda spec: isinstance(spec, tf_values.PerReplicaSpec)  # noqa: E731
-    return tf.nest.map_structure(lambda s: s._value_specs[0] if is_per_replica(s) else s, element_spec)
+
+    def of_first(spec: Any) -> Any:
+        return spec._value_specs[0] if isinstance(spec, tf_values.PerReplicaSpec) else spec
+
+    return tf.nest.map_structure(of_first, element_spec)
 
 
 def regroup(values: list[Any]) -> Any:

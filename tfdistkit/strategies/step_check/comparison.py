@@ -109,7 +109,10 @@ class StepCheck:
         if _is_anywhere(strategy, bool(why)):
             raise CannotTryError(why or "another rank cannot try it")
         assert trial is not None
-        index, size = _largest(trial.gradients(batch.split), trial.gradients(batch.on_first))
+        try:
+            index, size = _largest(trial.gradients(batch.split), trial.gradients(batch.on_first))
+        except tf.errors.OpError as error:
+            raise CannotTryError(f"it fails on a few rows: {error.message.splitlines()[0]}") from error
         tolerance = _HALF_TOLERANCE if self._model.dtype_policy.compute_dtype in _HALF else _TOLERANCE
         return (trial.variables[index], size) if _is_anywhere(strategy, size > tolerance) else None
 

@@ -29,6 +29,14 @@ _FILLED = {
 _INTEGERS = {"RandomUniformInt": 1, "StatelessRandomUniformInt": 2, "StatelessRandomUniformIntV2": 4}
 _SHUFFLES = ("RandomShuffle", "StatelessShuffle")
 _REPLACED = (*_FILLED, *_INTEGERS, *_SHUFFLES)
+# Operations whose inputs have equally many rows, or one.
+_OF_EQUAL_ROWS = frozenset(
+    (
+        *("Add", "AddV2", "Sub", "Mul", "Div", "RealDiv", "DivNoNan", "SquaredDifference", "Maximum", "Minimum", "Pow"),
+        *("Equal", "NotEqual", "Less", "LessEqual", "Greater", "GreaterEqual", "LogicalAnd", "LogicalOr", "SelectV2"),
+        *("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits", "BatchMatMulV2"),
+    )
+)
 # Writes to variables and tables, which have no result.
 _WRITES = ("Assign", "ResourceApply", "ResourceScatter", "LookupTableInsert", "LookupTableRemove", "LookupTableImport")
 # Other operations with these words in their names draw random numbers; these ones alone only derive keys from seeds.
@@ -73,6 +81,27 @@ def require_fixed(graph: Any) -> None:
         is_random = any(word in operation.type for word in _RANDOM) and not operation.type.startswith(_KEYS)
         if is_random and operation.type not in _REPLACED:
             raise CannotTryError(f"it draws random numbers ({operation.type})")
+
+
+def require_any_rows(graph: Any) -> None:
+    """Checks that a graph has no fixed number of rows, which a trial of fewer rows would not fit.
+
+    Args:
+        graph: The graph, in which the number of rows is unknown.
+
+    Raises:
+        CannotTryError: if the rows meet a tensor of a fixed length, or are given one.
+    """
+    for operation in graph.get_operations():
+        shapes = [one.shape for one in operation.inputs if one.shape.rank]
+        results = [one.shape for one in operation.outputs if one.shape.rank]
+        if operation.type in ("Reshape", "EnsureShape"):
+            is_fixed = bool(shapes and results) and shapes[0][0] is None and (results[0][0] or 0) > 1
+        else:
+            firsts = [shape[0] for shape in shapes if results and shape.rank == results[0].rank]
+            is_fixed = operation.type in _OF_EQUAL_ROWS and None in firsts and any((one or 0) > 1 for one in firsts)
+        if is_fixed:
+            raise CannotTryError(f"it has a fixed number of rows ({operation.type} of {[*map(str, shapes)]})")
 
 
 def _is_inside(inner: Any, graph: Any) -> bool:

@@ -13,8 +13,9 @@ from tfdistkit.strategies.consistency.row_exchange import table
 from tfdistkit.strategies.sync.batch_sharding import KerasPart
 from tfdistkit.strategies.sync.gradients.trial import CannotTryError
 
-# Rows of each replica, in turn: parts of different size show what weighs each replica alike.
-_ROWS = (3, 2)
+# Rows of each replica, in turn: parts of different size show what weighs each replica alike. Steps may take their rows
+# in pairs or fours.
+_ROWS = (8, 4)
 # Bytes of a replica's rows, at most, that are sent to the other processes.
 _MOST_BYTES = 16 << 20
 
@@ -60,8 +61,8 @@ def small_batch(strategy: Any, elements: list[Any]) -> SmallBatch:
 def data_of(element: Any) -> Any:
     """Returns the data of an element as a train step gets it."""
     data = element.data if isinstance(element, KerasPart) else element
-    is_none = lambda v: v is None or isinstance(v, tf.experimental.Optional)  # noqa: E731
-    return tf.nest.map_structure(lambda v: None if is_none(v) else v, data)
+    # An optional stands for None in the batches of an iterator.
+    return tf.nest.map_structure(lambda v: None if isinstance(v, tf.experimental.Optional) else v, data)
 
 
 def _small(strategy: Any, replica: int, element: Any) -> Any:

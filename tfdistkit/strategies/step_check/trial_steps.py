@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdistkit.keras_adapter import private_api
-from tfdistkit.strategies.step_check.fixed_operations import fixed, require_fixed
+from tfdistkit.strategies.step_check.fixed_operations import fixed, require_any_rows, require_fixed
 from tfdistkit.strategies.sync import step as steps
 from tfdistkit.strategies.sync.gradients import trial
 
@@ -112,6 +112,7 @@ def _without_writes(function: Callable[[Any], list[Any]], like: Any) -> Callable
     # Unlike a tf.function it runs only what its results need, and orders nothing.
     wrapped = tf.compat.v1.wrap_function(tf.autograph.experimental.do_not_convert(traced), signature)
     require_fixed(wrapped.graph)
+    require_any_rows(wrapped.graph)
 
     def run(data: Any) -> list[Any]:
         tensors = [value for value in tf.nest.flatten(data, expand_composites=True) if tf.is_tensor(value)]

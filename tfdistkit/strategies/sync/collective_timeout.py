@@ -119,9 +119,10 @@ def leave_to_tensorflow() -> None:
 
 def around(original: Any, t: Any, *args: Any, **kwargs: Any) -> Any:
     """Hook of TensorFlow's collective operations."""
+    if trial.is_tracing():  # It writes no variables, such as the counters.
+        return trial.in_order(lambda: original(t, *args, **kwargs))
     deadline = _current
-    # A trial step writes no variables, such as the counters.
-    if deadline is None or trial.is_tracing() or kwargs.get("timeout") != deadline.timeout_s:
+    if deadline is None or kwargs.get("timeout") != deadline.timeout_s:
         return original(t, *args, **kwargs)
     t = tf.convert_to_tensor(t)
     deadline.begin(t)

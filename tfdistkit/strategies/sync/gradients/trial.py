@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
+
+import tensorflow as tf
 
 _LOCAL = threading.local()
 _is_tracing = False
@@ -32,6 +34,22 @@ def tracing() -> Iterator[None]:
         yield
     finally:
         _is_tracing = False
+
+
+def in_order(collective: Callable[[], Any]) -> Any:
+    """Runs a collective after the one before it in this replica: nothing else orders those of a trial step.
+
+    GPUs of several processes deadlock if they begin them in different orders.
+
+    Args:
+        collective: Returns the result, a tensor.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    before = getattr(_LOCAL, "last", None)
+    with tf.control_dependencies([before] if before is not None and before.graph is graph else []):
+        result = collective()
+    _LOCAL.last = result
+    return result
 
 
 @contextlib.contextmanager

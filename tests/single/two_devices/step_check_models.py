@@ -1,151 +1,28 @@
-"""The check of a step of the user's own on its first batch, under two replicas (see `test_two_devices`)."""
+"""The check of a first step: models, data and calls as users have them (see `test_two_devices`)."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from _own_steps import IMAGES, WORDS, Own, X, Y, checks, compiled, each, fresh_session, strategy
 from keras import layers, ops
 
 import tfdistkit
 from tfdistkit.errors import UnsupportedError
-from tfdistkit.strategies.step_check import comparison
+
+__all__ = ["checks", "fresh_session", "strategy"]  # The fixtures.
 
 pytestmark = pytest.mark.tensorflow
 
-RNG = np.random.default_rng(3)
-X = RNG.normal(size=(13, 6)).astype("float32")
-Y = RNG.normal(size=(13, 2)).astype("float32")
-IMAGES = RNG.random(size=(13, 8, 8, 1)).astype("float32")
-WORDS = RNG.integers(1, 20, size=(13, 9))
-WORDS[::2, 6:] = 0
 
-Loss = Callable[[Any, Any, Any], Any]
-
-
-@pytest.fixture(scope="module")
-def strategy() -> Any:
-    return tfdistkit.strategy("mirrored", devices=2)
-
-
-@pytest.fixture(autouse=True)
-def fresh_session() -> None:
-    keras.utils.clear_session()
-    keras.utils.set_random_seed(5)
-
-
-@pytest.fixture
-def checks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What each check found: "equal", "different", or why it could not be made."""
-    found: list[str] = []
-    original = comparison.StepCheck._difference
-
-    def noted(self: Any, elements: Any) -> Any:
-        try:
-            result = original(self, elements)
-        except Exception as error:
-            found.append(str(error))
-            raise
-        found.append("equal" if result is None else "different")
-        return result
-
-    monkeypatch.setattr(comparison.StepCheck, "_difference", noted)
-    return found
-
-
-def each(y: Any, p: Any) -> Any:
-    return ops.mean(ops.square(y - p), axis=1)
-
-
-class Own(keras.Model):
-    """A model whose train step computes its loss with a function."""
-
-    def __init__(self, loss: Loss, regularize: bool = True):
-        super().__init__()
-        self.hidden, self.out, self.own_loss = layers.Dense(8, "relu"), layers.Dense(2), loss
-        self.between = [layers.BatchNormalization(), layers.Dropout(0.5), layers.GaussianNoise(0.1)] * regularize
-
-    def call(self, x: Any, training: Any = None) -> Any:
-        x = self.hidden(x)
-        for layer in self.between:
-            x = layer(x, training=training)
-        return self.out(x)
-
-    def train_step(self, data: Any) -> Any:
-        x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
-        with tf.GradientTape() as tape:
-            loss = self.own_loss(x, y, self(x, training=True))
-        gradients = tape.gradient(loss, self.trainable_variables)
-        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
-        return {"own": ops.mean(loss)}
-
-
-def compiled(strategy: Any, make: Callable[[], Any], *arguments: Any, **options: Any) -> Any:
-    with strategy.scope():
-        model = make()
-        model.compile(*(arguments or ("adam",)), **options)
-    return model
-
-
-REFUSED: dict[str, Loss] = {
-    "pairs": lambda x, y, p: ops.mean(ops.square(p[:, 0][:, None] - p[:, 0])),
-    "contrastive": lambda x, y, p: ops.mean(ops.logsumexp(p @ ops.transpose(p), axis=1)),
-    "softmax_of_rows": lambda x, y, p: ops.mean(ops.softmax(p, axis=0) * y),
-    "in_a_branch": lambda x, y, p: tf.cond(ops.sum(x) < 1e9, lambda: ops.sum(each(y, p)), lambda: ops.mean(p)),
-    "sorted": lambda x, y, p: ops.mean(ops.sort(each(y, p))[:2]),
-}
-
-
-@pytest.mark.parametrize("loss", REFUSED.values(), ids=REFUSED)
-def test_a_loss_that_no_graph_shows_is_refused_before_the_first_step(
-    strategy: Any, checks: list[str], loss: Loss
-) -> None:
-    model = compiled(strategy, lambda: Own(loss))
-    with pytest.raises(UnsupportedError, match=r"must have the gradients of one process.*\n.*check_step=False"):
-        model.fit(X, Y, batch_size=7, verbose=0)
-    assert checks == ["different"]
-    assert int(model.optimizer.iterations) == 0
-
-
-ACCEPTED: dict[str, Loss] = {
-    "one_by_one": lambda x, y, p: ops.sum(
-        tf.map_fn(lambda a: tf.reduce_sum(a[0] * tf.map_fn(tf.square, a[1])), (y, p), fn_output_signature=tf.float32)
-    ),
-    "variance": lambda x, y, p: ops.var(p),
-    "mean": lambda x, y, p: ops.mean(each(y, p)),
-    "of_rows": lambda x, y, p: each(y, p),
-    "sum": lambda x, y, p: ops.sum(each(y, p)),
-    "quotient": lambda x, y, p: ops.sum(each(y, p) * x[:, 0] ** 2) / ops.sum(x[:, 0] ** 2),
-    "root": lambda x, y, p: ops.sqrt(ops.mean(each(y, p))),
-    "of_keras": lambda x, y, p: keras.losses.MeanSquaredError(reduction="sum")(y, p),
-    "gathered": lambda x, y, p: ops.var(tfdistkit.collectives.all_gather(p)),
-    "random": lambda x, y, p: ops.mean(each(y + tf.random.normal(tf.shape(y)), p)),
-    "mixed": lambda x, y, p: ops.mean(each(tf.random.shuffle(y), p)),
-}
-
-
-@pytest.mark.parametrize("loss", ACCEPTED.values(), ids=ACCEPTED)
-def test_exact_losses_pass_and_the_check_changes_nothing(strategy: Any, checks: list[str], loss: Loss) -> None:
-    def trained(check: bool) -> list[np.ndarray]:
-        keras.utils.clear_session()
-        keras.utils.set_random_seed(5)
-        tf.random.set_seed(5)
-        model = compiled(strategy, lambda: Own(loss))
-        strategy.check_step = check
-        try:
-            model.fit(X, Y, batch_size=5, epochs=2, verbose=0)
-        finally:
-            strategy.check_step = True
-        return [*model.get_weights(), *(np.asarray(ops.convert_to_numpy(v)) for v in model.optimizer.variables)]
-
-    for one, other in zip(trained(True), trained(False), strict=True):
-        np.testing.assert_array_equal(one, other)
-    assert checks == ["equal"]
+def pairs(x: Any, y: Any, p: Any) -> Any:
+    return ops.mean(ops.square(p[:, 0][:, None] - p[:, 0]))
 
 
 class Encoder(keras.Model):
@@ -247,7 +124,7 @@ def test_a_fault_in_reading_the_graph_is_found(
     from tfdistkit.strategies.sync.aggregates import global_numbers
 
     monkeypatch.setattr(global_numbers, "of_global_batch", lambda *_, **__: None)
-    model = compiled(strategy, lambda: Own(ACCEPTED["sum"]))
+    model = compiled(strategy, lambda: Own(lambda x, y, p: ops.sum(each(y, p))))
     with pytest.raises(UnsupportedError, match="must have the gradients of one process"):
         model.fit(X, Y, batch_size=7, verbose=0)
     assert checks == ["different"]
@@ -279,21 +156,21 @@ def test_each_batch_trains_once(strategy: Any, checks: list[str], execution: int
 
 
 def test_a_batch_of_one_row_is_enough(strategy: Any, checks: list[str]) -> None:
-    compiled(strategy, lambda: Own(ACCEPTED["sum"])).fit(X[:1], Y[:1], verbose=0)
+    compiled(strategy, lambda: Own(lambda x, y, p: ops.sum(each(y, p)))).fit(X[:1], Y[:1], verbose=0)
     assert checks == ["equal"]
 
 
 def test_train_on_batch_is_checked_once(strategy: Any, checks: list[str]) -> None:
-    model = compiled(strategy, lambda: Own(ACCEPTED["mean"]))
+    model = compiled(strategy, lambda: Own(lambda x, y, p: ops.mean(each(y, p))))
     for _ in range(3):
         model.train_on_batch(X, Y)
     assert checks == ["equal"]
     with pytest.raises(UnsupportedError, match="must have the gradients of one process"):
-        compiled(strategy, lambda: Own(REFUSED["pairs"])).train_on_batch(X, Y)
+        compiled(strategy, lambda: Own(pairs)).train_on_batch(X, Y)
 
 
 def test_the_step_after_compile_is_checked_again(strategy: Any, checks: list[str]) -> None:
-    model = compiled(strategy, lambda: Own(ACCEPTED["mean"]))
+    model = compiled(strategy, lambda: Own(lambda x, y, p: ops.mean(each(y, p))))
     for _ in range(2):
         model.fit(X, Y, batch_size=7, verbose=0, epochs=2)
         model.fit(X, Y, batch_size=7, verbose=0)
@@ -338,6 +215,15 @@ def test_a_step_that_cannot_be_tried_says_why_and_trains(
     assert len(checks) == 1
 
 
+def test_a_step_for_a_fixed_number_of_rows_is_not_tried(
+    strategy: Any, checks: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    model = compiled(strategy, lambda: Own(lambda x, y, p: ops.mean(each(tf.ones((4, 2)), p))))
+    with caplog.at_level(logging.INFO, "tfdistkit"):
+        model.fit(X[:8], Y[:8], batch_size=8, verbose=0)
+    assert "are not checked: it has a fixed number of rows" in caplog.text
+
+
 @pytest.mark.parametrize("of_rows", (False, True))
 def test_losses_of_unknown_rank_equal_one_process(strategy: Any, checks: list[str], of_rows: bool) -> None:
     def loss(x: Any, y: Any, p: Any) -> Any:
@@ -361,7 +247,7 @@ def test_losses_of_unknown_rank_equal_one_process(strategy: Any, checks: list[st
 
 def test_it_can_be_switched_off(checks: list[str]) -> None:
     strategy = tfdistkit.strategy("mirrored", devices=2, check_step=False)
-    compiled(strategy, lambda: Own(REFUSED["pairs"])).fit(X, Y, batch_size=7, verbose=0)
+    compiled(strategy, lambda: Own(pairs)).fit(X, Y, batch_size=7, verbose=0)
     assert checks == []
 
 

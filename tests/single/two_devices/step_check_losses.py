@@ -1,0 +1,80 @@
+"""The check of a first step: losses that are refused, and that pass (see `test_two_devices`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from _own_steps import Loss, Own, X, Y, checks, compiled, each, fresh_session, strategy
+from keras import ops
+
+import tfdistkit
+from tfdistkit.errors import UnsupportedError
+
+__all__ = ["checks", "fresh_session", "strategy"]  # The fixtures.
+
+pytestmark = pytest.mark.tensorflow
+
+REFUSED: dict[str, Loss] = {
+    "pairs": lambda x, y, p: ops.mean(ops.square(p[:, 0][:, None] - p[:, 0])),
+    "contrastive": lambda x, y, p: ops.mean(ops.logsumexp(p @ ops.transpose(p), axis=1)),
+    "softmax_of_rows": lambda x, y, p: ops.mean(ops.softmax(p, axis=0) * y),
+    "in_a_branch": lambda x, y, p: tf.cond(ops.sum(x) < 1e9, lambda: ops.sum(each(y, p)), lambda: ops.mean(p)),
+    "sorted": lambda x, y, p: ops.mean(ops.sort(each(y, p))[:2]),
+}
+
+
+@pytest.mark.parametrize("loss", REFUSED.values(), ids=REFUSED)
+def test_a_loss_that_no_graph_shows_is_refused_before_the_first_step(
+    strategy: Any, checks: list[str], loss: Loss
+) -> None:
+    model = compiled(strategy, lambda: Own(loss))
+    with pytest.raises(UnsupportedError, match=r"must have the gradients of one process.*\n.*check_step=False"):
+        model.fit(X, Y, batch_size=7, verbose=0)
+    assert checks == ["different"]
+    assert int(model.optimizer.iterations) == 0
+
+
+ACCEPTED: dict[str, Loss] = {
+    "one_by_one": lambda x, y, p: ops.sum(
+        tf.map_fn(lambda a: tf.reduce_sum(a[0] * tf.map_fn(tf.square, a[1])), (y, p), fn_output_signature=tf.float32)
+    ),
+    "variance": lambda x, y, p: ops.var(p),
+    "mean": lambda x, y, p: ops.mean(each(y, p)),
+    "of_rows": lambda x, y, p: each(y, p),
+    "sum": lambda x, y, p: ops.sum(each(y, p)),
+    "quotient": lambda x, y, p: ops.sum(each(y, p) * x[:, 0] ** 2) / ops.sum(x[:, 0] ** 2),
+    "root": lambda x, y, p: ops.sqrt(ops.mean(each(y, p))),
+    "of_keras": lambda x, y, p: keras.losses.MeanSquaredError(reduction="sum")(y, p),
+    "gathered": lambda x, y, p: ops.var(tfdistkit.collectives.all_gather(p)),
+    "random": lambda x, y, p: ops.mean(each(y + tf.random.normal(tf.shape(y)), p)),
+    "mixed": lambda x, y, p: ops.mean(each(tf.random.shuffle(y), p)),
+}
+
+
+@pytest.mark.parametrize("loss", ACCEPTED.values(), ids=ACCEPTED)
+def test_exact_losses_pass(strategy: Any, checks: list[str], loss: Loss) -> None:
+    compiled(strategy, lambda: Own(loss)).fit(X, Y, batch_size=5, verbose=0)
+    assert checks == ["equal"]
+
+
+@pytest.mark.parametrize("loss", ("sum", "random"))
+def test_the_check_changes_nothing(strategy: Any, checks: list[str], loss: str) -> None:
+    def trained(check: bool) -> list[np.ndarray]:
+        keras.utils.clear_session()
+        keras.utils.set_random_seed(5)
+        tf.random.set_seed(5)
+        model = compiled(strategy, lambda: Own(ACCEPTED[loss]))
+        strategy.check_step = check
+        try:
+            model.fit(X, Y, batch_size=5, epochs=2, verbose=0)
+        finally:
+            strategy.check_step = True
+        return [*model.get_weights(), *(np.asarray(ops.convert_to_numpy(v)) for v in model.optimizer.variables)]
+
+    for one, other in zip(trained(True), trained(False), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert checks == ["equal"]
