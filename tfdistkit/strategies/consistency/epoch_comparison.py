@@ -15,7 +15,7 @@ from tfdistkit.keras_adapter import private_api
 from tfdistkit.keras_adapter.dataset_graph import DatasetGraph
 from tfdistkit.strategies.consistency.batch_hashes import WIDTH, mark_of_samples, samples
 from tfdistkit.strategies.consistency.call_positions import Position
-from tfdistkit.strategies.consistency.data_comparison import agree_on_data, remade
+from tfdistkit.strategies.consistency.data_comparison import agree_on_data, is_divided, remade
 from tfdistkit.strategies.consistency.data_differences import other_batches, other_elements
 from tfdistkit.strategies.consistency.first_elements import FirstElements, first_elements
 from tfdistkit.strategies.consistency.read_ahead import read_ahead
@@ -68,7 +68,7 @@ class EpochComparison:
 
     def _agree(self, dataset: Any) -> None:
         self._has_begun = True
-        is_own = not isinstance(dataset, tf.data.Dataset) or _is_divided(dataset)
+        is_own = not isinstance(dataset, tf.data.Dataset) or is_divided(dataset)
         self._first_elements = first_elements(dataset) if is_own else []
         more = {**self._more, "first_elements": len(self._first_elements)}
         self._dataset, self._graph = agree_on_data(self._strategy, dataset, self._call, is_own, more)
@@ -179,11 +179,6 @@ def first_difference(everyone: np.ndarray, floats: list[bool], graph: DatasetGra
         if same_rows or graph.has_generator or not is_noisy:
             return rank, f"{int(differs.sum())} of {len(differs)} tensors of the batch"
     return None
-
-
-def _is_divided(dataset: tf.data.Dataset) -> bool:
-    policy = dataset.options().experimental_distribute.auto_shard_policy
-    return bool(policy == tf.data.experimental.AutoShardPolicy.OFF)
 
 
 def _call() -> str:
