@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from rank_jobs import OVER_ONE
+from rank_jobs import ENGINES, OVER_ONE
 
 pytestmark = pytest.mark.tensorflow
 
@@ -78,3 +78,71 @@ def test_loops_read_the_same_data(printed: list[str]) -> None:
         assert same in one[f"shard, {name}"] and "shard(index=0) on rank 0, shard(index=1)" in one[f"shard, {name}"]
         assert same in one[f"arrays, {name}"] and "they differ in the arrays" in one[f"arrays, {name}"]
         assert "whether the data was divided by rank already" in one[f"own on one, {name}"]
+
+
+BATCHES = (
+    COMMON
+    + """
+def made():
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    return model
+
+
+x, y = np.random.default_rng(0).normal(size=(64, 4)).astype("float32"), np.arange(64.0, dtype="float32")[:, None]
+own = np.random.default_rng(rank)
+
+
+def calls(*, to, of=None, method="train_on_batch", **options):
+    '''Calls with the same batch, and from some call on with what `of` returns.'''
+    model = made()
+    for number in range(1, to + 1):
+        args = of() if of is not None and number >= options.get("begin", 1) else (x[:8], y[:8])
+        getattr(model, method)(*args)
+
+
+def drawn():
+    rows = own.integers(0, 64, 8)
+    return x[rows], y[rows]
+
+
+found["drawn"] = told(lambda: calls(to=3, of=drawn))
+found["of test_on_batch"] = told(lambda: calls(to=1, of=drawn, method="test_on_batch"))
+found["drawn in call 3"] = told(lambda: calls(to=4, of=drawn, begin=3))
+found["its own half"] = told(lambda: calls(to=1, of=lambda: (x[rank:rank + 8 + rank], y[rank:rank + 8 + rank])))
+found["noise"] = told(lambda: calls(to=1, of=lambda: (own.normal(size=(8, 4)), np.ones((8, 1)))))
+found["one argument more"] = told(lambda: calls(to=1, of=lambda: (x[:8], y[:8], np.ones(8))[: 2 + rank]))
+found["tensors"] = told(lambda: calls(to=1, of=lambda: [tf.constant(one) for one in drawn()]))
+found["equal"] = told(lambda: calls(to=9))
+found["rounding"] = told(lambda: calls(to=2, of=lambda: (x[:8] * np.float32(1 + 1e-6 * rank), np.ones((8, 1)))))
+found["augmented"] = told(lambda: calls(to=2, of=lambda: (x[:8] + own.normal(size=(8, 4)), y[:8])))
+strategy.check_data = False
+found["turned off"] = told(lambda: calls(to=2, of=drawn))
+strategy.check_data = True
+print(json.dumps(found))
+"""
+)
+
+IN_BATCHES = {
+    "drawn": "batch of call 1 on rank 1 differs from that on rank 0. Received: a difference in the values of `x`, `y`",
+    "of test_on_batch": "All ranks must give `test_on_batch` the same whole batch",
+    "drawn in call 3": "the batch of call 4 on rank 1",
+    "its own half": "shapes or dtypes of `x`: float32 [8, 4] on rank 0, float32 [9, 4] on rank 1",
+    "noise": "a difference in the values of `x` on rank 1",
+    "one argument more": "the arguments: x, y on rank 0, x, y, sample_weight on rank 1",
+    "tensors": "the values of `x`, `y`",
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.part(BATCHES)
+def test_whole_batches_are_compared(printed: list[str]) -> None:
+    one, two = (json.loads(text.splitlines()[-1]) for text in printed)
+    assert one == two
+    for case, words in IN_BATCHES.items():
+        assert words in one[case], (case, one[case])
+    assert "keras.utils.set_random_seed" in one["drawn"] and "check_data=False" in one["drawn"]
+    assert {case: text for case, text in one.items() if case not in IN_BATCHES} == dict.fromkeys(
+        ("equal", "rounding", "augmented", "turned off"), "no error"
+    )
