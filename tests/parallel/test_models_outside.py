@@ -37,6 +37,31 @@ OUTSIDE = """
     finally:
         del os.environ["TFDISTKIT_OWN_MODELS"]
 
+    import tensorflow as tf
+    def loop(model, optimizer, compiled):
+        def step():
+            with tf.GradientTape() as tape:
+                loss = keras.ops.mean((model(x) - y) ** 2)
+            optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_weights), model.trainable_weights))
+        for _ in range(2):
+            (tf.function(step) if compiled else step)()
+
+    for compiled in (False, True):
+        error(lambda: loop(net(), keras.optimizers.SGD(), compiled), "`apply` of an optimizer needs variables",
+              f"rank {rank} of 2 would train these alone", "2 variables for the SGD, the first 'sequential",
+              "`apply` at ", ".py:", "TFDISTKIT_OWN_MODELS=1")
+    variable = tf.Variable(1.0)
+    error(lambda: keras.optimizers.SGD().apply([1.0], [variable]), "would train these alone", "1 variables for the SGD")
+    try:
+        os.environ["TFDISTKIT_OWN_MODELS"] = "1"
+        loop(net(), keras.optimizers.SGD(), False)
+    finally:
+        del os.environ["TFDISTKIT_OWN_MODELS"]
+    with strategy.scope():
+        weight, plain = keras.Variable([1.0]), keras.optimizers.SGD()
+        plain.build([weight])
+    strategy.run(lambda: plain.apply([tf.ones([1])], [weight]))
+
     metric, optimizer = keras.metrics.MeanAbsoluteError(), keras.optimizers.SGD()
     with strategy.scope():
         own = net()

@@ -54,7 +54,7 @@ SCRIPT = """
         "equal eager loop": told(loop, lambda: OneBitAdam(freeze_after=5), False),
         "equal loop": told(loop, lambda: OneBitAdam(freeze_after=5), True),
         "names": told(fit, lambda: keras.optimizers.Adam(name=f"own{rank}")),
-        # Variables, which `BroadcastVariables` makes equal, and `ConsistencyCheck` compares.
+        # Variables, which are made with the value of rank 0, and compared in each epoch (test_training_comparison).
         "rates": told(fit, lambda: keras.optimizers.SGD(0.1 * (rank + 1))),
     }
     print(json.dumps(found))

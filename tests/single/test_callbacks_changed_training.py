@@ -107,6 +107,12 @@ OTHER_DATA: dict[str, tuple[Callable[[], Data], Callable[[], Data], str]] = {
     "arrays": (lambda: scaled(1.0), lambda: scaled(1.1), "the values differ"),
     "batch_size": (in_arrays, lambda: {**in_arrays(), "batch_size": 5}, "batch_size: 5, in the backup 4"),
     "class weights": (in_arrays, lambda: {**in_arrays(), "class_weight": {0: 1.0, 1: 2.0}}, "class_weight"),
+    "shuffle": (in_arrays, lambda: {**in_arrays(), "shuffle": False}, "shuffle: False, in the backup True"),
+    "shuffle of a PyDataset": (
+        lambda: {"x": Sequence(1.0), "shuffle": False},
+        lambda: {"x": Sequence(1.0)},
+        "shuffle: True, in the backup False",
+    ),
     "dataset": (lambda: of_tensors(1.0), lambda: of_tensors(1.1), "the values differ"),
     "its batches": (lambda: of_tensors(1.0), lambda: of_tensors(1.0, 5), "batch_size: 5, in the backup 4"),
     "its buffer": (lambda: of_tensors(1.0), lambda: of_tensors(1.0, buffer=9), "9, in the backup 22"),
@@ -121,7 +127,7 @@ def test_differences_of_data_are_described(what: str) -> None:
     assert text in differences_of(now, then) and not differences_of(same, then)
 
 
-@pytest.mark.parametrize("what", ["arrays", "its batches"])
+@pytest.mark.parametrize("what", ["arrays", "its batches", "shuffle"])
 def test_other_data_is_refused(tmp_path: pathlib.Path, what: str) -> None:
     before, after, text = OTHER_DATA[what]
     assert run(light, before, no_callbacks, tmp_path, 3) is None

@@ -65,6 +65,9 @@ class KerasStrategyMixin:
         )
 
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
+        return self._distributed(self.agreed_batches(dataset, "strategy.experimental_distribute_dataset"), options)
+
+    def _distributed(self, dataset: Any, options: Any = None) -> Any:
         if self.num_replicas_in_sync == 1 and isinstance(dataset, tf.data.Dataset):
             # Nothing to split: TensorFlow's distributed iterator would only cost time (1 ms a step).
             return dataset
@@ -209,6 +212,10 @@ class KerasStrategyMixin:
         """Returns a dataset that all ranks read in one order; all ranks call it, before `data.shard` divides it."""
         return dataset
 
+    def agreed_batches(self, dataset: Any, call: str) -> Any:
+        """Returns a dataset that all ranks read in one order; all ranks call it, before a loop of theirs reads it."""
+        return dataset
+
     def agreed_shuffling(self) -> contextlib.AbstractContextManager[None]:
         """Within it, whatever shuffles does so alike on all ranks."""
         return contextlib.nullcontext()
@@ -306,13 +313,14 @@ class KerasStrategyMixin:
                 train_step(batch)
             ```
         """
+        dataset = self.agreed_batches(dataset, "strategy.distribute_batches")
         if (
             self.num_replicas_in_sync > 1
             and len(self.extended.worker_devices) == 1
             and batch_sharding.can_split(dataset)
         ):
             return batch_sharding.split(dataset, self.num_replicas_in_sync, self._local_replica_ids())
-        return self.experimental_distribute_dataset(dataset)
+        return self._distributed(dataset)
 
     def distribute_keras_batches(self, dataset: Any, sample: Callable[[Any, tf.Tensor], Any] | None = None) -> Any:
         """As `distribute_batches`, for the steps of Keras: in them a replica without rows has a row that stands in.
@@ -323,7 +331,7 @@ class KerasStrategyMixin:
         """
         dataset = without_idle_tuning(dataset)
         if self.num_replicas_in_sync == 1 or not batch_sharding.can_split(dataset):
-            return self.experimental_distribute_dataset(dataset)
+            return self._distributed(dataset)
         own = self._local_replica_ids()
         parts = batch_sharding.split(dataset, self.num_replicas_in_sync, own, batch_sharding.KerasPart, sample)
         if len(own) == 1:

@@ -21,6 +21,7 @@ from tfdistkit.keras_adapter import fit, private_api, private_datasets, private_
 from tfdistkit.report.hangs import notes
 from tfdistkit.report.hangs.layout import Phase
 from tfdistkit.strategies import epoch_data, model_scope
+from tfdistkit.strategies.consistency.batch_comparison import comparing
 from tfdistkit.strategies.local_steps import keras_steps
 from tfdistkit.strategies.local_steps import logs as local_logs
 from tfdistkit.strategies.losses import whole_batch
@@ -343,8 +344,8 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "fit": _fit,
     "evaluate": _evaluate,
     "predict": _evaluate,
-    "train_on_batch": _name_lost_peer,
-    "test_on_batch": _evaluate,
+    "train_on_batch": comparing("train_on_batch", _name_lost_peer),
+    "test_on_batch": comparing("test_on_batch", _evaluate),
     "predict_on_batch": _predict_on_batch,
     "make_predict_function": _make_predict_function,
     "apply": gradient_scaling.apply,

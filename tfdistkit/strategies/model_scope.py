@@ -33,6 +33,8 @@ _DO_SCOPE = "with strategy.scope(): model = ...; model.compile(...)"
 _made_at: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 # Model -> its train and test function at the last check, which `compile` replaces.
 _checked: weakref.WeakKeyDictionary[Any, tuple[Any, Any]] = weakref.WeakKeyDictionary()
+# Optimizers whose variables are of the strategy of this process.
+_members: weakref.WeakSet[Any] = weakref.WeakSet()
 
 # Parts of TensorFlow's errors for a step that uses a variable of another strategy.
 _OF_TENSORFLOW = (
@@ -123,7 +125,34 @@ def _apply(original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
     strategy: Any = tf.distribute.get_strategy()
     if private_api.is_ours(strategy) and tf.inside_function():
         require_own_optimizer(strategy, optimizer)
+    elif not tf.distribute.has_strategy() and optimizer not in _members:
+        _require_member_variables(optimizer, *args, **kwargs)
     return original(optimizer, *args, **kwargs)
+
+
+def _require_member_variables(optimizer: Any, grads: Any, trainable_variables: Any = None) -> None:
+    """Raises:
+    UnsupportedError: if this process is one of several of a job, and no variable is one of its strategy.
+    """
+    process, last = _process_of_job(), registry.last_made()
+    if process is None or last is None:
+        return
+    variables = private_api.variables_of(optimizer) if trainable_variables is None else list(trainable_variables)
+    raws = [private_api.raw_variable(one) if isinstance(one, keras.Variable) else one for one in variables]
+    if not raws or any(raw is None or private_api.is_of(last.strategy, raw) for raw in raws):
+        _members.add(optimizer)
+        return
+    name, first = type(optimizer).__name__, getattr(variables[0], "path", "")
+    raise UnsupportedError(
+        explain(
+            f"`apply` of an optimizer needs variables that were made in the scope of this job's strategy: {process} "
+            "would train these alone.",
+            received=f"{len(variables)} variables for the {name}, the first {first!r}; `apply` at {line_of_user()}",
+            expected="with strategy.scope(): model = ...; optimizer = ..., and `strategy.run(step, args=...)`",
+            do="Move the lines that make the model and the optimizer into `with strategy.scope():`, and let "
+            f"`strategy.run` call the step. To train a separate model in this process, set {env.OWN_MODELS}=1.",
+        )
+    )
 
 
 def _train_or_test(method: str, trains: bool, original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -157,13 +186,9 @@ def _require_member(model: Any, method: str) -> None:
     """Raises:
     UnsupportedError: if this process is one of several of a job, and the model is not in the scope of its strategy.
     """
-    last = registry.last_made()
-    if last is None or private_api.strategy_of(model) is last.strategy or env.text(env.OWN_MODELS) == "1":
+    process, last = _process_of_job(), registry.last_made()
+    if process is None or last is None or private_api.strategy_of(model) is last.strategy:
         return
-    cluster = detect_cluster()
-    if not cluster.is_training or not (cluster.world_size > 1 or cluster.has_servers):
-        return
-    process = "the coordinator" if cluster.is_coordinator else f"rank {cluster.rank} of {cluster.world_size}"
     line = line_of_user()
     raise UnsupportedError(
         explain(
@@ -174,6 +199,16 @@ def _require_member(model: Any, method: str) -> None:
             do=f"{_move(model)} To use a separate model in this process, set {env.OWN_MODELS}=1.",
         )
     )
+
+
+def _process_of_job() -> str | None:
+    """Returns which process of a job this is; None if it is the only one, has no strategy, or may train alone."""
+    if registry.last_made() is None or env.text(env.OWN_MODELS) == "1":
+        return None
+    cluster = detect_cluster()
+    if not cluster.is_training or not (cluster.world_size > 1 or cluster.has_servers):
+        return None
+    return "the coordinator" if cluster.is_coordinator else f"rank {cluster.rank} of {cluster.world_size}"
 
 
 def _move(model: Any) -> str:

@@ -167,7 +167,8 @@ def build(
             same on all workers.
         timeout_s: Seconds that a worker waits for its peers: at the rendezvous, and in every collective. A worker
             that does longer work alone (an evaluation on the chief, say) needs a larger one.
-        check_data: Whether `fit`, `evaluate`, `predict` and `tfdistkit.data.shard` compare the data of the workers.
+        check_data: Whether the workers compare their data, and what they train, in `fit`, `evaluate`, `predict`,
+            `tfdistkit.data.shard` and loops.
         check_step: Whether the first step of code of your own is compared with one process.
 
     Returns:

@@ -82,11 +82,13 @@ def setup_of_data(arguments: dict[str, Any], workers: int) -> dict[str, Any]:
     if isinstance(x, keras.utils.PyDataset):
         own = {name: value for name, value in vars(x).items() if not name.startswith("_")}
         known = {name: _of_attribute(name, value) for name, value in own.items()}
+        setup["shuffle"] = describe(arguments.get("shuffle", True))
         return {**setup, "PyDataset": {"class": type(x).__name__, **{k: v for k, v in known.items() if v is not None}}}
     arrays = [arguments.get(name) for name in ("x", "y", "sample_weight")]
     flat = [one for one in keras.tree.flatten(arrays) if one is not None]
     if not flat or not all(hasattr(one, "shape") for one in flat):
         return setup
+    setup["shuffle"] = describe(arguments.get("shuffle", True))
     return {**setup, "batch_size": arguments.get("batch_size") or 32, "arrays": [sample(one) for one in flat]}
 
 

@@ -59,6 +59,44 @@ def mark_of_array(array: tf.Tensor) -> int:
         return _mark(np.asarray(_sampled(array, _OF_ARRAY)))[0]
 
 
+def marks_of_whole(values: Any) -> list[list[Any]]:
+    """Returns the dtype, the shape and the mark of each tensor or array of a batch outside of a graph.
+
+    Args:
+        values: Tensors, also ragged and sparse ones, arrays, or what NumPy makes arrays of, in any structure.
+    """
+    tensors, samples = _tensors_of(values), samples_of_whole(values, _OF_ARRAY)
+    return [[t.dtype.name, list(t.shape), *_mark(sample)] for t, sample in zip(tensors, samples)]
+
+
+def samples_of_whole(values: Any, count: int) -> list[np.ndarray]:
+    """Returns evenly spaced values of each tensor or array of a batch outside of a graph.
+
+    Args:
+        values: See `marks_of_whole`.
+        count: See `sampled_values`.
+    """
+    return [sampled_values(value, count) for value in _tensors_of(values)]
+
+
+def _tensors_of(values: Any) -> list[Any]:
+    found = tf.nest.flatten(values, expand_composites=True)
+    return [value if tf.is_tensor(value) else np.asarray(value) for value in found]
+
+
+def sampled_values(value: Any, count: int) -> np.ndarray:
+    """Returns evenly spaced values of a tensor or an array, less than twice as many as asked for if it has more.
+
+    Args:
+        value: A tensor outside of a graph, or an array; where it is in memory, it is not copied.
+        count: How many.
+    """
+    if tf.is_tensor(value) and (value.dtype in _OPAQUE or "CPU" not in value.device):
+        return np.asarray(_sampled(value, count))
+    flat = np.asarray(value).reshape(-1)
+    return flat[:: max(flat.size // count, 1)]
+
+
 def mark_of_values(values: np.ndarray) -> int:
     """Returns a hash of all values.
 

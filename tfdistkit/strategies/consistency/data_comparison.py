@@ -1,4 +1,4 @@
-"""Compares the data of all ranks before `fit`, `evaluate`, `predict` and `shard` begin.
+"""Compares the data of all ranks before `fit`, `evaluate`, `predict`, `shard` and loops of the user begin.
 
 Each rank takes its rows from its own copy of a batch. Where the copies differ, some rows are lost and others are
 trained on twice. So the ranks exchange one number, a hash of facts about their data. Only if it differs do they
@@ -32,6 +32,12 @@ def is_compared(strategy: Any) -> bool:
     """Returns whether the ranks of a strategy compare their data: several processes, and `check_data` is not False."""
     several = strategy.num_replicas_in_sync > len(strategy.extended.worker_devices)
     return bool(several and strategy.check_data)
+
+
+def is_divided(dataset: tf.data.Dataset) -> bool:
+    """Returns whether each process has its own part of the data (`AutoShardPolicy.OFF`)."""
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    return bool(policy == tf.data.experimental.AutoShardPolicy.OFF)
 
 
 def agree_on_data(

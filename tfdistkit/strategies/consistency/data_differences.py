@@ -12,7 +12,7 @@ from tfdistkit.errors import UnsupportedError, explain
 Facts = dict[str, Any]
 
 _FIX_PARTS = (
-    "Give every rank the whole data, and let `fit` split it: remove what selects a part by rank (`.shard`, "
+    "Give every rank the whole data, of which each takes its rows: remove what selects a part by rank (`.shard`, "
     "`x[rank::n]`). To let each rank read only its own part, use tfdistkit.data.shard(dataset) instead."
 )
 _FIX_WHOLE = (
@@ -51,7 +51,7 @@ def difference(everyone: list[Facts], call: str, unordered: list[str]) -> Unsupp
     """
     for rank, facts in enumerate(everyone):
         if facts["call"] != everyone[0]["call"]:
-            return _other_calls(everyone[0]["call"], facts["call"], rank)
+            return other_calls(everyone[0]["call"], facts["call"], rank)
     for name, what, do, pattern in _COMPARED:
         for rank, facts in enumerate(everyone):
             if facts.get(name) != everyone[0].get(name):
@@ -80,6 +80,45 @@ def other_batches(call: str, rank: int, tensors: str) -> UnsupportedError:
             do=f"{_likely_line(r'shuffle|random|shard|rank|next[(]|generator|from_generator|Sequence|PyDataset')}"
             "Remove what depends on the rank (a generator's order, a seed, a read of the dataset on one rank only), or "
             f"use tfdistkit.data.shard(dataset) for data that is divided by rank. {_OFF}",
+        )
+    )
+
+
+def other_calls(first: str, own: str, rank: int) -> UnsupportedError:
+    """Returns the error for ranks that call other methods.
+
+    Args:
+        first: The call of rank 0.
+        own: The call of the other rank.
+        rank: That rank.
+    """
+    return UnsupportedError(
+        explain(
+            "All ranks must call the same methods, in the same order.",
+            received=f"`{first}` on rank 0, `{own}` on rank {rank}",
+            do="Call what reads data (`fit`, `evaluate`, tfdistkit.data.shard) on all ranks, not under `if rank == 0`.",
+        )
+    )
+
+
+def other_whole_batches(call: str, number: int, rank: int, what: str) -> UnsupportedError:
+    """Returns the error for ranks that pass other batches to a method that takes a whole batch.
+
+    Args:
+        call: That method.
+        number: The number of the call, from 1.
+        rank: The first rank whose batch differs from that of rank 0.
+        what: The difference.
+    """
+    return UnsupportedError(
+        explain(
+            f"All ranks must give `{call}` the same whole batch, of which each takes its rows, or rows are lost: the "
+            f"batch of call {number} on rank {rank} differs from that on rank 0.",
+            received=f"a difference in {what} on rank {rank}",
+            expected="the same batch on all ranks",
+            do=f"{_likely_line(r'shuffle|random|rank|next[(]|choice|permutation|randint')}Give every rank the whole "
+            "same batch: draw rows and noise with the same seed on all ranks (keras.utils.set_random_seed(7)), and "
+            f"select no part by rank. {_OFF}",
         )
     )
 
@@ -125,16 +164,6 @@ def _without_order(call: str, what: str) -> UnsupportedError:
             expected="the same order on all ranks",
             do=f"{_likely_line(r'deterministic|sloppy')}Remove it, or let each rank read only its part: call "
             f"tfdistkit.data.shard(dataset) before it. {_OFF}",
-        )
-    )
-
-
-def _other_calls(first: str, own: str, rank: int) -> UnsupportedError:
-    return UnsupportedError(
-        explain(
-            "All ranks must call the same methods, in the same order.",
-            received=f"`{first}` on rank 0, `{own}` on rank {rank}",
-            do="Call `fit`, `evaluate`, `predict` and tfdistkit.data.shard on all ranks, not under `if rank == 0`.",
         )
     )
 

@@ -15,11 +15,12 @@ from tfdistkit.keras_adapter import private_api
 from tfdistkit.keras_adapter.dataset_graph import DatasetGraph
 from tfdistkit.strategies.consistency.batch_hashes import WIDTH, mark_of_samples, samples
 from tfdistkit.strategies.consistency.call_positions import Position
-from tfdistkit.strategies.consistency.data_comparison import agree_on_data, remade
+from tfdistkit.strategies.consistency.data_comparison import agree_on_data, is_divided, remade
 from tfdistkit.strategies.consistency.data_differences import other_batches, other_elements
 from tfdistkit.strategies.consistency.first_elements import FirstElements, first_elements
 from tfdistkit.strategies.consistency.read_ahead import read_ahead
 from tfdistkit.strategies.consistency.row_exchange import table
+from tfdistkit.strategies.consistency.training_comparison import TrainingFacts
 from tfdistkit.strategies.sync.batch_sharding import BatchPart
 
 _CALLS = ("fit", "evaluate", "predict")
@@ -38,7 +39,8 @@ class EpochComparison:
 
     def __init__(self, strategy: Any, arguments: dict[str, Any]):
         self._strategy = strategy
-        self._call = _call()
+        self._call, caller = _caller()
+        self._model = caller if self._call == "fit" else None
         # Before anything else that the ranks exchange, such as seeds for shuffling.
         self._position = Position(strategy, self._call)
         self._position.require_equal(table(strategy, self._position.row()))
@@ -51,7 +53,7 @@ class EpochComparison:
         }
         self._dataset: Any = None
         self._graph: DatasetGraph | None = None
-        self._has_begun = False
+        self._has_begun, self._is_start = False, True
         self._first_elements: list[FirstElements] = []
 
     def distributed(self, dataset: Any) -> Any:
@@ -68,7 +70,7 @@ class EpochComparison:
 
     def _agree(self, dataset: Any) -> None:
         self._has_begun = True
-        is_own = not isinstance(dataset, tf.data.Dataset) or _is_divided(dataset)
+        is_own = not isinstance(dataset, tf.data.Dataset) or is_divided(dataset)
         self._first_elements = first_elements(dataset) if is_own else []
         more = {**self._more, "first_elements": len(self._first_elements)}
         self._dataset, self._graph = agree_on_data(self._strategy, dataset, self._call, is_own, more)
@@ -80,7 +82,7 @@ class EpochComparison:
 
     def steps(self, epoch_iterator: Any, steps: Iterator[Any]) -> Iterator[Any]:
         """Yields the steps of an epoch, after the ranks have compared its first batch."""
-        self._position.require_equal(table(self._strategy, self._position.next_epoch().row()))
+        self._begin_epoch()
         old = new = None
         # An iterator for several epochs may be in the middle of the data when an epoch begins.
         read, self._first_elements = self._first_elements, [] if self._steps_per_epoch else self._first_elements
@@ -95,6 +97,16 @@ class EpochComparison:
                 self._compare_elements(read)
             else:
                 yield (*before, new if data is old else data)
+
+    def _begin_epoch(self) -> None:
+        """Compares the positions of the ranks, and what they train: callbacks have run that prepare for it."""
+        training = None if self._model is None else TrainingFacts(self._model, self._is_start)
+        self._is_start = False
+        row = self._position.next_epoch().row()
+        rows = table(self._strategy, np.append(row, 0 if training is None else training.number()))
+        self._position.require_equal(rows[:, : len(row)])
+        if training is not None:
+            training.require_equal(self._strategy, rows[:, -1])
 
     def _compare_elements(self, read: list[FirstElements]) -> None:
         """Compares, after a step, the first elements that an epoch has read."""
@@ -181,18 +193,14 @@ def first_difference(everyone: np.ndarray, floats: list[bool], graph: DatasetGra
     return None
 
 
-def _is_divided(dataset: tf.data.Dataset) -> bool:
-    policy = dataset.options().experimental_distribute.auto_shard_policy
-    return bool(policy == tf.data.experimental.AutoShardPolicy.OFF)
-
-
-def _call() -> str:
-    """Returns the method of Keras that makes the epoch iterator."""
+def _caller() -> tuple[str, Any]:
+    """Returns the method of Keras that makes the epoch iterator, and its model; None for no model."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_name
         if name in _CALLS and frame.f_globals.get("__name__", "").startswith("keras."):
             # `fit` makes the iterator of its training data before that of `validation_data`.
-            return "validation_data" if name == "fit" and "epoch_iterator" in frame.f_locals else str(name)
+            is_second = name == "fit" and "epoch_iterator" in frame.f_locals
+            return "validation_data" if is_second else str(name), frame.f_locals.get("self")
         frame = frame.f_back
-    return "fit"
+    return "fit", None

@@ -45,7 +45,7 @@ def options_of(optimizer: Any) -> dict[str, Any]:
 
     Args:
         optimizer: A Keras optimizer. Its learning rate, if it is a number, is none of them, but a variable: scripts set
-            it on one rank, `BroadcastVariables` makes it equal, and `ConsistencyCheck` compares it.
+            it on one rank, `BroadcastVariables` makes it equal, and each epoch compares it (`training_comparison`).
     """
     try:
         config = dict(optimizer.get_config())

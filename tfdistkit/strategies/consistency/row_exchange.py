@@ -17,6 +17,9 @@ from tfdistkit.cluster import local_exchange
 from tfdistkit.cluster.local_exchange import LocalExchange
 from tfdistkit.keras_adapter import private_api
 
+# Relative to the largest value.
+_ROUNDING = 1e-3
+
 # By strategy; None where a process is on another host.
 _exchanges: weakref.WeakKeyDictionary[Any, LocalExchange | None] = weakref.WeakKeyDictionary()
 
@@ -36,6 +39,33 @@ def table(strategy: Any, row: np.ndarray) -> np.ndarray:
         return by_collective(strategy, row)
     rows = exchange.gather(row.tobytes())
     return by_collective(strategy, row) if rows is None else np.stack([np.frombuffer(one, np.int64) for one in rows])
+
+
+def table_of_values(strategy: Any, samples: list[np.ndarray], most: int) -> np.ndarray:
+    """Returns the values of all processes, by process and sample; zeros behind the last value of a sample.
+
+    Args:
+        strategy: The strategy.
+        samples: Numbers, of any dtype; as many samples on all processes.
+        most: How many values of each sample are exchanged.
+    """
+    own: np.ndarray = np.zeros((len(samples), most), np.float64)
+    for place, sample in enumerate(samples):
+        values = np.real(sample[:most]).astype(np.float64)
+        own[place, : len(values)] = values
+    everyone: np.ndarray = table(strategy, own.reshape(-1).view(np.int64)).view(np.float64)
+    return everyone.reshape(len(everyone), *own.shape)
+
+
+def are_close(first: np.ndarray, own: np.ndarray) -> bool:
+    """Returns whether values differ by no more than the rounding of other processors.
+
+    Args:
+        first: Values of rank 0.
+        own: Those of another rank.
+    """
+    largest = float(np.nanmax(np.abs([first, own]), initial=0.0))
+    return bool(np.allclose(own, first, rtol=0.0, atol=_ROUNDING * largest, equal_nan=True))
 
 
 def _connect(strategy: Any) -> LocalExchange | None:

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdistkit.keras_adapter import private_api
-from tfdistkit.strategies.consistency.data_comparison import agree_on_data, is_compared
+from tfdistkit.strategies.consistency.data_comparison import agree_on_data, is_compared, is_divided
 from tfdistkit.strategies.consistency.first_elements import noted
 from tfdistkit.strategies.consistency.row_exchange import table
 
@@ -55,6 +55,20 @@ class AgreedShuffling:
             return dataset
         agreed, graph = agree_on_data(self, dataset, call, False, facts)
         return agreed if graph is None else noted(agreed, graph)
+
+    def agreed_batches(self, dataset: Any, call: str) -> Any:
+        """Returns a dataset with the same order on all ranks, for a loop of the user; all ranks call it.
+
+        Args:
+            dataset: What the user distributes; only a `tf.data.Dataset` is compared.
+            call: The user's call, for the error.
+
+        Raises:
+            UnsupportedError: on all ranks, if their data differs.
+        """
+        if not isinstance(dataset, tf.data.Dataset) or not tf.executing_eagerly() or not is_compared(self):
+            return dataset
+        return agree_on_data(self, dataset, call, is_divided(dataset), {})[0]
 
     @contextlib.contextmanager
     def agreed_shuffling(self) -> Iterator[None]:

@@ -136,7 +136,8 @@ def build(
         timeline: A file for Horovod's timeline (HOROVOD_TIMELINE).
         autotune: Whether Horovod tunes itself (HOROVOD_AUTOTUNE).
         timeout_s: Gloo's timeout for a peer, in seconds (HOROVOD_GLOO_TIMEOUT_SECONDS).
-        check_data: Whether `fit`, `evaluate`, `predict` and `tfdistkit.data.shard` compare the data of the ranks.
+        check_data: Whether the ranks compare their data, and what they train, in `fit`, `evaluate`, `predict`,
+            `tfdistkit.data.shard` and loops.
         check_step: Whether the first step of code of your own is compared with one process.
 
     Returns:

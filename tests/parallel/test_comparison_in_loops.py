@@ -1,0 +1,148 @@
+"""Loops of the user's own: ranks with different data raise an error, or get one shuffle order."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from rank_jobs import ENGINES, OVER_ONE
+
+pytestmark = pytest.mark.tensorflow
+
+COMMON = """
+import json
+import keras, numpy as np
+import tensorflow as tf
+import tfdistkit
+
+D = tf.data.Dataset
+numbers = np.arange(48)
+found = {}
+
+
+@tf.function(reduce_retracing=True)
+def gathered(part):
+    return strategy.gather(strategy.run(lambda rows: rows, args=(part,)), 0)
+
+
+def lost(distribute, dataset):
+    '''How many rows all ranks together did not see once, or what was raised.'''
+    try:
+        seen = [row for part in distribute(dataset) for row in gathered(part).numpy().tolist()]
+    except tfdistkit.errors.UnsupportedError as error:
+        return str(error)
+    return 2 * len(numbers) - len(seen) - len(set(seen))
+
+
+def rows():
+    return D.from_tensor_slices(numbers)
+
+
+def told(call):
+    try:
+        call()
+    except tfdistkit.errors.TfdistkitError as error:
+        return str(error)
+    return "no error"
+"""
+
+LOOPS = (
+    COMMON
+    + """
+keras.utils.set_random_seed(100 + rank)
+for name in ("distribute_batches", "experimental_distribute_dataset"):
+    distribute = getattr(strategy, name)
+    found[f"seeds, {name}"] = lost(distribute, rows().shuffle(48).batch(8))
+    found[f"shard, {name}"] = lost(distribute, rows().shard(2, rank).batch(8))
+    found[f"arrays, {name}"] = lost(distribute, D.from_tensor_slices(numbers[rank::2]).batch(8))
+    found[f"own part, {name}"] = lost(distribute, tfdistkit.data.shard(rows()).batch(8))
+    found[f"own on one, {name}"] = lost(
+        distribute, tfdistkit.data.shard(rows(), num_shards=2, index=0).batch(8) if rank else rows().batch(8))
+strategy.check_data = False
+found["turned off"] = lost(strategy.distribute_batches, rows().shard(2, rank).batch(8)) != 0
+strategy.check_data = True
+print(json.dumps(found))
+"""
+)
+
+
+@pytest.mark.parametrize("engine", OVER_ONE)
+@pytest.mark.part(LOOPS)
+def test_loops_read_the_same_data(printed: list[str]) -> None:
+    one, two = (json.loads(text.splitlines()[-1]) for text in printed)
+    assert one == two
+    assert one.pop("turned off") is True
+    for name in ("distribute_batches", "experimental_distribute_dataset"):
+        assert one[f"seeds, {name}"] == one[f"own part, {name}"] == 0, one
+        same = f"All ranks must give `strategy.{name}` the same data"
+        assert same in one[f"shard, {name}"] and "shard(index=0) on rank 0, shard(index=1)" in one[f"shard, {name}"]
+        assert same in one[f"arrays, {name}"] and "they differ in the arrays" in one[f"arrays, {name}"]
+        assert "whether the data was divided by rank already" in one[f"own on one, {name}"]
+
+
+BATCHES = (
+    COMMON
+    + """
+def made():
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    return model
+
+
+x, y = np.random.default_rng(0).normal(size=(64, 4)).astype("float32"), np.arange(64.0, dtype="float32")[:, None]
+own = np.random.default_rng(rank)
+
+
+def calls(*, to, of=None, method="train_on_batch", **options):
+    '''Calls with the same batch, and from some call on with what `of` returns.'''
+    model = made()
+    for number in range(1, to + 1):
+        args = of() if of is not None and number >= options.get("begin", 1) else (x[:8], y[:8])
+        getattr(model, method)(*args)
+
+
+def drawn():
+    rows = own.integers(0, 64, 8)
+    return x[rows], y[rows]
+
+
+found["drawn"] = told(lambda: calls(to=3, of=drawn))
+found["of test_on_batch"] = told(lambda: calls(to=1, of=drawn, method="test_on_batch"))
+found["drawn in call 3"] = told(lambda: calls(to=4, of=drawn, begin=3))
+found["its own half"] = told(lambda: calls(to=1, of=lambda: (x[rank:rank + 8 + rank], y[rank:rank + 8 + rank])))
+found["noise"] = told(lambda: calls(to=1, of=lambda: (own.normal(size=(8, 4)), np.ones((8, 1)))))
+found["one argument more"] = told(lambda: calls(to=1, of=lambda: (x[:8], y[:8], np.ones(8))[: 2 + rank]))
+found["tensors"] = told(lambda: calls(to=1, of=lambda: [tf.constant(one) for one in drawn()]))
+found["equal"] = told(lambda: calls(to=9))
+found["rounding"] = told(lambda: calls(to=2, of=lambda: (x[:8] * np.float32(1 + 1e-6 * rank), np.ones((8, 1)))))
+found["augmented"] = told(lambda: calls(to=2, of=lambda: (x[:8] + own.normal(size=(8, 4)), y[:8])))
+strategy.check_data = False
+found["turned off"] = told(lambda: calls(to=2, of=drawn))
+strategy.check_data = True
+print(json.dumps(found))
+"""
+)
+
+IN_BATCHES = {
+    "drawn": "batch of call 1 on rank 1 differs from that on rank 0. Received: a difference in the values of `x`, `y`",
+    "of test_on_batch": "All ranks must give `test_on_batch` the same whole batch",
+    "drawn in call 3": "the batch of call 4 on rank 1",
+    "its own half": "shapes or dtypes of `x`: float32 [8, 4] on rank 0, float32 [9, 4] on rank 1",
+    "noise": "a difference in the values of `x` on rank 1",
+    "one argument more": "the arguments: x, y on rank 0, x, y, sample_weight on rank 1",
+    "tensors": "the values of `x`, `y`",
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.part(BATCHES)
+def test_whole_batches_are_compared(printed: list[str]) -> None:
+    one, two = (json.loads(text.splitlines()[-1]) for text in printed)
+    assert one == two
+    for case, words in IN_BATCHES.items():
+        assert words in one[case], (case, one[case])
+    assert "keras.utils.set_random_seed" in one["drawn"] and "check_data=False" in one["drawn"]
+    assert {case: text for case, text in one.items() if case not in IN_BATCHES} == dict.fromkeys(
+        ("equal", "rounding", "augmented", "turned off"), "no error"
+    )

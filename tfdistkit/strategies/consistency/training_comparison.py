@@ -1,0 +1,208 @@
+"""Compares what the ranks train: learning rates, losses and weights, when a training and its epochs begin.
+
+What one rank alone changes (`load_weights` under `if rank == 0`, a learning rate or a loss by rank) lets the ranks
+train different models without a word. A number travels beside the position of each rank: equal ranks exchange no more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import types
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdistkit.errors import DivergenceError, explain
+from tfdistkit.keras_adapter import private_api
+from tfdistkit.strategies.consistency.batch_hashes import mark_of_values, sampled_values
+from tfdistkit.strategies.consistency.data_comparison import compared
+from tfdistkit.strategies.consistency.row_exchange import are_close, table, table_of_values
+
+Facts = dict[str, Any]
+
+# Sampled values of a weight: up to twice as many, because they are evenly spaced.
+_OF_WEIGHT = 16
+# Weights that are sampled, because reading one takes as long as thousands of its values: every third of a ResNet50. And
+# those of them whose values are exchanged where hashes differ.
+_MOST_WEIGHTS, _MOST_EXCHANGED = 128, 64
+# Differences of learning rates that come from the rounding of other processors.
+_ROUNDING = 1e-6
+
+_PLAIN = (bool, int, float, str)
+
+_OFF = "tfdistkit.strategy(..., check_data=False) turns this comparison off."
+_LOAD = (
+    "Load weights on all ranks, not under `if rank == 0`, or put tfdistkit.callbacks.BroadcastVariables(root_rank=0) "
+    "first in `callbacks`."
+)
+_SET_RATE = "Set the same learning rate on all ranks: one that does not depend on the rank, its files or its data."
+
+
+class TrainingFacts:
+    """The facts about a training that must be equal on all ranks, at one moment.
+
+    Args:
+        model: The model.
+        at_start: Whether the training begins: then weights and losses are compared, too, not the learning rates alone.
+    """
+
+    def __init__(self, model: Any, at_start: bool):
+        self._model = model
+        self.facts: Facts = {"rates": _rates(model)}
+        if at_start:
+            self.facts |= {"losses": _losses(model), "weights": self._digest()}
+
+    def number(self) -> int:
+        """Returns a hash of the facts."""
+        text = json.dumps(self.facts, sort_keys=True, default=str).encode()
+        return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "little")
+
+    def require_equal(self, strategy: Any, numbers: np.ndarray) -> None:
+        """Compares the facts of all ranks; all of them call it.
+
+        Args:
+            strategy: The strategy.
+            numbers: The result of `number` on each rank.
+
+        Raises:
+            DivergenceError: on all ranks, if they differ by more than rounding.
+        """
+        if (numbers == numbers[0]).all():
+            return
+        everyone = compared(strategy, self.facts, always=True) or []
+        for rank, facts in enumerate(everyone):
+            _require_equal_settings(everyone[0], facts, rank)
+        if all(facts.get("weights") for facts in everyone):
+            self._require_equal_weights(strategy)
+
+    def _digest(self) -> list[int] | None:
+        """Returns the number of compared weights and a hash of them; None while each replica has its own."""
+        strategy = self._model.distribute_strategy
+        if not strategy.has_equal_weights():
+            return None
+        samples = [_sampled(weight) for weight in _weights_of(self._model)]
+        digest = hashlib.blake2b(b"".join(sample.tobytes() for sample in samples), digest_size=7)
+        return [len(samples), int.from_bytes(digest.digest(), "little")]
+
+    def _require_equal_weights(self, strategy: Any) -> None:
+        weights = _weights_of(self._model)
+        samples = [_sampled(weight) for weight in weights]
+        marks = table(strategy, np.array([mark_of_values(sample) for sample in samples], np.int64))
+        other = np.flatnonzero((marks != marks[0]).any(axis=0))[:_MOST_EXCHANGED]
+        if not len(other):
+            return
+        values = table_of_values(strategy, [samples[index] for index in other], 2 * _OF_WEIGHT)
+        for rank in range(1, len(values)):
+            for place, index in enumerate(other):
+                if not are_close(values[0, place], values[rank, place]):
+                    raise _weights_differ(str(weights[index].path), rank, values[0, place], values[rank, place])
+
+
+def _weights_of(model: Any) -> list[Any]:
+    """Returns weights of a model that are equal on all replicas, evenly spaced in its list, the first and the last.
+
+    Metrics and seeds are none of its weights.
+    """
+    on_read = tf.VariableSynchronization.ON_READ
+    found = []
+    for weight in model.weights:
+        raw = private_api.raw_variable(weight)
+        if raw is not None and weight.dtype != "string" and getattr(raw, "synchronization", None) != on_read:
+            found.append(weight)
+    chosen = np.unique(np.linspace(0, len(found) - 1, min(len(found), _MOST_WEIGHTS)).astype(np.int64))
+    return [found[index] for index in chosen]
+
+
+def _sampled(weight: Any) -> np.ndarray:
+    raw = private_api.raw_variable(weight)
+    local = raw.values[0] if isinstance(raw, tf.distribute.DistributedValues) else raw
+    return sampled_values(local.read_value(), _OF_WEIGHT)
+
+
+def _rates(model: Any) -> list[Any]:
+    """Returns the class and the learning rate of each optimizer; a schedule by its configuration."""
+    found = []
+    for one in vars(model).values():
+        if not isinstance(one, keras.optimizers.Optimizer):
+            continue
+        inner = getattr(one, "inner_optimizer", one)
+        try:
+            rate = inner.get_config().get("learning_rate")
+        except Exception:  # A user's optimizer without a configuration.
+            rate = None
+        found.append([type(inner).__name__, rate if isinstance(rate, (int, float, dict)) else None])
+    return found
+
+
+def _losses(model: Any) -> Any:
+    given = private_api.compile_arguments(model)
+    return [_described(given.get(name)) for name in ("loss", "loss_weights")]
+
+
+def _described(value: Any) -> Any:
+    """Describes what `compile` was given for losses: equal on all ranks if it is the same code."""
+    if value is None or isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, dict):
+        return {str(key): _described(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_described(one) for one in value]
+    if isinstance(value, types.FunctionType):
+        code, numbers = value.__code__, [one for one in value.__code__.co_consts if isinstance(one, _PLAIN)]
+        text = code.co_code + repr((code.co_names, numbers)).encode()
+        return [value.__name__, hashlib.sha256(text).hexdigest()[:8]]
+    own = vars(value) if isinstance(value, keras.Loss) else {}  # `get_config` lacks arguments, such as Huber's `delta`.
+    arguments = {name: _described(one) for name, one in own.items() if isinstance(one, (*_PLAIN, dict))}
+    arguments.pop("name", None)  # Keras may number the names in each process.
+    return [getattr(value, "__name__", type(value).__name__), arguments]
+
+
+def _require_equal_settings(first: Facts, own: Facts, rank: int) -> None:
+    """Raises the error for the first setting in which a rank differs from rank 0."""
+    if not _same_rates(first["rates"], own["rates"]):
+        raise _differs("learning rates", f"{_named(first['rates'])} on rank 0, {_named(own['rates'])} on rank {rank}",
+                       _SET_RATE)  # fmt: skip
+    if first.get("losses") != own.get("losses"):
+        raise _differs(
+            "losses", f"{first.get('losses')} on rank 0, {own.get('losses')} on rank {rank}: `loss` and `loss_weights`",
+            "Call `compile` with the same arguments on all ranks.",
+        )  # fmt: skip
+    counts = [(one.get("weights") or [0])[0] for one in (first, own)]
+    if counts[0] != counts[1]:
+        raise _differs("weights", f"{counts[0]} weights on rank 0, {counts[1]} on rank {rank}",
+                       "Make and build the same model on all ranks.")  # fmt: skip
+
+
+def _same_rates(first: list[Any], own: list[Any]) -> bool:
+    if len(first) != len(own):
+        return False
+    for (kind, rate), (other_kind, other) in zip(first, own):
+        are_numbers = isinstance(rate, (int, float)) and isinstance(other, (int, float))
+        is_same = np.isclose(rate, other, _ROUNDING, 0.0, True) if are_numbers else rate == other
+        if kind != other_kind or not is_same:
+            return False
+    return True
+
+
+def _named(rates: list[Any]) -> str:
+    shown = (f"{kind}: {rate:.6g}" if isinstance(rate, (int, float)) else f"{kind}: {rate}" for kind, rate in rates)
+    return ", ".join(shown) or "no optimizer"
+
+
+def _weights_differ(path: str, rank: int, first: np.ndarray, own: np.ndarray) -> DivergenceError:
+    largest = float(np.nanmax(np.abs(own - first), initial=0.0))
+    return _differs("weights", f"`{path}` on rank {rank} differs from that on rank 0 by up to {largest:.3g}", _LOAD)
+
+
+def _differs(what: str, received: str, do: str) -> DivergenceError:
+    return DivergenceError(
+        explain(
+            f"All ranks must train the same model in the same way, but their {what} differ.",
+            received=received,
+            expected=f"the same {what} on all ranks when training begins, and in each epoch",
+            do=f"{do} {_OFF}",
+        )
+    )
