@@ -81,22 +81,19 @@ class RunningStatistics(layers.Layer):
 
 
 class Centers(layers.Layer):
-    """Moves the center of each class towards its rows, as center loss does: by their sum, and by counts of them."""
+    """Moves the center of each class towards its rows, as center loss does, and keeps the largest numbers of each."""
 
     def build(self, shape: Any) -> None:
         made = dict(trainable=False, initializer="zeros")
         self.centers = self.add_weight(shape=(3, shape[-1]), name="centers", **made)
-        self.counted = self.add_weight(shape=(3, shape[-1]), name="counted", **made)
         self.largest = self.add_weight(shape=(3, shape[-1]), name="largest", **made)
 
     def call(self, inputs: Any, training: bool = False) -> Any:
         if training:
             classes = ops.argmax(inputs[:, :3], axis=-1)
-            counts = tf.gather(tf.math.unsorted_segment_sum(ops.ones_like(inputs[:, :1]), classes, 3), classes)
-            for centers, weights in ((self.centers, 1.0), (self.counted, 1.0 + counts)):
-                before = tf.convert_to_tensor(centers)
-                moved = 0.1 * (tf.gather(before, classes) - inputs) / weights
-                centers.assign(tf.tensor_scatter_nd_sub(before, classes[:, None], moved))
+            before = tf.convert_to_tensor(self.centers)
+            moved = 0.1 * (tf.gather(before, classes) - inputs)
+            self.centers.assign(tf.tensor_scatter_nd_sub(before, classes[:, None], moved))
             before = tf.convert_to_tensor(self.largest)
             self.largest.assign(tf.tensor_scatter_nd_max(before, classes[:, None], inputs))
-        return inputs - ops.sum(self.centers)
+        return inputs - 0.01 * ops.sum(ops.tanh(self.centers))
