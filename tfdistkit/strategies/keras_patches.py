@@ -40,7 +40,7 @@ from tfdistkit.strategies.sync import (
     step_traces,
 )
 from tfdistkit.strategies.sync import step as steps
-from tfdistkit.strategies.sync.aggregates import inlined_functions, row_sums
+from tfdistkit.strategies.sync.aggregates import inlined_functions, predicted_rows, row_sums
 from tfdistkit.strategies.sync.batch_sharding import BatchPart
 from tfdistkit.strategies.sync.gradients import gradient_scaling, own_optimizers, reducer_state
 
@@ -141,11 +141,13 @@ def _make_function_on_parts(original: Any, model: Any, step_function: Any, is_lo
 
 
 def _reduce_per_replica(original: Any, values: Any, strategy: Any, reduction: str) -> Any:
-    """Takes the logs, which agree already (`_agree`), from the first replica."""
-    if not private_api.is_ours(strategy) or reduction != "auto":
+    """Takes the logs, which agree already (`_agree`), from the first replica; so it does with predicted numbers."""
+    if private_api.is_ours(strategy) and reduction == "auto":
+        return keras.tree.map_structure(lambda value: strategy.experimental_local_results(value)[0], values)
+    if not private_api.is_ours(strategy) or reduction != "concat":
         return original(values, strategy, reduction)
-
-    return keras.tree.map_structure(lambda value: strategy.experimental_local_results(value)[0], values)
+    concatenate = functools.partial(original, strategy=strategy, reduction=reduction)
+    return predicted_rows.concatenated(concatenate, strategy, values)
 
 
 def _one_progress_bar(original: Any, bar: Any, params: Any) -> None:
