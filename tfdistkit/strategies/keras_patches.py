@@ -86,6 +86,7 @@ def _make_agreeing_function(original: Any, model: Any, step_function: Any) -> An
     strategy = model.distribute_strategy
     if not private_api.is_ours(strategy) or strategy.num_replicas_in_sync == 1:
         return original(model, step_function)
+    batch_sharding.require_no_state_of_rows(model)
     if model.jit_compile is True:
         strategy.check_jit_compile()
         collective_timeout.leave_to_tensorflow()
@@ -239,9 +240,10 @@ def _make_predict_function(original: Any, model: Any, force: bool = False) -> No
     """Says of the steps of `predict` that they are such: Keras makes them where nothing can be hooked."""
     if model.predict_function is not None and not force:
         return
-    original(model, force=force)
     if not private_api.is_ours(model.distribute_strategy) or model.distribute_strategy.num_replicas_in_sync == 1:
-        return
+        return original(model, force=force)
+    batch_sharding.require_no_state_of_rows(model)
+    original(model, force=force)
     function = model.predict_function
 
     def predict_function(data: Any) -> Any:
