@@ -112,8 +112,9 @@ def is_of(strategy: Any, variable: Any) -> bool:
 
 
 def owner_of(variable: Any) -> Any:
-    """Returns the strategy in whose scope a TensorFlow variable was created; None for none."""
-    return getattr(variable, "_distribute_strategy", None)
+    """Returns the strategy in whose scope a variable of TensorFlow or Keras was created; None for none."""
+    own = raw_variable(variable) if isinstance(variable, keras.Variable) else variable
+    return getattr(own, "_distribute_strategy", None)
 
 
 def autocast(variable: Any, value: Any) -> Any:

@@ -281,9 +281,10 @@ def _evaluate(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _optimizer_variable(original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
     """Tells a strategy of ours that the variables that are created here are an optimizer's."""
-    strategy: Any = tf.distribute.get_strategy()
-    with strategy.optimizer_variables() if private_api.is_ours(strategy) else contextlib.nullcontext():
-        return original(optimizer, *args, **kwargs)
+    with reducer_state.scope_of(getattr(optimizer, "variables", ())):  # None before its `__init__`.
+        strategy: Any = tf.distribute.get_strategy()
+        with strategy.optimizer_variables() if private_api.is_ours(strategy) else contextlib.nullcontext():
+            return original(optimizer, *args, **kwargs)
 
 
 def _optimizer_made(original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -380,7 +381,7 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "take": table_rows.take,
     "adagrad_step": table_rows.adagrad_step,
     "clip_by_global_norm": table_rows.clip_by_global_norm,
-    "slot": table_parts.slot,
+    "slot": reducer_state.slot,
     "save_optimizer": table_parts.save_optimizer,
     "load_optimizer": table_parts.load_optimizer,
     "add_weight": replica.add_weight,
