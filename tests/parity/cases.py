@@ -327,6 +327,7 @@ _LOOPS = (
     trained("clipping_gradients", optimizer=by("ClippingGradients", 0.5), rows=103),
     trained("sum_of_rows", model=by("mlp", by("SumOfRows")), optimizer=sgd(0.05), rows=97),
     trained("running_statistics", model=by("mlp", by("RunningStatistics")), optimizer=sgd(0.05), rows=97),
+    trained("centers", model=by("mlp", by("Centers")), optimizer=sgd(0.05), rows=97),
     trained("codebook", model=by("mlp", by("Codebook")), rows=103, compile={"steps_per_execution": 3}),
     trained("clipping_optimizer", optimizer=by("ClippingSGD", 0.5), rows=103),
     Case(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import keras
+import tensorflow as tf
 from keras import layers, ops
 
 import tfdistkit
@@ -77,3 +78,22 @@ class RunningStatistics(layers.Layer):
             self.chosen.assign(ops.where(ops.sum(inputs) > 0, self.chosen + ops.sum(kept), self.chosen))
             self.most.assign(ops.maximum(self.most, ops.cast(ops.sum(kept), "int32")))
         return (inputs - self.mean) / ops.sqrt(self.squares / (self.seen + 1.0) + 1.0)
+
+
+class Centers(layers.Layer):
+    """Moves the center of each class towards its rows, as center loss does, and keeps the largest numbers of each."""
+
+    def build(self, shape: Any) -> None:
+        made = dict(trainable=False, initializer="zeros")
+        self.centers = self.add_weight(shape=(3, shape[-1]), name="centers", **made)
+        self.largest = self.add_weight(shape=(3, shape[-1]), name="largest", **made)
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        if training:
+            classes = ops.argmax(inputs[:, :3], axis=-1)
+            before = tf.convert_to_tensor(self.centers)
+            moved = 0.1 * (tf.gather(before, classes) - inputs)
+            self.centers.assign(tf.tensor_scatter_nd_sub(before, classes[:, None], moved))
+            before = tf.convert_to_tensor(self.largest)
+            self.largest.assign(tf.tensor_scatter_nd_max(before, classes[:, None], inputs))
+        return inputs - 0.01 * ops.sum(ops.tanh(self.centers))

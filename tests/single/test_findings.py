@@ -79,6 +79,24 @@ def test_a_tensorflow_that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "problem" in facts
 
 
+@pytest.mark.parametrize(
+    "facts, text, do",
+    [
+        ({"backend": "jax", "keras_problem": "no module 'jax'"}, "its backend is 'jax': no module", "KERAS_BACKEND="),
+        ({"backend": "torch", "keras": "3.15.1"}, "its backend is 'torch'", "KERAS_BACKEND=tensorflow"),
+        ({"keras_problem": "ImportError: namex"}, "cannot be loaded: ImportError: namex", "pip install"),
+    ],
+)
+def test_a_keras_that_does_not_run_on_tensorflow(
+    monkeypatch: pytest.MonkeyPatch, facts: dict[str, str], text: str, do: str
+) -> None:
+    told = {"tensorflow": "2.21.0", "cuda": None, "cudnn": None, "nccl": None, "horovod": None, "gpus": [], **facts}
+    monkeypatch.setattr(machine, "_ASK_TENSORFLOW", f"import json; print(json.dumps({told!r}))")
+    found = {finding.name: finding for finding in machine.check_versions()[0]}
+    assert found["TensorFlow"].level is not Level.PROBLEM
+    assert found["Keras"].level is Level.PROBLEM and text in found["Keras"].text and do in found["Keras"].do
+
+
 def test_a_host_name_that_does_not_resolve(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(name: str) -> str:
         raise OSError("unknown")

@@ -78,8 +78,24 @@ OTHERS = {
     "whether any": lambda tf, ops, x, w: (
         ops.mean(x * w) * ops.cast(ops.any(x > 1.8), "float32") + ops.cast(ops.all(x > -9.0), "float32")
     ),
+    "largest of classes": lambda tf, ops, x, w: ops.sum(
+        tf.maximum(tf.math.unsorted_segment_max(x * w, _class(ops, x), 2), -9.0)
+    ),
+    "smallest of classes": lambda tf, ops, x, w: ops.sum(
+        tf.minimum(tf.math.unsorted_segment_min(x * w, _class(ops, x), 2), 9.0)
+    ),
+    "largest by index": lambda tf, ops, x, w: ops.sum(
+        tf.tensor_scatter_nd_max(tf.fill([2, 3], -9.0), _class(ops, x)[:, None], x * w)
+    ),
+    "added by index": lambda tf, ops, x, w: ops.sum(
+        ops.square(tf.tensor_scatter_nd_sub(tf.zeros([2, 3]), _class(ops, x)[:, None], x * w))
+    ),
     "each of three": lambda tf, ops, x, w: ops.sum(x * w, axis=0) * 0.1,
 }
+
+
+def _class(ops: Any, x: Any) -> Any:
+    return ops.cast(x[:, 0] > 0, "int32")
 
 
 def _mask(ops: Any, x: Any) -> Any:

@@ -15,6 +15,7 @@ DEADLINE_S = 200
 OUTCOMES = {
     "in the scope": "trained",
     "compiled outside, by names": "trained",
+    "built outside": "trained",
     "a frozen model of before": "trained",
     "a metric of before": "trained",
     "a layer of before that is built in the scope": "trained",
@@ -95,6 +96,14 @@ CODE = """
         model.compile(optimizer, "mse", metrics=["mae"])
         return fit(model)
 
+    def built_outside():
+        with strategy.scope():
+            model, optimizer = net(), keras.optimizers.Adam(0.1)
+        optimizer.build(model.trainable_variables)
+        with strategy.scope():
+            model.compile(optimizer, "mse")
+        return fit(model)
+
     def called():
         with strategy.scope():
             model = keras.Sequential([keras.layers.Dense(1)])
@@ -157,6 +166,7 @@ CODE = """
     cases = {
         "in the scope": lambda: fit(scoped()),
         "compiled outside, by names": lambda: outside("sgd"),
+        "built outside": built_outside,
         "a frozen model of before": frozen,
         "a metric of before": lambda: fit(scoped(metrics=[early_metric])),
         "a layer of before that is built in the scope": lambda: fit(scoped(lambda: net(early_layer))),

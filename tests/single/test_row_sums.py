@@ -46,6 +46,23 @@ def _sums(ops: Any, tf: Any) -> dict[str, Callable[..., Any]]:
         "broadcast": lambda x, state: ops.sum(state + ops.sum(x)) + state,
         "of_means_of_rows": lambda x, state: state + ops.sum(ops.mean(x, axis=1)),
         "of_a_deep_network": lambda x, state: state + ops.sum(_deep(x, ops), axis=0),
+        "scattered": lambda x, state: tf.tensor_scatter_nd_add(0.9 * state, _classes(x, ops), x[:, 1]),
+        "scattered_and_subtracted": lambda x, state: tf.tensor_scatter_nd_sub(
+            state, _classes(x, ops), 0.1 * (tf.gather(state, ops.cast(x[:, 0], "int32")) - x[:, 1])
+        ),
+        "scattered_twice": lambda x, state: tf.tensor_scatter_nd_sub(
+            tf.tensor_scatter_nd_add(state, _classes(x, ops), x[:, 1]), _classes(x, ops), ops.ones_like(x[:, 0])
+        ),
+        "sums_scattered": lambda x, state: tf.tensor_scatter_nd_sub(state, [[0], [2]], ops.sum(x, axis=0)[:2]),
+        "scattered_into_zeros": lambda x, state: (
+            state + tf.tensor_scatter_nd_add(tf.zeros([4]), _classes(x, ops), x[:, 1])
+        ),
+        "segments": lambda x, state: state - tf.math.unsorted_segment_sum(x[:, 1], ops.cast(x[:, 0], "int32"), 4),
+        "segments_of_sparse": lambda x, state: (
+            state
+            + tf.sparse.segment_sum(x, tf.range(tf.shape(x)[0]), tf.zeros_like(x[:, 0], tf.int32), num_segments=1)[0]
+        ),
+        "sparse_product": lambda x, state: state + tf.sparse.sparse_dense_matmul(_sparse(x, tf), x, adjoint_a=True)[0],
         "of_rows_and_state": lambda x, state: state + ops.sum((x - state) * x, axis=0),
     }
 
@@ -82,6 +99,15 @@ def _others(ops: Any, tf: Any) -> dict[str, Callable[..., Any]]:
         "constant": lambda x, state: state + 1.0,
         "gradient": gradient,
     }
+
+
+def _classes(x: Any, ops: Any) -> Any:
+    return ops.cast(x[:, :1], "int32")
+
+
+def _sparse(x: Any, tf: Any) -> Any:
+    places = tf.stack([tf.range(tf.shape(x)[0]), tf.cast(x[:, 0], tf.int32)], axis=1)
+    return tf.sparse.SparseTensor(tf.cast(places, tf.int64), x[:, 1], tf.cast([tf.shape(x)[0], 4], tf.int64))
 
 
 def _deep(x: Any, ops: Any) -> Any:

@@ -45,10 +45,15 @@ try:
     found["cudnn"] = build.get("cudnn_version")
     found["gpus"] = [tf.config.experimental.get_device_details(one).get("device_name", one.name)
                      for one in tf.config.list_physical_devices("GPU")]
-    import keras
-    found["keras"] = keras.__version__
 except Exception as error:
     found["problem"] = type(error).__name__ + ": " + str(error)
+try:
+    import keras
+    found["keras"], found["backend"] = keras.__version__, keras.backend.backend()
+except Exception as error:
+    found["keras_problem"] = type(error).__name__ + ": " + str(error)
+    if getattr(error, "name", None) in ("jax", "torch", "openvino"):
+        found["backend"] = error.name
 print("\\n" + json.dumps(found))
 """
 
@@ -72,7 +77,7 @@ def check_versions() -> tuple[list[Finding], Mapping[str, Any]]:
     else:
         do = supported.INSTALL_TENSORFLOW
         findings.append(_version("TensorFlow", facts["tensorflow"], supported.TENSORFLOW, do))
-        findings.append(_version("Keras", facts["keras"], supported.KERAS, supported.INSTALL_KERAS))
+        findings.append(_keras_finding(facts))
         findings += _gpu_findings(facts)
     findings.append(_horovod_finding(facts))
     return findings, facts
@@ -138,6 +143,18 @@ def _ask_tensorflow() -> Mapping[str, Any]:
         said = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
         return {"problem": f"exit code {done.returncode} {' '.join(said)}".strip(), "horovod": None}
     return facts
+
+
+def _keras_finding(facts: Mapping[str, Any]) -> Finding:
+    backend, problem = facts.get("backend", "tensorflow"), facts.get("keras_problem")
+    if backend != "tensorflow":
+        do = "Set KERAS_BACKEND=tensorflow in the environment, or remove it there and in ~/.keras/keras.json."
+        text = f"must run on TensorFlow, but its backend is {backend!r}"
+        return Finding("versions", "Keras", Level.PROBLEM, text + (f": {problem}" if problem else ""), do)
+    if problem:
+        do = f"Install it: {supported.INSTALL_KERAS}"
+        return Finding("versions", "Keras", Level.PROBLEM, f"cannot be loaded: {problem}", do)
+    return _version("Keras", facts["keras"], supported.KERAS, supported.INSTALL_KERAS)
 
 
 def _version(name: str, version: str, wanted: tuple[tuple[int, int], tuple[int, int]], do: str) -> Finding:

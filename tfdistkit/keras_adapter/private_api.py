@@ -112,8 +112,9 @@ def is_of(strategy: Any, variable: Any) -> bool:
 
 
 def owner_of(variable: Any) -> Any:
-    """Returns the strategy in whose scope a TensorFlow variable was created; None for none."""
-    return getattr(variable, "_distribute_strategy", None)
+    """Returns the strategy in whose scope a variable of TensorFlow or Keras was created; None for none."""
+    own = raw_variable(variable) if isinstance(variable, keras.Variable) else variable
+    return getattr(own, "_distribute_strategy", None)
 
 
 def autocast(variable: Any, value: Any) -> Any:
@@ -198,8 +199,23 @@ def compile_arguments(model: Any) -> dict[str, Any]:
 
 
 def build_model(model: Any, batch: Any) -> None:
-    """Builds a model from something with the shapes and dtypes of a batch."""
-    model._symbolic_build(data_batch=batch)
+    """Builds a model from something with the shapes and dtypes of a batch.
+
+    With `run_eagerly=True`, losses and metrics may need values (`float(loss)`): in one process Keras does not build
+    ahead of the step. They are left to the first step, and metrics forget what they were built from.
+    """
+    metrics = model._compile_metrics
+    builds_metrics = metrics is not None and not metrics.built
+    try:
+        model._symbolic_build(data_batch=batch)
+    except Exception:
+        if not (model.run_eagerly and all(layer.built for layer in layers_of(model))):
+            raise
+        if model.optimizer is not None and not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
+        model._post_build()
+    if model.run_eagerly and builds_metrics and metrics.built:
+        metrics.reset_state()
 
 
 def readable_by_rows(variable: Any) -> Any:

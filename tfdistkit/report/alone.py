@@ -46,13 +46,14 @@ def all_worked_alone(folders: Iterable[Path]) -> bool:
 
 
 def describe_alone(count: int) -> str:
-    """Returns the warning for a job whose processes all trained without a strategy.
+    """Returns the warning for a job whose processes all worked without a strategy.
 
     Args:
         count: The number of processes.
     """
     return (
-        f"warning: no process of this job made a strategy: the {count} processes trained {count} independent models.\n"
+        f"warning: no process of this job made a strategy: the {count} processes worked independently, each with a "
+        "model of its own.\n"
         "Write `strategy = tfdistkit.strategy()` at the top of the script, and make and compile the model in "
         f"`with strategy.scope():`. To train a model in each process, set {env.OWN_MODELS}=1."
     )

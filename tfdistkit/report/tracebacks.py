@@ -8,6 +8,8 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import sys
+import sysconfig
 import traceback
 from collections.abc import Iterator
 from types import TracebackType
@@ -20,6 +22,25 @@ _LIBRARIES = re.compile(r"[/\\](?:site|dist)-packages[/\\](keras|tensorflow|tf_k
 # Frames of Python's import system.
 _IMPORTS = re.compile(r"<frozen importlib\.|.*[/\\]importlib[/\\]__init__\.py$")
 _OWN = os.path.join(os.path.dirname(os.path.abspath(tfdistkit.__file__)), "")
+# Packages whose lines are not the user's, and the folders of the standard library.
+_PACKAGES = frozenset(("keras", "tensorflow", "tf_keras", "horovod", "absl", "tfdistkit"))
+_STANDARD = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib"))
+
+
+def is_of_library(frame: Any) -> bool:
+    """Returns whether a frame runs code of this package, Keras, TensorFlow or Python's standard library.
+
+    A script in a folder of the standard library (`/usr/lib/python3/train.py`) is the user's: no module has its name.
+
+    Args:
+        frame: A frame of a running thread.
+    """
+    file, package = frame.f_code.co_filename, str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    if file.startswith((_OWN, "<")) or "__autograph_generated_file" in file:
+        return True
+    if package in _PACKAGES:
+        return bool(_LIBRARIES.search(file)) or f"{os.sep}{package}{os.sep}" in file
+    return package in sys.stdlib_module_names and file.startswith(_STANDARD)
 
 
 def folded(error: BaseException, tb: TracebackType | None) -> str:

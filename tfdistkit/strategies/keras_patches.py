@@ -41,7 +41,7 @@ from tfdistkit.strategies.sync import (
     step_traces,
 )
 from tfdistkit.strategies.sync import step as steps
-from tfdistkit.strategies.sync.aggregates import inlined_functions, row_sums
+from tfdistkit.strategies.sync.aggregates import inlined_functions, predicted_rows, row_sums
 from tfdistkit.strategies.sync.batch_sharding import BatchPart
 from tfdistkit.strategies.sync.gradients import gradient_scaling, own_optimizers, reducer_state
 
@@ -87,6 +87,7 @@ def _make_agreeing_function(original: Any, model: Any, step_function: Any) -> An
     strategy = model.distribute_strategy
     if not private_api.is_ours(strategy) or strategy.num_replicas_in_sync == 1:
         return original(model, step_function)
+    batch_sharding.require_no_state_of_rows(model)
     if model.jit_compile is True:
         strategy.check_jit_compile()
         collective_timeout.leave_to_tensorflow()
@@ -142,11 +143,13 @@ def _make_function_on_parts(original: Any, model: Any, step_function: Any, is_lo
 
 
 def _reduce_per_replica(original: Any, values: Any, strategy: Any, reduction: str) -> Any:
-    """Takes the logs, which agree already (`_agree`), from the first replica."""
-    if not private_api.is_ours(strategy) or reduction != "auto":
+    """Takes the logs, which agree already (`_agree`), from the first replica; so it does with predicted numbers."""
+    if private_api.is_ours(strategy) and reduction == "auto":
+        return keras.tree.map_structure(lambda value: strategy.experimental_local_results(value)[0], values)
+    if not private_api.is_ours(strategy) or reduction != "concat":
         return original(values, strategy, reduction)
-
-    return keras.tree.map_structure(lambda value: strategy.experimental_local_results(value)[0], values)
+    concatenate = functools.partial(original, strategy=strategy, reduction=reduction)
+    return predicted_rows.concatenated(concatenate, strategy, values)
 
 
 def _one_progress_bar(original: Any, bar: Any, params: Any) -> None:
@@ -238,9 +241,10 @@ def _make_predict_function(original: Any, model: Any, force: bool = False) -> No
     """Says of the steps of `predict` that they are such: Keras makes them where nothing can be hooked."""
     if model.predict_function is not None and not force:
         return
-    original(model, force=force)
     if not private_api.is_ours(model.distribute_strategy) or model.distribute_strategy.num_replicas_in_sync == 1:
-        return
+        return original(model, force=force)
+    batch_sharding.require_no_state_of_rows(model)
+    original(model, force=force)
     function = model.predict_function
 
     def predict_function(data: Any) -> Any:
@@ -278,9 +282,10 @@ def _evaluate(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _optimizer_variable(original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
     """Tells a strategy of ours that the variables that are created here are an optimizer's."""
-    strategy: Any = tf.distribute.get_strategy()
-    with strategy.optimizer_variables() if private_api.is_ours(strategy) else contextlib.nullcontext():
-        return original(optimizer, *args, **kwargs)
+    with reducer_state.scope_of(getattr(optimizer, "variables", ())):  # None before its `__init__`.
+        strategy: Any = tf.distribute.get_strategy()
+        with strategy.optimizer_variables() if private_api.is_ours(strategy) else contextlib.nullcontext():
+            return original(optimizer, *args, **kwargs)
 
 
 def _optimizer_made(original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -377,7 +382,7 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "take": table_rows.take,
     "adagrad_step": table_rows.adagrad_step,
     "clip_by_global_norm": table_rows.clip_by_global_norm,
-    "slot": table_parts.slot,
+    "slot": reducer_state.slot,
     "save_optimizer": table_parts.save_optimizer,
     "load_optimizer": table_parts.load_optimizer,
     "add_weight": replica.add_weight,

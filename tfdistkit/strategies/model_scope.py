@@ -18,15 +18,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-import tfdistkit
 from tfdistkit import env
 from tfdistkit.cluster.detection import detect_cluster
 from tfdistkit.collectives import registry
 from tfdistkit.errors import UnsupportedError, explain
 from tfdistkit.keras_adapter import private_api, private_lookup
+from tfdistkit.report import tracebacks
 
-# Frames of these packages are not the user's.
-_PACKAGES = tuple(os.path.dirname(str(module.__file__)) + os.sep for module in (keras, tf, tfdistkit))
 _DO_SCOPE = "with strategy.scope(): model = ...; model.compile(...)"
 
 # The user's line that made a model outside of any strategy.
@@ -362,6 +360,10 @@ def _with_explained_errors(original: Callable[..., Any], model: Any, *args: Any,
         ) from error
 
 
+def _is_of_legacy_keras(frame: Any) -> bool:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "tf_keras"
+
+
 def _name(strategy: Any) -> str:
     if strategy is None:
         return "no strategy"
@@ -370,19 +372,14 @@ def _name(strategy: Any) -> str:
 
 
 def line_of_user() -> str:
-    """Returns the file and line of the innermost caller outside of Keras, TensorFlow and this package.
+    """Returns the file and line of the innermost caller outside of libraries (`tracebacks.is_of_library`).
 
     Returns:
         Such as `train.py:12`.
     """
     frame = inspect.currentframe()
     while frame is not None:
-        file = frame.f_code.co_filename
-        if not file.startswith(_PACKAGES) and not file.startswith("<") and not _is_of_legacy_keras(frame):
-            return f"{os.path.basename(file)}:{frame.f_lineno}"
+        if not tracebacks.is_of_library(frame):
+            return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
         frame = frame.f_back
     return "an unknown line"
-
-
-def _is_of_legacy_keras(frame: Any) -> bool:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "tf_keras"

@@ -145,3 +145,52 @@ def test_a_replica_without_rows_is_warned_of_in_a_graph(strategy: Any) -> None:
     with pytest.warns(UserWarning, match=r"Replica 1 has no rows of this batch[\s\S]*drop_remainder"):
         for batch in data:
             tf.function(lambda batch: strategy.run(dense, args=(batch,)))(batch)
+
+
+class Worst(keras.metrics.Metric):
+    """Keeps Python values."""
+
+    def __init__(self) -> None:
+        super().__init__(name="worst")
+        self.seen: list[float] = []
+
+    def update_state(self, targets: Any, predictions: Any, sample_weight: Any = None) -> None:
+        self.seen.append(float(keras.ops.max(predictions)))
+
+    def result(self) -> float:
+        return max(self.seen, default=0.0)
+
+    def reset_state(self) -> None:
+        self.seen = []
+
+
+def _measured(scope: Any) -> tuple[Any, ...]:
+    keras.utils.set_random_seed(5)
+    with scope:
+        model = keras.Sequential([keras.layers.Dense(1)])
+        model.compile(keras.optimizers.Adam(0.1), "mse", metrics=[Worst()], run_eagerly=True)
+    history = model.fit(X, X[:, :1], batch_size=4, epochs=2, verbose=0, shuffle=False).history
+    return history["worst"], model.train_on_batch(X, X[:, :1]), model.evaluate(X, X[:, :1], verbose=0)
+
+
+@pytest.mark.parametrize("name", ("one_device", "mirrored"))
+def test_metrics_may_keep_python_values(strategy: Any, name: str) -> None:
+    expected = _measured(tf.distribute.get_strategy().scope())
+    own = strategy if name == "mirrored" else tfdistkit.strategy(name)
+    for one, other in zip(_measured(own.scope()), expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+def test_metrics_forget_what_they_were_built_from(strategy: Any) -> None:
+    class Kept(Worst):
+        def update_state(self, targets: Any, predictions: Any, sample_weight: Any = None) -> None:
+            self.seen.append(predictions)
+
+        def result(self) -> float:
+            return float(keras.ops.max(self.seen[-1]))
+
+    with tfdistkit.strategy("one_device").scope():
+        model = keras.Sequential([keras.layers.Dense(1)])
+        model.compile("sgd", "mse", metrics=[metric := Kept()], run_eagerly=True)
+    model.train_on_batch(X, X[:, :1])
+    assert [tf.is_symbolic_tensor(one) for one in metric.seen] == [False]

@@ -189,7 +189,7 @@ class SharedMemoryTransport:
         def make(tag: int, arrays: list[np.ndarray], timeout_s: float, on_end: Callable[[], None]) -> Operation:
             return Sum(tag, arrays, timeout_s, on_end)
 
-        return self._result(self._start(_tag(f"thread {name}"), make, list(arrays), math.inf, lambda _: None))
+        return self._result(self._start(_tag(f"thread {name}"), make, list(arrays), math.inf, lambda: None))
 
     # ------------------------------------------------------- running them
 
@@ -200,7 +200,7 @@ class SharedMemoryTransport:
         with tf.device("CPU:0"):
             if tf.executing_eagerly():
                 arrays = [_as_array(tensor) for tensor in tensors]
-                ticket = self._start(_tag(f"eager {kind}"), make, arrays, timeout_s, lambda _: None)
+                ticket = self._start(_tag(f"eager {kind}"), make, arrays, timeout_s, lambda: None)
                 return [tf.convert_to_tensor(array) for array in self._result(ticket)]
             return self._in_graph(_tag(f"{kind} {_number_in_function()}"), make, tensors, dtypes, shapes, timeout_s)
 
@@ -211,7 +211,8 @@ class SharedMemoryTransport:
             ended = tf.queue.FIFOQueue(_UNDER_WAY, [tf.int64], [[]])
 
         def start(*arrays: np.ndarray) -> np.ndarray:
-            return np.int64(self._start(tag, make, list(arrays), timeout_s, ended.enqueue))
+            # TensorFlow keeps a tensor of every Python number that it has ever converted: not one of each ticket.
+            return np.int64(self._start(tag, make, list(arrays), timeout_s, lambda: ended.enqueue(0)))
 
         def finish(ticket: np.ndarray, _: np.ndarray) -> list[np.ndarray]:
             return self._result(int(ticket))
@@ -225,15 +226,13 @@ class SharedMemoryTransport:
             result.set_shape(shape)
         return list(results)
 
-    def _start(
-        self, tag: int, make: Make, arrays: list[np.ndarray], timeout_s: float, tell: Callable[[int], Any]
-    ) -> int:
+    def _start(self, tag: int, make: Make, arrays: list[np.ndarray], timeout_s: float, tell: Callable[[], Any]) -> int:
         """Hands an operation to the engine, and returns what `_result` finds it by."""
         ticket, ended = next(self._tickets), threading.Event()
 
         def on_end() -> None:
             ended.set()
-            tell(ticket)
+            tell()
 
         operation = make(tag, [np.asarray(array, order="C") for array in arrays], timeout_s, on_end)
         self._running[ticket] = (operation, ended)

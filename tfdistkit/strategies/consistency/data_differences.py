@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdistkit.errors import UnsupportedError, explain
+from tfdistkit.report import tracebacks
 
 Facts = dict[str, Any]
 
@@ -21,7 +22,7 @@ _FIX_WHOLE = (
 )
 # Lines of a script that do not load data.
 _NO_CALLS = re.compile(r"\s*(#|import |from |[\"\']|def |class |print\(|@)")
-_LIBRARIES = re.compile(r"site-packages|[/\\]tfdistkit[/\\](strategies|data|callbacks)[/\\]|^<|[/\\]multiprocessing")
+_PACKAGES = re.compile(r"[/\\](site|dist)-packages[/\\]")
 _OFF = "tfdistkit.strategy(..., check_data=False) turns this comparison off."
 # Facts in the order of comparison: name, its name in an error, the fix, a pattern for the likely line of the script.
 _COMPARED = (
@@ -34,7 +35,9 @@ _COMPARED = (
     ("class_weight", "`class_weight`", "Give every rank the same weights.", r"class_weight"),
     ("settings", "an argument of the pipeline", _FIX_PARTS,
      r"\.shard\(|\.skip\(|\.take\(|\.batch\(|\.shuffle\(|\[[^\]]*::"),
-    ("arrays", "the arrays", _FIX_PARTS, r"\[[^\]]*rank[^\]]*\]|\[[^\]]*::|array_split|train_test_split"),
+    ("arrays", "the arrays", _FIX_PARTS,
+     r"\[[^\]]*rank[^\]]*\]|\[[^\]]*::|array_split|train_test_split|"
+     r"random\.(rand|normal|uniform|permutation|shuffle|choice)|default_rng\(\)"),
     ("generator", "whether a Python generator yields it", "Make the same pipeline on every rank.", r"from_generator"),
     ("random", "the operations that shuffle", "Make the same pipeline on every rank.", r"\.shuffle\("),
     ("cardinality", "the number of elements", _FIX_PARTS, r"\.shard\(|\[[^\]]*rank[^\]]*\]|\[[^\]]*::"),
@@ -192,9 +195,9 @@ def _likely_line(pattern: str) -> str:
     first = ""
     frame: Any = sys._getframe(1)
     while frame is not None:
-        path, called = Path(frame.f_code.co_filename), frame.f_lineno
+        path, called, is_other = Path(frame.f_code.co_filename), frame.f_lineno, tracebacks.is_of_library(frame)
         frame = frame.f_back
-        if _LIBRARIES.search(str(path)) or not path.is_file():
+        if is_other or _PACKAGES.search(str(path)) or not path.is_file():
             continue
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()[:called]
         matches = [n for n, line in enumerate(lines, start=1) if re.search(pattern, line) and not _NO_CALLS.match(line)]

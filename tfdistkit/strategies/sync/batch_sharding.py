@@ -11,10 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import keras
 import tensorflow as tf
 
 from tfdistkit.data.dataset_metadata import marks_of
 from tfdistkit.data.rows import Split, rows_of
+from tfdistkit.errors import UnsupportedError, explain
+from tfdistkit.keras_adapter import private_api
 from tfdistkit.keras_adapter.dataset_tuning import without_idle_tuning
 
 
@@ -206,3 +209,25 @@ def _in_own_memory(value: Any) -> Any:
     copy = tf.raw_ops.DeepCopy(x=value)
     copy.set_shape(value.shape)
     return copy
+
+
+def require_no_state_of_rows(model: Any) -> None:
+    """Checks that no layer keeps a state for each row of a batch: a replica has other rows in each step.
+
+    Args:
+        model: The model, on several replicas.
+
+    Raises:
+        UnsupportedError: if a recurrent layer is stateful.
+    """
+    for layer in private_api.layers_of(model):
+        if isinstance(layer, keras.layers.RNN) and layer.stateful:
+            raise UnsupportedError(
+                explain(
+                    "Recurrent layers on several replicas must not be stateful: they keep a state for each row of a "
+                    "batch, and each replica has only some of the rows.",
+                    received=f"stateful=True of the layer {layer.name!r}",
+                    expected="stateful=False, or one replica",
+                    do="Make the layer with `stateful=False`, or train in one process.",
+                )
+            )

@@ -136,6 +136,12 @@ def is_scalar_cast(tensor: tf.Tensor) -> bool:
     return source is not None and tensor.dtype.is_floating and source.dtype.is_integer and source.shape.rank == 0
 
 
+def is_zero(tensor: tf.Tensor) -> bool:
+    """Returns whether a tensor is known to be zeros."""
+    value = tf.get_static_value(tensor)
+    return value is not None and not np.any(value)
+
+
 def keeps_numbers(before: tf.DType, after: tf.DType) -> bool:
     """Returns whether a cast is linear: a truncation is not, and a cast of booleans has no sum behind it."""
     return after.is_floating if before.is_floating else before.is_integer

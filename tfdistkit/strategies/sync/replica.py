@@ -20,6 +20,7 @@ from tfdistkit.collectives import string_bytes
 from tfdistkit.collectives.carriers import CARRIERS
 from tfdistkit.keras_adapter import private_api
 from tfdistkit.strategies.sync import batch_sharding, placeholder_rows, row_counts, step
+from tfdistkit.strategies.sync.aggregates import predicted_rows
 from tfdistkit.strategies.sync.replica_deadlocks import sum_without_deadlock
 from tfdistkit.strategies.variables import as_own_variable
 
@@ -111,6 +112,7 @@ class ReplicaMixin:
         with step.running(own), placeholder_rows.explaining_errors(own):
             rows = 0 if own is None or part is None else self._hidden_rows(own, part)
             outputs = fn(*placeholder_rows.hide_rows(args, rows), **placeholder_rows.hide_rows(kwargs, rows))
+            outputs = predicted_rows.once(own, outputs) if is_predicting and own is not None else outputs
         return outputs if is_empty is None else placeholder_rows.without_placeholder(outputs, is_empty)
 
     def _hidden_rows(self, own: step.ReplicaStep, part: batch_sharding.BatchPart) -> int:

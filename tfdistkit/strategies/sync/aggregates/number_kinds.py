@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdistkit.strategies.sync import data_dependence as graphs
 from tfdistkit.strategies.sync.aggregates.compared_rows import COUNTS, NOT_REPEATED, ComparedRows, ComparisonFinder
-from tfdistkit.strategies.sync.aggregates.row_axes import PRODUCTS, SAME
+from tfdistkit.strategies.sync.aggregates.row_axes import LARGEST_BY_INDEX, PRODUCTS, SAME, SMALLEST_BY_INDEX
 from tfdistkit.strategies.sync.aggregates.row_reader import LAYERS, RowReader
 
 
@@ -40,7 +40,10 @@ _LINEAR = frozenset(
         *("StridedSlice", "Slice", "GatherV2", "Mul", "MulNoNan"),
     )
 )
-_EXTREMES = {"Max": Kind.MAX, "Any": Kind.MAX, "Min": Kind.MIN, "All": Kind.MIN}
+_EXTREMES = {
+    **dict.fromkeys(("Max", "Any", *LARGEST_BY_INDEX), Kind.MAX),
+    **dict.fromkeys(("Min", "All", *SMALLEST_BY_INDEX), Kind.MIN),
+}
 _QUOTIENTS = frozenset(("Div", "RealDiv", "DivNoNan"))
 _SUMS = frozenset(("Add", "AddV2", "AddN", "Sub", "Pack"))
 # Operations behind a sum that are looked at, at most.
@@ -124,6 +127,9 @@ class NumberReader:
         reader, operation = self._reader, tensor.op
         if operation.type == "Reshape" and operation.inputs[0].op.type in PRODUCTS and tensor.shape.is_fully_defined():
             return self.aggregate(operation.inputs[0])  # The sizes are known here alone: `tf.tensordot`.
+        if operation.type in ("TensorScatterMax", "TensorScatterMin"):
+            is_alone = not reader.comes_from_rows(operation.inputs[0]) and reader.is_scattered(operation)
+            return _EXTREMES[operation.type] if is_alone else None
         if operation.type == "Mean" or operation.type in _EXTREMES:
             if not reader.is_along_rows(operation):
                 return None

@@ -29,10 +29,17 @@ BY_INDEX = frozenset(
         "UnsortedSegmentSum",
         "SegmentSum",
         "SegmentSumV2",
+        "SparseSegmentSum",
+        "SparseSegmentSumWithNumSegments",
         "ScatterNd",
         "HistogramFixedWidth",
     )
 )
+# The largest or the smallest entry by an index of each row.
+LARGEST_BY_INDEX = ("UnsortedSegmentMax", "SegmentMax", "SegmentMaxV2", "TensorScatterMax")
+SMALLEST_BY_INDEX = ("UnsortedSegmentMin", "SegmentMin", "SegmentMinV2", "TensorScatterMin")
+# Add to entries of their first input by an index of each row.
+SCATTERED = ("TensorScatterAdd", "TensorScatterSub")
 MOVES_ROWS = ("Cumsum", "Cumprod", "CumulativeLogsumexp", "ReverseV2", "Roll", "RandomShuffle")
 REDUCTIONS = ("Sum", "Mean", "Max", "Min", "Prod", "All", "Any", "ArgMax", "ArgMin")
 
@@ -55,6 +62,7 @@ _OF_LAYERS = frozenset(
         *("ResourceGather", "If", "StatelessIf", "PartitionedCall", "StatefulPartitionedCall"),
     )
 )
+_WITHOUT_ROWS = BY_INDEX.union(LARGEST_BY_INDEX, SMALLEST_BY_INDEX)
 
 
 class RowAxes:
@@ -107,8 +115,10 @@ class RowAxes:
         operation = tensor.op
         if is_from_dataset(tensor):
             return 0 if tensor.shape[0] is None or (self._rows and tensor.shape[0] == self._rows) else None
-        if operation.type in BY_INDEX:
+        if operation.type in _WITHOUT_ROWS:
             return None
+        if operation.type in SCATTERED:  # As long as its first input, whatever is added.
+            return self._known.get(operation.inputs[0].name)
         if operation.type == "TensorListStack":
             return self._stacked(tensor)
         axes = [self._known.get(one.name) for one in operation.inputs]

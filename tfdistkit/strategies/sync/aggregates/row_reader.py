@@ -8,7 +8,15 @@ import tensorflow as tf
 
 from tfdistkit.strategies.sync import data_dependence as graphs
 from tfdistkit.strategies.sync import step as steps
-from tfdistkit.strategies.sync.aggregates.row_axes import BY_INDEX, PRODUCTS, SAME, RowAxes, contracted, letters
+from tfdistkit.strategies.sync.aggregates.row_axes import (
+    BY_INDEX,
+    PRODUCTS,
+    SAME,
+    SCATTERED,
+    RowAxes,
+    contracted,
+    letters,
+)
 from tfdistkit.strategies.sync.data_dependence import Ancestry, is_from_dataset
 
 _RESHAPING = ("Cast", "StridedSlice", "Slice", "Reshape", "ExpandDims", "Squeeze", "Transpose")
@@ -47,7 +55,7 @@ class RowReader:
     """
 
     def __init__(self, step: steps.ReplicaStep):
-        self._rows, self.gradients = step.held_rows, step.gradients
+        self.step, self._rows, self.gradients = step, step.held_rows, step.gradients
         same = step.same_on_all
         self.comes_from_batch = Ancestry(is_from_dataset, same, graphs.is_collective).includes
         self.comes_from_rows = Ancestry(
@@ -99,6 +107,11 @@ class RowReader:
             return self.axis_of_rows(inputs[0]) is not None
         if kind in BY_INDEX:
             return any(self.has_rows(one) for one in inputs)
+        if kind in SCATTERED:
+            return graphs.is_zero(inputs[0]) and self.is_scattered(operation)
+        if kind == "SparseTensorDenseMatMul":
+            is_along = bool(operation.get_attr("adjoint_a")) and self.has_rows(inputs[3])
+            return is_along and self.axis_of_rows(operation.outputs[0]) is None
         if kind == "StridedSlice":  # `ops.shape(x)[0]`
             place = graphs.place_of_size(operation.outputs[0])
             return place is not None and self.axis_of_rows(inputs[0].op.inputs[0]) == place
@@ -109,6 +122,11 @@ class RowReader:
             found = {letter for letter in of_rows if letter is not None}
             return len(found) == 1 and not found & set(result)
         return False
+
+    def is_scattered(self, operation: Any) -> bool:
+        """Returns whether an operation puts something of each row into entries of its first input."""
+        before, indices, updates = operation.inputs
+        return self.axis_of_rows(before) is None and (self.has_rows(indices) or self.has_rows(updates))
 
     def is_along_rows(self, reduction: Any) -> bool:
         """Returns whether a sum, a mean or an extreme is over the rows, and perhaps over other dimensions, too."""

@@ -8,6 +8,8 @@ the codebook of a VQ-VAE. Such a value is affine in its sums over rows, for exam
 from __future__ import annotations
 
 import dataclasses
+import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +20,7 @@ from tfdistkit.strategies.sync import data_dependence as graphs
 from tfdistkit.strategies.sync import step as steps
 from tfdistkit.strategies.sync.aggregates import global_numbers
 from tfdistkit.strategies.sync.aggregates.graph_copies import copied
-from tfdistkit.strategies.sync.aggregates.row_axes import PRODUCTS, SAME
+from tfdistkit.strategies.sync.aggregates.row_axes import PRODUCTS, SAME, SCATTERED
 from tfdistkit.strategies.sync.aggregates.row_reader import MOST_OPERATIONS, RowReader, can_read, reader_of
 
 # Linear in their first input, if the others are constant.
@@ -28,11 +30,12 @@ _LINEAR = frozenset(
         *("StridedSlice", "Slice", "GatherV2", "Mul", "Div", "RealDiv", "DivNoNan", "MatMul", "BatchMatMulV2"),
     )
 )
+_PARTS = ("constant", "mean", "sum", "whole")
 
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """A value as a sum of three parts; None for a part that is zero."""
+    """A value as a sum of four parts; None for a part that is zero."""
 
     # The same on all replicas.
     constant: tf.Tensor | None = None
@@ -40,14 +43,16 @@ class Parts:
     mean: tf.Tensor | None = None
     # Adds up over rows.
     sum: tf.Tensor | None = None
+    # What another sum is for the global batch already, the same on all replicas.
+    whole: tf.Tensor | None = None
 
     def mapped(self, function: Callable[[tf.Tensor], tf.Tensor]) -> Parts:
         """Applies a linear function to each part."""
-        parts = (self.constant, self.mean, self.sum)
+        parts = (self.constant, self.mean, self.sum, self.whole)
         return Parts(*(None if part is None else function(part) for part in parts))
 
     def __add__(self, other: Parts) -> Parts:
-        pairs = ((self.constant, other.constant), (self.mean, other.mean), (self.sum, other.sum))
+        pairs = [(getattr(self, name), getattr(other, name)) for name in _PARTS]
         return Parts(*(b if a is None else a if b is None else a + b for a, b in pairs))
 
 
@@ -70,12 +75,12 @@ def of_global_batch(step: steps.ReplicaStep, value: Any) -> tf.Tensor | None:
     if not can_read(step, value) or (value.dtype.is_floating and (not value.shape.rank or step.held_rows)):
         return None
     parts = _parts(reader_of(step), value)
-    if parts.sum is None or (parts.mean is not None and not value.dtype.is_floating):
+    if parts.sum is parts.whole or (parts.mean is not None and not value.dtype.is_floating):
         return None
-    total = step.sum(step.if_any_rows(parts.sum))
-    if parts.mean is not None:
-        total += step.weighted_sum(parts.mean)
-    return total if parts.constant is None else parts.constant + total
+    summed = None if parts.sum is None else step.sum(step.if_any_rows(parts.sum))
+    mean = None if parts.mean is None else step.weighted_sum(parts.mean)
+    known = [one for one in (parts.constant, parts.whole, summed, mean) if one is not None]
+    return functools.reduce(operator.add, known)
 
 
 def is_of_rows(step: steps.ReplicaStep, value: Any) -> bool:
@@ -134,10 +139,8 @@ def _parts(reader: RowReader, tensor: tf.Tensor, left: int = MOST_OPERATIONS) ->
         return _parts(reader, inputs[0], left - 1)
     if kind == "Cast" and graphs.keeps_numbers(inputs[0].dtype, tensor.dtype):
         return _parts(reader, inputs[0], left - 1).mapped(lambda part: tf.cast(part, tensor.dtype))
-    if kind == "TensorScatterAdd" and not reader.comes_from_batch(inputs[0]) and reader.has_rows(inputs[2]):
-        added = tensor - inputs[0]
-        is_mean = reader.is_divided(inputs[2])
-        return Parts(inputs[0], added if is_mean else None, None if is_mean else added)
+    if kind in SCATTERED:
+        return _scattered(reader, tensor, left)
     if kind in ("Pack", "ConcatV2"):
         return _joined(operation, [_parts(reader, one, left - 1) for one in graphs.joined_by(operation)])
     if kind in ("Add", "AddV2", "AddN"):
@@ -156,6 +159,28 @@ def _parts(reader: RowReader, tensor: tf.Tensor, left: int = MOST_OPERATIONS) ->
     return Parts(mean=tensor)
 
 
+def _scattered(reader: RowReader, tensor: tf.Tensor, left: int) -> Parts:
+    """Returns the parts of what an operation adds to entries of a tensor (`tf.tensor_scatter_nd_sub`)."""
+    before, indices, updates = tensor.op.inputs
+
+    def added(part: tf.Tensor) -> tf.Tensor:
+        part = tf.broadcast_to(part, tf.shape(updates)) if part.shape != updates.shape else part
+        entries = tf.scatter_nd(indices, part, tf.shape(before, indices.dtype))
+        return -entries if tensor.op.type == "TensorScatterSub" else entries
+
+    if reader.is_scattered(tensor.op):
+        entries = added(updates)
+        whole = global_numbers.of_global_batch(reader.step, entries, of_integers=True)  # Of rows compared with counts.
+        is_mean = tensor.dtype.is_floating and reader.is_divided(updates)
+        own = Parts(mean=entries) if is_mean else Parts(sum=entries)
+        own = own if whole is None else Parts(whole=whole.value)
+    elif reader.comes_from_batch(indices) or reader.axis_of_rows(before) is not None:
+        return Parts(mean=tensor)
+    else:
+        own = _parts(reader, updates, left - 1).mapped(added)
+    return _parts(reader, before, left - 1) + own
+
+
 def _joined(operation: Any, pieces: list[Parts]) -> Parts:
     def joined(parts: list[tf.Tensor | None]) -> tf.Tensor | None:
         if all(part is None for part in parts):
@@ -166,7 +191,7 @@ def _joined(operation: Any, pieces: list[Parts]) -> Parts:
             return tf.stack(filled, operation.get_attr("axis"))
         return tf.concat(filled, operation.inputs[-1])
 
-    return Parts(*(joined([getattr(one, name) for one in pieces]) for name in ("constant", "mean", "sum")))
+    return Parts(*(joined([getattr(one, name) for one in pieces]) for name in _PARTS))
 
 
 def _as_large(part: tf.Tensor, whole: tf.Tensor) -> tf.Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
@@ -30,6 +30,11 @@ def build_optimizer(original: Any, optimizer: Any, variables: Any) -> None:
     if _is_left(optimizer):
         return
     variables = list(variables)
+    with scope_of(variables):
+        _build(original, optimizer, variables)
+
+
+def _build(original: Any, optimizer: Any, variables: list[Any]) -> None:
     strategy: Any = tf.distribute.get_strategy()
     is_ours = private_api.is_ours(strategy) and not hasattr(optimizer, "inner_optimizer")
     if is_ours:
@@ -77,6 +82,28 @@ def build_optimizer(original: Any, optimizer: Any, variables: Any) -> None:
     # Users may hand over the TensorFlow variables.
     _STATES[optimizer].update({id(private_api.raw_variable(v)): state for v, state in zip(variables, states)})
     _OF_REPLICAS[optimizer], _REDUCERS[optimizer] = of_replicas, strategy.reducer
+
+
+def slot(original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Hook of `add_variable_from_reference`: makes a slot in the scope of its variable's strategy."""
+    with scope_of([args[0] if args else kwargs.get("reference_variable")]):
+        return table_parts.slot(original, optimizer, *args, **kwargs)
+
+
+def scope_of(variables: Iterable[Any]) -> contextlib.AbstractContextManager[Any]:
+    """Returns the scope of the strategy of ours that made variables; an empty context in a scope, or for none of ours.
+
+    `compile` may be called outside of the scope: so may `optimizer.build`.
+
+    Args:
+        variables: Keras or TensorFlow variables.
+    """
+    if tf.distribute.has_strategy():
+        return contextlib.nullcontext()
+    found = (private_api.owner_of(one) for one in variables)
+    owner = next((one for one in found if private_api.is_ours(one)), None)
+    scope: contextlib.AbstractContextManager[Any] = contextlib.nullcontext() if owner is None else owner.scope()
+    return scope
 
 
 def reducer_of(optimizer: Any) -> Reducer:
