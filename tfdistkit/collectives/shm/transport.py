@@ -27,6 +27,8 @@ _CARRIED_AS = carriers_for(lambda dtype: dtype in (tf.bfloat16, tf.bool))
 # Seconds that a caller waits for the engine beyond the timeout of its operation, which the engine itself ends.
 _MORE_S = 60.0
 _COUNTER = "_tfdistkit_shared_memory_operations"
+# Is in the names of operations by which a graph talks to the engine: they are no Python of the user's.
+GRAPH_NAME = "tfdistkit_shm"
 # At most so many runs of a node may be under way.
 _UNDER_WAY = 1 << 10
 
@@ -217,11 +219,11 @@ class SharedMemoryTransport:
         def finish(ticket: np.ndarray, _: np.ndarray) -> list[np.ndarray]:
             return self._result(int(ticket))
 
-        ticket = tf.numpy_function(start, tensors, tf.int64, stateful=True)
+        ticket = tf.numpy_function(start, tensors, tf.int64, stateful=True, name=GRAPH_NAME)
         ticket.set_shape([])
         with tf.control_dependencies([ticket]):
             signal = ended.dequeue()
-        results = tf.numpy_function(finish, [ticket, signal], dtypes, stateful=True)
+        results = tf.numpy_function(finish, [ticket, signal], dtypes, stateful=True, name=GRAPH_NAME)
         for result, shape in zip(results, shapes):
             result.set_shape(shape)
         return list(results)

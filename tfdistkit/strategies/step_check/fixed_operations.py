@@ -15,6 +15,7 @@ from unittest import mock
 import keras
 import tensorflow as tf
 
+from tfdistkit.collectives.shm.transport import GRAPH_NAME
 from tfdistkit.keras_adapter import private_lookup
 from tfdistkit.strategies.sync.gradients.trial import CannotTryError
 
@@ -69,7 +70,7 @@ def fixed(graph: Any) -> Iterator[None]:
 
 
 def require_fixed(graph: Any) -> None:
-    """Checks that a graph draws no random numbers but those that `fixed` replaced.
+    """Checks that a graph draws no random numbers but those that `fixed` replaced, and calls no Python of the user's.
 
     Args:
         graph: The graph.
@@ -81,6 +82,8 @@ def require_fixed(graph: Any) -> None:
         is_random = any(word in operation.type for word in _RANDOM) and not operation.type.startswith(_KEYS)
         if is_random and operation.type not in _REPLACED:
             raise CannotTryError(f"it draws random numbers ({operation.type})")
+        if "PyFunc" in operation.type and GRAPH_NAME not in operation.name:
+            raise CannotTryError("it calls Python (`tf.py_function`, `tf.numpy_function`)")
 
 
 def require_any_rows(graph: Any) -> None:

@@ -134,7 +134,7 @@ def _tensors(data: Any) -> list[Any]:
 
 
 def _read(text: bytes, like: Any) -> tuple[Any, int]:
-    structure = tf.nest.map_structure(_of_any_rows, like)
+    structure = tf.nest.map_structure(of_any_rows, like)
     flat = tf.nest.flatten(structure, expand_composites=True)
     begins = 8 * (1 + sum(one is not None for one in flat))
     rows, *sizes = np.frombuffer(text[:begins], np.int64)
@@ -144,7 +144,7 @@ def _read(text: bytes, like: Any) -> tuple[Any, int]:
     return tf.nest.pack_sequence_as(structure, values, expand_composites=True), int(rows)
 
 
-def _of_any_rows(value: Any) -> Any:
+def of_any_rows(value: Any) -> Any:
     """Returns what stands for a ragged tensor with other rows; another value as it is."""
     if not isinstance(value, tf.RaggedTensor):
         return value

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfdistkit.keras_adapter import private_api
 from tfdistkit.strategies.step_check.fixed_operations import fixed, require_any_rows, require_fixed
+from tfdistkit.strategies.step_check.small_batch import of_any_rows
 from tfdistkit.strategies.sync import step as steps
 from tfdistkit.strategies.sync.gradients import trial
 
@@ -100,13 +101,13 @@ def _without_writes(function: Callable[[Any], list[Any]], like: Any) -> Callable
         function: Takes a structure of tensors.
         like: Such a structure; others may have another number of rows.
     """
-    flat = tf.nest.flatten(like, expand_composites=True)
+    structure, flat = tf.nest.map_structure(of_any_rows, like), tf.nest.flatten(like, expand_composites=True)
 
     def traced(*given: Any) -> list[Any]:
         values = iter(given)
         filled = [next(values) if tf.is_tensor(value) else value for value in flat]
         with fixed(tf.compat.v1.get_default_graph()), tf.variable_creator_scope(_refuse_variable), trial.tracing():
-            return function(tf.nest.pack_sequence_as(like, filled, expand_composites=True))
+            return function(tf.nest.pack_sequence_as(structure, filled, expand_composites=True))
 
     signature = [tf.TensorSpec(_any_rows(value), value.dtype) for value in flat if tf.is_tensor(value)]
     # Unlike a tf.function it runs only what its results need, and orders nothing.
