@@ -41,12 +41,12 @@ def test_frames_of_libraries(file: str, name: str) -> None:
 @pytest.mark.parametrize(
     "file, name",
     [
-        ("/home/ann/train.py", "__main__"),
+        ("/srv/ann/train.py", "__main__"),
         (f"{_STANDARD}/train.py", "__main__"),  # Somebody keeps scripts there.
         (f"{_STANDARD}/models.py", "models"),
-        ("/home/ann/code.py", "code"),  # A module of the standard library has this name.
-        ("/home/ann/tfdistkit/train.py", "__main__"),  # A clone of the repository.
-        ("/home/ann/keras_models/net.py", "keras_models.net"),
+        ("/srv/ann/code.py", "code"),  # A module of the standard library has this name.
+        ("/srv/ann/tfdistkit/train.py", "__main__"),  # A clone of the repository.
+        ("/srv/ann/keras_models/net.py", "keras_models.net"),
     ],
 )
 def test_frames_of_the_user(file: str, name: str) -> None:
