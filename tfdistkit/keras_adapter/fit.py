@@ -1,4 +1,4 @@
-"""Hooks of `fit` for callbacks that wrap `fit`, resume in the middle of an epoch, or write files on all ranks."""
+"""Hooks of `fit` for callbacks that wrap `fit`, resume inside an epoch, or write files; builds a model ahead of it."""
 
 from __future__ import annotations
 
@@ -159,3 +159,23 @@ def _warn(name: str, instead: str) -> None:
         name,
         instead,
     )
+
+
+def build_model(model: Any, batch: Any) -> None:
+    """Builds a model from something with the shapes and dtypes of a batch.
+
+    With `run_eagerly=True`, losses and metrics may need values (`float(loss)`): in one process Keras does not build
+    ahead of the step. They are left to the first step, and metrics forget what they were built from.
+    """
+    unbuilt = [one for one in model.metrics if not getattr(one, "built", True)]  # Those of `compile`.
+    try:
+        private_api.build_model(model, batch)
+    except Exception:
+        if not (model.run_eagerly and all(layer.built for layer in private_api.layers_of(model))):
+            raise
+        if model.optimizer is not None and not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
+    if model.run_eagerly:
+        for metric in unbuilt:
+            if metric.built:
+                metric.reset_state()

@@ -199,23 +199,8 @@ def compile_arguments(model: Any) -> dict[str, Any]:
 
 
 def build_model(model: Any, batch: Any) -> None:
-    """Builds a model from something with the shapes and dtypes of a batch.
-
-    With `run_eagerly=True`, losses and metrics may need values (`float(loss)`): in one process Keras does not build
-    ahead of the step. They are left to the first step, and metrics forget what they were built from.
-    """
-    metrics = model._compile_metrics
-    builds_metrics = metrics is not None and not metrics.built
-    try:
-        model._symbolic_build(data_batch=batch)
-    except Exception:
-        if not (model.run_eagerly and all(layer.built for layer in layers_of(model))):
-            raise
-        if model.optimizer is not None and not model.optimizer.built:
-            model.optimizer.build(model.trainable_variables)
-        model._post_build()
-    if model.run_eagerly and builds_metrics and metrics.built:
-        metrics.reset_state()
+    """Builds a model from something with the shapes and dtypes of a batch."""
+    model._symbolic_build(data_batch=batch)
 
 
 def readable_by_rows(variable: Any) -> Any:

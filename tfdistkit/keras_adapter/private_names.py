@@ -390,10 +390,8 @@ ATTRIBUTES: tuple[Attributes, ...] = (
     Attributes(
         "keras.src.trainers.data_adapters.tf_dataset_adapter:TFDatasetAdapter", ("_dataset",), "the user's dataset"
     ),
-    Attributes(_BASE_MODEL, ("_compile_config", "_post_build", "_symbolic_build"), "built as Keras does"),
-    Attributes(
-        _BASE_MODEL, ("_compile_loss", "_compile_metrics"), "the weights of batches in the losses of several outputs"
-    ),
+    Attributes(_BASE_MODEL, ("_compile_config", "_symbolic_build"), "built as Keras does"),
+    Attributes(_BASE_MODEL, ("_compile_loss",), "the weights of batches in the losses of several outputs"),
     Attributes(_LAYER, ("_flatten_layers",), "the layers of a model"),
     Attributes(_MODEL, ("_distribute_strategy",), "the strategy of a model"),
     Attributes(_VARIABLE, ("_value", "_maybe_autocast"), "TensorFlow's variable behind Keras's"),

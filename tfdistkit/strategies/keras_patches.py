@@ -180,7 +180,7 @@ def _maybe_symbolic_build(original: Any, model: Any, iterator: Any = None, data_
         return None  # Only a train_step of its own knows how to call it (a GAN, say).
     with strategy.scope(), reducer_state.building(model):
         try:
-            private_api.build_model(model, data_batch)
+            fit.build_model(model, data_batch)
         except Exception:
             # A custom train_step may pass `call` other inputs than the first tensor of a batch (an anchor, a positive
             # and a negative one). In one process Keras does not build ahead of the step.
