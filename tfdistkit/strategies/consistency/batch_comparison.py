@@ -2,6 +2,8 @@
 
 Each replica takes its rows from the batch of its own rank. Where the batches differ (`np.random` without one seed for
 all ranks), rows are lost. A comparison in every call would cost too much: it is made in the calls 1, 2, 4, 8 and so on.
+Under an algorithm whose replicas train alone for a while (`LocalSGD`), it is made in the first call of `train_on_batch`
+alone: a rank need not wait for its peers in the others.
 """
 
 from __future__ import annotations
@@ -50,12 +52,19 @@ def comparing(call: str, hook: Callable[..., Any]) -> Callable[..., Any]:
         if private_api.is_ours(strategy) and tf.executing_eagerly() and is_compared(strategy):
             numbers = _calls.setdefault(model, collections.Counter())
             numbers[call] += 1
-            if numbers[call].bit_count() == 1:  # A power of two.
+            if _is_due(strategy, call, numbers[call]):
                 given = inspect.signature(original).bind(model, *args, **kwargs).arguments
                 _compare(strategy, model, call, numbers[call], given)
         return hook(original, model, *args, **kwargs)
 
     return around
+
+
+def _is_due(strategy: Any, call: str, number: int) -> bool:
+    """Returns whether a call, counted from 1, compares."""
+    if call == "train_on_batch" and strategy.reducer.is_local:
+        return number == 1
+    return number.bit_count() == 1  # A power of two.
 
 
 def _compare(strategy: Any, model: Any, call: str, number: int, given: Facts) -> None:
