@@ -65,9 +65,6 @@ def direct_assign(original: Any, variable: Any, new: Any) -> Any:
         return atomic_updates.direct_assign(original, variable, new)
     if private_api.is_summed(variable):
         forget_merged(step, variable)
-        if step.rows is not None and not step.static_rows:
-            own = private_api.raw_variable(variable)
-            new = tf.where(step.rows > 0, tf.cast(new, own.dtype), tf.convert_to_tensor(own))
     return original(variable, new)
 
 

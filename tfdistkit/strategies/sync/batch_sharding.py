@@ -8,6 +8,7 @@ two collectives in each step.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -103,18 +104,24 @@ def split(
     in_tuple = isinstance(dataset.element_spec, tuple)
     how = Split(dataset.element_spec, marks_of(dataset))
 
-    def part(*elements: Any) -> BatchPart:
-        return _part(how, elements if in_tuple else elements[0], replicas, replica_ids[0], kind)
+    def own_parts(batch: Any) -> list[BatchPart]:
+        return _parts(how, batch, replicas, replica_ids, kind)
 
+    # AutoGraph would convert these functions, and those that they call, anew for each `fit`.
+    @tf.autograph.experimental.do_not_convert
+    def part(*elements: Any) -> BatchPart:
+        return own_parts(elements if in_tuple else elements[0])[0]
+
+    @tf.autograph.experimental.do_not_convert
     def sampled_part(number: tf.Tensor, batch: Any) -> BatchPart:
         assert sample is not None
-        own: BatchPart = _part(how, batch, replicas, replica_ids[0], kind)
-        return own._replace(sample=sample(batch, number))
+        return own_parts(batch)[0]._replace(sample=sample(batch, number))
 
+    @tf.autograph.experimental.do_not_convert
     def parts(*elements: Any) -> tf.data.Dataset:
-        batch = elements if in_tuple else elements[0]
-        numbers = tf.data.Dataset.range(len(replica_ids), output_type=tf.int32)
-        return numbers.map(lambda i: _part(how, batch, replicas, replica_ids[0] + i, kind))
+        # One function for all parts: a function for each, mapped over their numbers, costs 0.3 ms a batch more.
+        datasets = map(tf.data.Dataset.from_tensors, own_parts(elements if in_tuple else elements[0]))
+        return functools.reduce(tf.data.Dataset.concatenate, datasets)
 
     dataset = without_idle_tuning(dataset)
     if len(replica_ids) > 1:
@@ -136,23 +143,38 @@ def part_of(batch: Any, replicas: int, replica_id: int) -> KerasPart:
     batch = tf.nest.map_structure(lambda v: v if v is None else _as_tensor(v), batch)
     how = Split(batch)
     if how.is_possible:
-        return _part(how, batch, replicas, replica_id, KerasPart)
+        return _parts(how, batch, replicas, [replica_id], KerasPart)[0]
     share = tf.constant(1.0)
     return KerasPart(batch, share, share * replicas)
 
 
-def _part(how: Split, batch: Any, replicas: int, replica_id: Any, kind: type[BatchPart]) -> Any:
+def _parts(how: Split, batch: Any, replicas: int, ids: Sequence[Any], kind: type[BatchPart]) -> list[Any]:
     total = how.rows(batch)
-    first, count = rows_of(total, replicas, replica_id)
-    taken, start = count, first
-    if kind is KerasPart:
-        # An empty part gets a placeholder row: the last row of the batch.
-        both_known = isinstance(count, int)
-        taken = max(count, 1) if both_known else tf.maximum(count, 1)
-        start = max(min(first, total - 1), 0) if both_known else tf.maximum(tf.minimum(first, total - 1), 0)
-    data = how.cut(batch, lambda value: _rows(value, start, start + taken))
-    count, total_rows = tf.cast(count, tf.float32), tf.cast(total, tf.float32)
-    return kind(data, count, total_rows, total_in_shape=tf.zeros([0, total], tf.bool))
+    total_in_shape, total_rows = tf.zeros([0, total], tf.bool), tf.cast(total, tf.float32)
+
+    def part(start: Any, end: Any, rows: Any) -> BatchPart:
+        own = tf.range(start, end)
+        data = how.cut(batch, lambda value: _rows(value, start, end, own))
+        return kind(data, tf.cast(rows, tf.float32), total_rows, total_in_shape=total_in_shape)
+
+    return [part(*bounds) for bounds in _bounds(total, replicas, ids, kind is KerasPart)]
+
+
+def _bounds(total: Any, replicas: int, ids: Sequence[Any], fills_empty: bool) -> list[tuple[Any, Any, Any]]:
+    """Returns the first row of each part, the row after its last, and its rows; ints if all are known.
+
+    An empty part gets a placeholder row with `fills_empty`: the last row of the batch.
+    """
+    if isinstance(total, int) and isinstance(ids[0], int):
+        found = [rows_of(total, replicas, i) for i in ids]
+        starts = [max(min(first, total - 1), 0) if fills_empty else first for first, _ in found]
+        return [(start, start + max(count, int(fills_empty)), count) for start, (_, count) in zip(starts, found)]
+    # All parts in one vector: fewer nodes, which run for every batch.
+    starts, counts = rows_of(total, replicas, tf.stack(list(ids)))
+    taken = counts
+    if fills_empty:
+        starts, taken = tf.maximum(tf.minimum(starts, total - 1), 0), tf.maximum(counts, 1)
+    return list(zip(*(tf.unstack(values, num=len(ids)) for values in (starts, starts + taken, counts))))
 
 
 def unwrap(args: tuple) -> tuple[tuple, BatchPart | None]:
@@ -172,12 +194,22 @@ def _as_tensor(value: Any) -> Any:
     return value if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)) else tf.convert_to_tensor(value)
 
 
-def _rows(value: Any, first: Any, end: Any) -> Any:
+def _rows(value: Any, first: Any, end: Any, numbers: tf.Tensor) -> Any:
+    """Returns some rows of a tensor, dense ones in their own memory.
+
+    Args:
+        value: The tensor.
+        first: The number of the first row.
+        end: The number of the row after the last.
+        numbers: The numbers of all rows: `tf.range(first, end)`.
+    """
     if isinstance(value, tf.SparseTensor):
         width = tf.cast(value.dense_shape[1:], tf.int64)
         start = tf.concat([[tf.cast(first, tf.int64)], tf.zeros_like(width)], 0)
         return tf.sparse.slice(value, start, tf.concat([[tf.cast(end - first, tf.int64)], width], 0))
-    return value[first:end] if isinstance(value, tf.RaggedTensor) else _in_own_memory(value[first:end])
+    if isinstance(value, tf.Tensor) and value.dtype in _COPIED:
+        return tf.gather(value, numbers)  # One node, which copies.
+    return value[first:end]
 
 
 def keep_arrays_safe(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -195,6 +227,7 @@ def keep_arrays_safe(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """
     in_tuple = isinstance(dataset.element_spec, tuple)
 
+    @tf.autograph.experimental.do_not_convert
     def copied(*elements: Any) -> Any:
         batch = elements if in_tuple else elements[0]
         return tf.nest.map_structure(lambda v: _in_own_memory(v) if tf.is_tensor(v) else v, batch)
