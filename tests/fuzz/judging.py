@@ -14,8 +14,8 @@ TOLERANCE = 1e-6
 # Momenta are sums of gradients that cancel out near an optimum; they are rounded like the gradients.
 LOOSER_FOR_OPTIMIZER_STATE = 10
 
-# Of the error of `strategies.step_check`.
-_OF_STEP_CHECK = "must have the gradients of one process"
+# Of the errors of `strategies.step_check`.
+_OF_STEP_CHECK = ("must have the gradients of one process", "must write the state of one process")
 EQUAL, ROUNDING, REFUSED, INVALID, WRONG = "equal", "rounding", "refused", "invalid", "wrong"
 # A program that did not answer, and was equal in fresh processes: reported with its stacks, for it can't be repeated.
 HUNG_ONCE = "hung once"
@@ -94,7 +94,7 @@ def _error_verdict(ranks: list[Outcome]) -> Verdict | None:
         return Verdict(WRONG, f"{worst['type']}: {_first_words(worst['message'])}", details)
     if len(errors) < len(ranks):
         return Verdict(WRONG, f"refused on some ranks only: {_first_words(errors[0]['message'])}", details)
-    if _OF_STEP_CHECK in errors[0]["message"]:  # No program here is inexact: the step is wrong, or its check is.
+    if any(words in errors[0]["message"] for words in _OF_STEP_CHECK):  # No program is inexact: the step or check is.
         return Verdict(WRONG, f"the check of the first step: {_first_words(errors[0]['message'])}", details)
     return Verdict(REFUSED, f"{errors[0]['type']}: {_first_words(errors[0]['message'])}", details)
 

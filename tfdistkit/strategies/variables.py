@@ -13,6 +13,7 @@ from tfdistkit.errors import UnsupportedError, explain
 from tfdistkit.keras_adapter import private_api
 from tfdistkit.strategies.sync import step as steps
 from tfdistkit.strategies.sync.aggregates import row_sums
+from tfdistkit.strategies.sync.gradients import trial
 
 _LOCAL = threading.local()
 
@@ -64,6 +65,7 @@ class LayerState(private_api.MirroredVariable):
             value = total
         elif row_sums.holds_rows(step, value):
             raise _rows_stored(self)
+        trial.record_write(self, value)
         is_own = total is None and not row_sums.is_same_on_all(step, value)
         if self.dtype.is_floating and step.in_keras_step and (is_own or step.layer_state):
             step.add_layer_state(self)  # Other state of this step, which this may hold, differs until its end.
@@ -100,6 +102,7 @@ class Weight(private_api.MirroredVariable):
         step = steps.current()
         if step is not None and step.in_keras_step and not (step.is_local or step.gradients_are_reduced):
             if row_sums.is_of_rows(step, value) or step.layer_state:
+                trial.record_write(self, value)
                 step.add_layer_state(self)
         return super()._update_replica(update_fn, value, **kwargs)
 

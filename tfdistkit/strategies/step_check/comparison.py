@@ -1,23 +1,25 @@
-"""Compares the gradients of a step on all replicas with those of one process, on a few rows of the first batch.
+"""Compares what a step changes on all replicas with one process, on a few rows of the first batch.
 
-The rule of gradients (docs/exactness.md) is exact for losses whose graph can be read. This check finds the others,
-whatever the reason: it compares gradients, and does not read how the step computes them. One process is a replica that
-has all rows, while the others have none and add nothing.
+The rules of gradients and of state (docs/exactness.md) are exact for what can be read from the graph. This check finds
+the rest, whatever the reason: it compares gradients, and what the step writes to state of layers, and does not read how
+the step computes them. One process is a replica that has all rows, while the others have none and add nothing.
 """
 
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfdistkit.errors import UnsupportedError, explain
+from tfdistkit.errors import UnsupportedError
 from tfdistkit.keras_adapter import private_api
 from tfdistkit.strategies.consistency.read_ahead import read_ahead
 from tfdistkit.strategies.consistency.row_exchange import table
+from tfdistkit.strategies.step_check.differences import other_gradient, other_log, other_state
 from tfdistkit.strategies.step_check.own_code import trains_by_own_code
 from tfdistkit.strategies.step_check.small_batch import small_batch
 from tfdistkit.strategies.step_check.trial_steps import TrialStep
@@ -28,6 +30,8 @@ _LOG = logging.getLogger(__name__)
 # Differences that are none: relative to a gradient's norm, or to a part of the largest norm of all.
 _TOLERANCE, _HALF_TOLERANCE = 1e-3, 5e-2
 _PART_OF_LARGEST = 1e-2
+# State may be 0 but for rounding: a mean of centred rows. Differences of smaller state count relative to this norm.
+_LEAST_NORM = 1e-3
 _HALF = ("float16", "bfloat16")
 _STEPS = 2
 
@@ -87,18 +91,18 @@ class StepCheck:
             elements: The first element of the data of each replica of this process.
 
         Raises:
-            UnsupportedError: on all ranks, if the gradients differ.
+            UnsupportedError: on all ranks, if the gradients or the state differ.
         """
         self._steps_left = 0
         try:
-            found = self._difference(elements)
-        except CannotTryError as error:
-            _LOG.info("The gradients of the train step are not checked: %s.", error)
+            error = self._difference(elements)
+        except CannotTryError as reason:
+            _LOG.info("The gradients of the train step are not checked: %s.", reason)
             return
-        if found is not None:
-            raise _differs(self._model, *found)
+        if error is not None:
+            raise error
 
-    def _difference(self, elements: list[Any]) -> tuple[Any, float] | None:
+    def _difference(self, elements: list[Any]) -> UnsupportedError | None:
         strategy = self._model.distribute_strategy
         batch = small_batch(strategy, elements)
         trial, why = None, ""
@@ -110,11 +114,20 @@ class StepCheck:
             raise CannotTryError(why or "another rank cannot try it")
         assert trial is not None
         try:
-            index, size = _largest(trial.gradients(batch.split), trial.gradients(batch.on_first))
+            own, wanted = trial.run(batch.split), trial.run(batch.on_first)
         except tf.errors.OpError as error:
             raise CannotTryError(f"it fails on a few rows: {error.message.splitlines()[0]}") from error
         tolerance = _HALF_TOLERANCE if self._model.dtype_policy.compute_dtype in _HALF else _TOLERANCE
-        return (trial.variables[index], size) if _is_anywhere(strategy, size > tolerance) else None
+        least_norms = (_PART_OF_LARGEST * wanted[0][:, -1].max(), _LEAST_NORM, _LEAST_NORM)
+        found = [_largest(*numbers) for numbers in zip(own, wanted, least_norms)]
+        differs = [_is_anywhere(strategy, size > tolerance) for _, size in found]
+        if differs[0]:
+            return other_gradient(self._model, trial.variables[found[0][0]], found[0][1])
+        if differs[1]:
+            return other_state(self._model, trial.written[found[1][0]], found[1][1])
+        if differs[2]:
+            warnings.warn(other_log(self._model, trial.logged[found[2][0]], found[2][1]), stacklevel=2)
+        return None
 
 
 def _is_wanted(model: Any) -> bool:
@@ -131,29 +144,12 @@ def _is_anywhere(strategy: Any, flag: bool) -> bool:
     return bool(table(strategy, np.array([flag], np.int64)).any())
 
 
-def _largest(numbers: np.ndarray, wanted: np.ndarray) -> tuple[int, float]:
-    """Returns the gradient that differs most, and by how much of its norm."""
-    norms = wanted[:, -1]
-    scale = np.maximum(norms, _PART_OF_LARGEST * norms.max())
+def _largest(numbers: np.ndarray, wanted: np.ndarray, least_norm: float) -> tuple[int, float]:
+    """Returns the variable that differs most, and by how much of its norm, or of the least that counts."""
+    if not len(wanted):
+        return 0, 0.0
+    scale = np.maximum(wanted[:, -1], least_norm)
     with np.errstate(divide="ignore", invalid="ignore"):
         sizes = np.abs(numbers[:, :-1] - wanted[:, :-1]).max(1) / scale
     sizes = np.where(np.isfinite(sizes), sizes, 0.0)  # What is not finite in one process, either, is no difference.
     return int(sizes.argmax()), float(sizes.max())
-
-
-def _differs(model: Any, variable: Any, size: float) -> UnsupportedError:
-    replicas = model.distribute_strategy.num_replicas_in_sync
-    name = getattr(variable, "path", None) or variable.name
-    return UnsupportedError(
-        explain(
-            f"The train step of {model.name!r} must have the gradients of one process, and on {replicas} replicas it "
-            "has others: it combines rows of the batch in a way that cannot be computed from the rows of each "
-            "replica.",
-            received=f"a gradient of `{name}` that differs by {size:.2g} of its norm, on some rows of the first batch",
-            expected="a loss that is computed from losses of each row, and from sums, means and extremes of them",
-            do="Compute the loss in an object of a subclass of `keras.losses.Loss`, which gets the rows of all "
-            "replicas; or gather what rows are compared with: `tfdistkit.collectives.all_gather(x)`; or take "
-            "`tfdistkit.global_gradients(gradients)` before you change gradients. To train on the rows of each "
-            "replica as they are: `tfdistkit.strategy(..., check_step=False)`.",
-        )
-    )

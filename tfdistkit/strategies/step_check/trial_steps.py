@@ -1,14 +1,16 @@
-"""Computes the gradients of a train step on trial: the step is traced without what it writes to variables."""
+"""Computes what a train step changes on trial: its gradients, and what it writes to variables, without writing it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from tfdistkit.keras_adapter import private_api
+from tfdistkit.strategies.metrics.metric_sync import agree
 from tfdistkit.strategies.step_check.fixed_operations import fixed, require_any_rows, require_fixed
 from tfdistkit.strategies.step_check.small_batch import of_any_rows
 from tfdistkit.strategies.sync import step as steps
@@ -32,6 +34,8 @@ class TrialStep:
 
     Attributes:
         variables: The variables with gradients, in the order of `optimizer.apply`.
+        written: The variables that the step writes by itself, in the order of the step.
+        logged: The names of the numbers in its logs.
 
     Raises:
         trial.CannotTryError: if a trial would not be the same as a step.
@@ -42,21 +46,22 @@ class TrialStep:
     ):
         self._strategy, self._model = strategy, model
         self._step_function, self._is_stock = step_function, is_stock
-        self._of_replicas: list[list[Any]] = []
+        self._of_replicas: list[tuple[list[Any], list[Any], list[str]]] = []
         self._run = _without_writes(self._traced, elements)
-        self.variables = self._of_replicas[0]
+        self.variables, self.written, self.logged = self._of_replicas[0]
 
-    def gradients(self, elements: list[Any]) -> np.ndarray:
+    def run(self, elements: list[Any]) -> list[np.ndarray]:
         """Runs the step, together on all ranks.
 
         Args:
             elements: The element of each replica of this process.
 
         Returns:
-            For each variable, the numbers of its gradient, summed over the replicas; the last is a norm, which is that
-            of the gradient where one replica has all rows.
+            For each of `variables`, the numbers of its gradient, summed over the replicas; the last is a norm, which is
+            that of the gradient where one replica has all rows. And the same of what each of `written` gets, and of
+            `logged`.
         """
-        return np.asarray(self._run(elements)[0])
+        return np.split(np.asarray(self._run(elements)[0]), np.cumsum([len(self.variables), len(self.written)]))
 
     def _traced(self, elements: list[Any]) -> list[Any]:
         sums = self._strategy.run(self._in_replica, args=(private_api.regroup(elements),))
@@ -69,20 +74,31 @@ class TrialStep:
         step.model = self._model
         data = step.begin_keras_step(data, self._is_stock)
         with trial.recording() as recorded:
-            self._step_function(data)
+            logs = agree(step, self._step_function(data))
         graph = tf.compat.v1.get_default_graph()
-        if any(part.graph is not graph for _, part in recorded):
+        if any(part.graph is not graph for _, part in recorded.gradients):
             raise trial.CannotTryError("it applies gradients in a branch or a loop")
-        recorded = [(variable, part) for variable, part in recorded if _is_comparable(variable, part)]
-        if not recorded:
+        gradients = [(variable, part) for variable, part in recorded.gradients if _is_comparable(variable, part)]
+        if not gradients:
             raise trial.CannotTryError("it applies no gradients by an optimizer of Keras")
-        self._of_replicas.append([variable for variable, _ in recorded])
-        return step.sum_of_all(tf.stack([_numbers_of(variable, part) for variable, part in recorded]))
+        writes = [(variable, value) for variable, value in recorded.writes if value.graph is graph]
+        logged = [(path, value) for path, value in keras.tree.flatten_with_path(logs) if _is_number(value)]
+        names = ["/".join(map(str, path)) for path, _ in logged]
+        self._of_replicas.append(([variable for variable, _ in gradients], [variable for variable, _ in writes], names))
+        # Means over the replicas: those of numbers that are equal on all are these numbers.
+        own = [tf.cast(value, tf.float64) * step.share() for _, value in (*writes, *logged)]
+        numbers = [_numbers_of(variable, part) for variable, part in gradients]
+        numbers += [_numbers_of(None, value) for value in step.without_empty(own)]
+        return step.sum_of_all(tf.stack(numbers))
 
 
 def _is_comparable(variable: Any, part: Any) -> bool:
     is_large = isinstance(part, tf.IndexedSlices) and np.prod(variable.shape) > _MOST_ENTRIES
     return bool(part.dtype.is_floating and not is_large)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, tf.Tensor) and value.shape.rank == 0 and value.dtype.is_floating
 
 
 def _numbers_of(variable: Any, part: Any) -> tf.Tensor:

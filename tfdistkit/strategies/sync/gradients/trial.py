@@ -1,6 +1,7 @@
-"""A trial step: a train step that is traced once more to look at its gradients, and applies none (`step_check`).
+"""A trial step: a train step that is traced once more to look at what it computes, and applies none (`step_check`).
 
-While it is traced, `optimizer.apply` records gradients in place of applying them.
+While it is traced, `optimizer.apply` records gradients in place of applying them, and variables record what is written
+to them by the step itself.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -52,15 +53,27 @@ def in_order(collective: Callable[[], Any]) -> Any:
     return result
 
 
+class Recorded(NamedTuple):
+    """What a replica computes in a trial step, in the order of the step.
+
+    Args:
+        gradients: Each variable with this replica's part of its gradient; the parts add up to the gradient.
+        writes: Each variable with what the step writes on this replica (assigns, adds or subtracts). What variables
+            get is the mean over the replicas, weighted by rows.
+    """
+
+    gradients: list[tuple[Any, Any]]
+    writes: list[tuple[Any, tf.Tensor]]
+
+
 @contextlib.contextmanager
-def recording() -> Iterator[list[tuple[Any, Any]]]:
-    """Records the gradients of a replica in place of applying them.
+def recording() -> Iterator[Recorded]:
+    """Records the gradients of a replica in place of applying them, and what its step writes to variables.
 
     Yields:
-        A list that receives each variable with this replica's part of its gradient, in the order of `apply`.
+        What is recorded.
     """
-    recorded: list[tuple[Any, Any]] = []
-    _LOCAL.recorded = recorded
+    _LOCAL.recorded = recorded = Recorded([], [])
     try:
         yield recorded
     finally:
@@ -80,5 +93,18 @@ def record(variables: list[Any], parts: list[Any]) -> bool:
     recorded = getattr(_LOCAL, "recorded", None)
     if recorded is None:
         return False
-    recorded.extend(zip(variables, parts))
+    recorded.gradients.extend(zip(variables, parts))
     return True
+
+
+def record_write(variable: Any, value: Any) -> None:
+    """Records what a step writes to a variable, if this is a trial step.
+
+    Args:
+        variable: The variable.
+        value: The value that is assigned, added or subtracted on this replica. Only dense numbers are recorded.
+    """
+    recorded, dtype = getattr(_LOCAL, "recorded", None), variable.dtype
+    if recorded is None or isinstance(value, tf.IndexedSlices) or not (dtype.is_floating or dtype.is_integer):
+        return
+    recorded.writes.append((variable, tf.convert_to_tensor(value, dtype)))

@@ -1,0 +1,135 @@
+"""The check of a first step: state that layers write, and numbers in logs (see `test_two_devices`)."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from _own_steps import Own, X, Y, checks, compiled, each, fresh_session, strategy
+from keras import layers, ops
+
+import tfdistkit
+from tfdistkit.errors import UnsupportedError
+
+__all__ = ["checks", "fresh_session", "strategy"]  # The fixtures.
+
+pytestmark = pytest.mark.tensorflow
+
+
+class Writing(layers.Layer):
+    """A layer that writes what a function makes of the state before and of the rows."""
+
+    def __init__(self, written: Callable[[Any, Any], Any], dtype: str = "float32"):
+        super().__init__()
+        self.written, self.dtype_of_state = written, dtype
+
+    def build(self, shape: Any) -> None:
+        sizes = (shape[-1],) if self.dtype_of_state == "float32" else ()
+        self.state = self.add_weight(shape=sizes, dtype=self.dtype_of_state, initializer="zeros", trainable=False)
+
+    def call(self, x: Any) -> Any:
+        self.state.assign(self.written(self.state, x))
+        return x
+
+
+def means_of_classes(state: Any, x: Any) -> Any:
+    classes, places, counts = tf.unique_with_counts(tf.cast(x[:, 0] * 2, tf.int32))
+    sums = tf.math.unsorted_segment_sum(x, places, tf.size(classes))
+    return tf.reduce_mean(sums / tf.cast(counts, tf.float32)[:, None], 0)
+
+
+def product(state: Any, x: Any) -> Any:
+    return tf.math.unsorted_segment_prod(x, tf.zeros(tf.shape(x)[0], tf.int32), 1)[0]
+
+
+REFUSED: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
+    "means_of_classes": (means_of_classes, "float32"),
+    "product": (product, "float32"),
+    "variance": (lambda state, x: 0.9 * state + 0.1 * ops.var(x, axis=0), "float32"),
+    "number_of_classes": (lambda state, x: tf.size(tf.unique(tf.cast(x[:, 0] * 2, tf.int32))[0]), "int32"),
+}
+
+
+def model_of(strategy: Any, written: Callable[[Any, Any], Any], dtype: str) -> Any:
+    def make() -> Any:
+        return keras.Sequential([keras.Input((6,)), Writing(written, dtype), layers.Dense(2)])
+
+    return compiled(strategy, make, "sgd", "mse")
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_state_that_no_graph_shows_is_refused_before_the_first_step(
+    strategy: Any, checks: list[str], name: str
+) -> None:
+    model = model_of(strategy, *REFUSED[name])
+    with pytest.raises(UnsupportedError, match="must write the state of one process.*`sequential/writing/variable`"):
+        model.fit(X, Y, batch_size=13, verbose=0)
+    assert checks == ["different"]
+    assert int(model.optimizer.iterations) == 0
+
+
+ACCEPTED: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
+    "mean": (lambda state, x: 0.9 * state + 0.1 * ops.mean(x, axis=0), "float32"),
+    "centred": (lambda state, x: state + ops.mean(x - tf.stop_gradient(ops.mean(x, axis=0)), axis=0), "float32"),
+    "sum": (lambda state, x: state + ops.sum(x, axis=0), "float32"),
+    "most": (lambda state, x: ops.maximum(state, ops.max(x, axis=0)), "float32"),
+    "rows": (lambda state, x: state + ops.shape(x)[0], "int32"),
+    "steps": (lambda state, x: state + 1, "int32"),
+    "noise": (lambda state, x: tf.random.normal(tf.shape(state)), "float32"),
+    "gathered": (lambda state, x: ops.var(tfdistkit.collectives.all_gather(x), axis=0), "float32"),
+}
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_exact_state_passes(strategy: Any, checks: list[str], name: str) -> None:
+    model = model_of(strategy, *ACCEPTED[name])
+    model.fit(X, Y, batch_size=5, verbose=0)
+    assert checks == ["equal"]
+    assert model.layers[0].state.numpy().any() or name == "centred"  # The check itself has written nothing, twice.
+    if name == "rows":
+        assert int(model.layers[0].state) == len(X)
+
+
+class Logging(Own):
+    """A model whose train step logs another number."""
+
+    def __init__(self, number: Callable[[Any], Any]):
+        super().__init__(lambda x, y, p: ops.mean(each(y, p)), regularize=False)
+        self.number = number
+
+    def train_step(self, data: Any) -> Any:
+        return {**(super().train_step(data) or {}), "own": self.number(self(data[0]))}
+
+
+NUMBERS: dict[str, tuple[Callable[[Any], Any], bool]] = {
+    "median": (lambda p: ops.median(p[:, 0]), False),
+    "pairs": (lambda p: ops.mean(ops.square(p[:, 0][:, None] - p[:, 0])), False),
+    "mean": (lambda p: ops.mean(p), True),
+    "deviation": (lambda p: ops.std(p), True),
+    "constant": (lambda p: tf.constant(0.3), True),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_number_in_the_logs_of_one_replica_is_a_warning(strategy: Any, checks: list[str], name: str) -> None:
+    number, is_exact = NUMBERS[name]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        compiled(strategy, lambda: Logging(number)).fit(X, Y, batch_size=13, verbose=0)
+    texts = [str(one.message) for one in caught if "should be that of one process" in str(one.message)]
+    assert checks == ["equal"]
+    assert len(texts) == (not is_exact)
+    assert is_exact or "'own'" in texts[0]
+
+
+def test_without_the_check_state_is_the_mean_of_the_replicas(checks: list[str]) -> None:
+    unchecked = tfdistkit.strategy("mirrored", devices=2, check_step=False)
+    model = model_of(unchecked, *REFUSED["variance"])
+    model.fit(X[:12], Y[:12], batch_size=12, verbose=0, shuffle=False)
+    expected = 0.1 * (X[:6].var(0) + X[6:12].var(0)) / 2
+    np.testing.assert_allclose(model.layers[0].state.numpy(), expected, rtol=1e-5)

@@ -1,0 +1,80 @@
+"""Errors and warnings for a step that does not change what one process would change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tfdistkit.errors import UnsupportedError, explain
+
+
+def other_gradient(model: Any, variable: Any, size: float) -> UnsupportedError:
+    """Returns the error for a gradient that is not the one of one process.
+
+    Args:
+        model: The model.
+        variable: The variable that it is of.
+        size: By how much it differs, relative.
+    """
+    return _differs(
+        model,
+        "have the gradients of one process",
+        received=f"a gradient of `{_name(variable)}` that differs by {size:.2g} of its norm, on some rows of the first "
+        "batch",
+        expected="a loss that is computed from losses of each row, and from sums, means and extremes of them",
+        do="Compute the loss in an object of a subclass of `keras.losses.Loss`, which gets the rows of all "
+        "replicas; or gather what rows are compared with: `tfdistkit.collectives.all_gather(x)`; or take "
+        "`tfdistkit.global_gradients(gradients)` before you change gradients. To train on the rows of each "
+        "replica as they are: `tfdistkit.strategy(..., check_step=False)`.",
+    )
+
+
+def other_state(model: Any, variable: Any, size: float) -> UnsupportedError:
+    """Returns the error for state that is not the one of one process.
+
+    Args:
+        model: The model.
+        variable: The variable that holds it.
+        size: By how much it differs, relative.
+    """
+    return _differs(
+        model,
+        "write the state of one process",
+        received=f"a value for `{_name(variable)}` that differs by {size:.2g} of its norm, on some rows of the first "
+        "batch",
+        expected="state that is computed from sums, means and extremes over rows",
+        do="Gather the rows first: `rows = tfdistkit.collectives.all_gather(rows)`. To keep the mean of what each "
+        "replica computes from its own rows: `tfdistkit.strategy(..., check_step=False)`.",
+    )
+
+
+def other_log(model: Any, name: str, size: float) -> str:
+    """Returns the warning of a number in the logs that is not the one of one process.
+
+    Args:
+        model: The model.
+        name: Its name in the logs.
+        size: By how much it differs, relative.
+    """
+    return explain(
+        f"The number {name!r} that the train step of {model.name!r} returns should be that of one process. It is the "
+        "mean of what each replica computes from its own rows. Training is not affected.",
+        received=f"a number that differs by {size:.2g} of itself, on some rows of the first batch",
+        expected="a number that is computed from sums, means and extremes over rows",
+        do="Gather the rows first: `rows = tfdistkit.collectives.all_gather(rows)`; for the norm of gradients, take "
+        "`tfdistkit.global_gradients(gradients)`. Without this warning: `tfdistkit.strategy(..., check_step=False)`.",
+    )
+
+
+def _name(variable: Any) -> str:
+    return str(getattr(variable, "path", None) or variable.name.removesuffix(":0"))
+
+
+def _differs(model: Any, must: str, **parts: str) -> UnsupportedError:
+    replicas = model.distribute_strategy.num_replicas_in_sync
+    return UnsupportedError(
+        explain(
+            f"The train step of {model.name!r} must {must}, and on {replicas} replicas it does not: it combines rows "
+            "of the batch in a way that cannot be computed from the rows of each replica.",
+            **parts,
+        )
+    )
