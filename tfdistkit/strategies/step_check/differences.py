@@ -15,16 +15,20 @@ def other_gradient(model: Any, variable: Any, size: float) -> UnsupportedError:
         variable: The variable that it is of.
         size: By how much it differs, relative.
     """
-    return _differs(
-        model,
-        "have the gradients of one process",
-        received=f"a gradient of `{_name(variable)}` that differs by {size:.2g} of its norm, on some rows of the first "
-        "batch",
-        expected="a loss that is computed from losses of each row, and from sums, means and extremes of them",
-        do="Compute the loss in an object of a subclass of `keras.losses.Loss`, which gets the rows of all "
-        "replicas; or gather what rows are compared with: `tfdistkit.collectives.all_gather(x)`; or take "
-        "`tfdistkit.global_gradients(gradients)` before you change gradients. To train on the rows of each "
-        "replica as they are: `tfdistkit.strategy(..., check_step=False)`.",
+    replicas = model.distribute_strategy.num_replicas_in_sync
+    return UnsupportedError(
+        explain(
+            f"The train step of {model.name!r} must have the gradients of one process, and on {replicas} "
+            "replicas it has others: it combines rows of the batch in a way that cannot be computed from the rows of "
+            "each replica.",
+            received=f"a gradient of `{_name(variable)}` that differs by {size:.2g} of its norm, on some rows of the "
+            "first batch",
+            expected="a loss that is computed from losses of each row, and from sums, means and extremes of them",
+            do="Compute the loss in an object of a subclass of `keras.losses.Loss`, which gets the rows of all "
+            "replicas; or gather what rows are compared with: `tfdistkit.collectives.all_gather(x)`; or take "
+            "`tfdistkit.global_gradients(gradients)` before you change gradients. To train on the rows of each "
+            "replica as they are: `tfdistkit.strategy(..., check_step=False)`.",
+        )
     )
 
 
@@ -36,14 +40,18 @@ def other_state(model: Any, variable: Any, size: float) -> UnsupportedError:
         variable: The variable that holds it.
         size: By how much it differs, relative.
     """
-    return _differs(
-        model,
-        "write the state of one process",
-        received=f"a value for `{_name(variable)}` that differs by {size:.2g} of its norm, on some rows of the first "
-        "batch",
-        expected="state that is computed from sums, means and extremes over rows",
-        do="Gather the rows first: `rows = tfdistkit.collectives.all_gather(rows)`. To keep the mean of what each "
-        "replica computes from its own rows: `tfdistkit.strategy(..., check_step=False)`.",
+    replicas = model.distribute_strategy.num_replicas_in_sync
+    return UnsupportedError(
+        explain(
+            f"The train step of {model.name!r} must write the state of one process, and on {replicas} replicas "
+            "it writes another: it combines rows of the batch in a way that cannot be computed from the rows of each "
+            "replica.",
+            received=f"a value for `{_name(variable)}` that differs by {size:.2g} of its norm, on some rows of the "
+            "first batch",
+            expected="state that is computed from sums, means and extremes over rows",
+            do="Gather the rows first: `rows = tfdistkit.collectives.all_gather(rows)`. To keep the mean of what each "
+            "replica computes from its own rows: `tfdistkit.strategy(..., check_step=False)`.",
+        )
     )
 
 
@@ -67,14 +75,3 @@ def other_log(model: Any, name: str, size: float) -> str:
 
 def _name(variable: Any) -> str:
     return str(getattr(variable, "path", None) or variable.name.removesuffix(":0"))
-
-
-def _differs(model: Any, must: str, **parts: str) -> UnsupportedError:
-    replicas = model.distribute_strategy.num_replicas_in_sync
-    return UnsupportedError(
-        explain(
-            f"The train step of {model.name!r} must {must}, and on {replicas} replicas it does not: it combines rows "
-            "of the batch in a way that cannot be computed from the rows of each replica.",
-            **parts,
-        )
-    )
