@@ -91,6 +91,13 @@ def test_sparse_elements_cannot_be_padded() -> None:
         shard(dataset, even_steps="pad", **TWO[0])
 
 
+def test_batches_that_were_padded_as_elements_are_refused() -> None:
+    dataset = tf.data.Dataset.from_tensor_slices((tf.range(13.0), tf.range(13.0)))
+    part = shard(dataset.batch(5), even_steps="pad", **TWO[0])
+    with pytest.raises(OptionError, match="must be batched after `shard`"):
+        steps_of_own_data(part, 5, replicas=2, first_replica=0, devices=1)
+
+
 def test_rows_of_batches_keep_structure_and_kinds() -> None:
     ragged = tf.ragged.constant([[1], [2, 3], [], [4, 5, 6], [7]])
     sparse = tf.sparse.from_dense([[1, 0], [0, 2], [0, 0], [3, 4], [0, 5]])

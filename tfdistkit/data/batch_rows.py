@@ -7,7 +7,13 @@ from typing import Any
 import tensorflow as tf
 
 from tfdistkit.data.dataset_metadata import PADDED, ROWS_OF_BATCHES, has_mark
-from tfdistkit.data.padding import require_weights_fit, require_weights_kept, with_weight, without_padding
+from tfdistkit.data.padding import (
+    require_weights_fit,
+    require_weights_kept,
+    require_weights_of_rows,
+    with_weight,
+    without_padding,
+)
 from tfdistkit.data.rows import rows_of
 from tfdistkit.data.shard_spec import uneven
 from tfdistkit.errors import OptionError, explain
@@ -66,11 +72,12 @@ def steps_of_own_data(
         The batches of the replicas in turn. None if TensorFlow splits these batches correctly.
 
     Raises:
-        OptionError: if the data was padded, and a later `map` dropped the sample weights.
+        OptionError: if the data was padded after `batch`, or a later `map` dropped the sample weights.
     """
     is_padded = has_mark(dataset, PADDED)
     if is_padded:
         require_weights_kept(dataset.element_spec)
+        require_weights_of_rows(dataset.element_spec)
     if has_mark(dataset, ROWS_OF_BATCHES):
         steps = dataset if devices == 1 else _by_device(dataset, devices)
     elif not is_padded:

@@ -56,6 +56,26 @@ def require_weights_kept(element_spec: Any) -> None:
         )
 
 
+def require_weights_of_rows(element_spec: Any) -> None:
+    """Raises an error if padded batches have one weight for all of their rows.
+
+    Args:
+        element_spec: The `element_spec` of their dataset, of (x, y, sample_weight).
+
+    Raises:
+        OptionError: if a sample weight is a scalar: the elements were batches before they were padded.
+    """
+    if any(getattr(spec, "shape", None) == () for spec in tf.nest.flatten(element_spec[2])):
+        raise OptionError(
+            explain(
+                'Padded elements (even_steps="pad") must be batched after `shard`: each row has a weight of its own.',
+                received="batches with one weight for all of their rows, of a dataset that was batched before `shard`",
+                do='Write `shard(dataset, even_steps="pad").batch(...)`; or leave `even_steps` out: `fit` needs no '
+                "padding.",
+            )
+        )
+
+
 def with_weight(element: tuple, padded: Any, rows: Any = None) -> tuple:
     """Gives an element or a batch the user's sample weight, 1 by default; padding gets -0.0.
 
