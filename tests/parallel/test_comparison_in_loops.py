@@ -109,6 +109,8 @@ def drawn():
 
 found["drawn"] = told(lambda: calls(to=3, of=drawn))
 found["of test_on_batch"] = told(lambda: calls(to=1, of=drawn, method="test_on_batch"))
+found["of predict_on_batch"] = told(lambda: calls(to=1, of=lambda: drawn()[:1], method="predict_on_batch"))
+found["predictions"] = told(lambda: calls(to=3, of=lambda: (x[:8],), method="predict_on_batch"))
 found["drawn in call 3"] = told(lambda: calls(to=4, of=drawn, begin=3))
 found["its own half"] = told(lambda: calls(to=1, of=lambda: (x[rank:rank + 8 + rank], y[rank:rank + 8 + rank])))
 found["noise"] = told(lambda: calls(to=1, of=lambda: (own.normal(size=(8, 4)), np.ones((8, 1)))))
@@ -127,6 +129,7 @@ print(json.dumps(found))
 IN_BATCHES = {
     "drawn": "batch of call 1 on rank 1 differs from that on rank 0. Received: a difference in the values of `x`, `y`",
     "of test_on_batch": "All ranks must give `test_on_batch` the same whole batch",
+    "of predict_on_batch": "All ranks must give `predict_on_batch` the same whole batch",
     "drawn in call 3": "the batch of call 4 on rank 1",
     "its own half": "shapes or dtypes of `x`: float32 [8, 4] on rank 0, float32 [9, 4] on rank 1",
     "noise": "a difference in the values of `x` on rank 1",
@@ -144,5 +147,5 @@ def test_whole_batches_are_compared(printed: list[str]) -> None:
         assert words in one[case], (case, one[case])
     assert "keras.utils.set_random_seed" in one["drawn"] and "check_data=False" in one["drawn"]
     assert {case: text for case, text in one.items() if case not in IN_BATCHES} == dict.fromkeys(
-        ("equal", "rounding", "augmented", "turned off"), "no error"
+        ("equal", "predictions", "rounding", "augmented", "turned off"), "no error"
     )

@@ -351,7 +351,7 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "predict": _evaluate,
     "train_on_batch": comparing("train_on_batch", _name_lost_peer),
     "test_on_batch": comparing("test_on_batch", _evaluate),
-    "predict_on_batch": _predict_on_batch,
+    "predict_on_batch": comparing("predict_on_batch", _predict_on_batch),
     "make_predict_function": _make_predict_function,
     "apply": gradient_scaling.apply,
     "apply_gradients": gradient_scaling.apply_gradients,

@@ -1,4 +1,4 @@
-"""Compares the whole batches of `train_on_batch` and `test_on_batch` between the ranks.
+"""Compares the whole batches of `train_on_batch`, `test_on_batch` and `predict_on_batch` between the ranks.
 
 Each replica takes its rows from the batch of its own rank. Where the batches differ (`np.random` without one seed for
 all ranks), rows are lost. A comparison in every call would cost too much: it is made in the calls 1, 2, 4, 8 and so on.
@@ -40,7 +40,7 @@ def comparing(call: str, hook: Callable[..., Any]) -> Callable[..., Any]:
     """Lets a hook of a method that takes a whole batch compare the batches of the ranks first.
 
     Args:
-        call: The method: `train_on_batch` or `test_on_batch`.
+        call: The method: `train_on_batch`, `test_on_batch` or `predict_on_batch`.
         hook: The hook: called with Keras's method, the model and its arguments.
 
     Returns:
