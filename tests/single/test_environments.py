@@ -51,7 +51,7 @@ def test_it_has_to_agree_with_the_built_in_ones(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("loaded", "message"),
     [
-        (ImportError("no package"), "'cobalt' cannot be loaded: ImportError: no package.\nMend or remove"),
+        (ImportError("no package"), "'cobalt' cannot be loaded: ImportError: no package.\nFix or uninstall"),
         (read_cobalt, "must be a tfdistkit.cluster.environments.registry.Environment. Received: package.module"),
     ],
 )

@@ -217,9 +217,17 @@ def test_an_installed_package_adds_a_strategy_by_an_entry_point(tmp_path) -> Non
     info = tmp_path / "theirs-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[tfdistkit.strategies]\ntheirs = theirs:build\n")
+    (info / "entry_points.txt").write_text("[tfdistkit.strategies]\ntheirs = theirs:build\nbroken = nowhere:build\n")
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    assert "OneDeviceStrategy" in printed('print(tfdistkit.strategy("theirs"))', PYTHONPATH=path)
+    code = """
+        error(lambda: tfdistkit.strategy("broken"))
+        error(lambda: tfdistkit.strategy("their"))
+        print(tfdistkit.strategy("theirs"))
+    """
+    broken, do, unknown, made = printed(code, PYTHONPATH=path).splitlines()[:4]
+    assert broken.startswith("OptionError: The entry point 'broken' cannot be loaded: ModuleNotFoundError")
+    assert do == "Fix or uninstall the package theirs (nowhere:build)."
+    assert "Did you mean 'theirs'?" in unknown and "OneDeviceStrategy" in made
 
 
 def test_another_keras_backend_is_an_error() -> None:

@@ -14,7 +14,7 @@ from tfdistkit.cluster.detection import Finding, detect_cluster, run_all_readers
 from tfdistkit.cluster.environments import slurm
 from tfdistkit.cluster.environments.host_list import HostSlots
 from tfdistkit.cluster.environments.mpi_addresses import can_exchange
-from tfdistkit.cluster.environments.registry import allocated_hosts
+from tfdistkit.cluster.environments.registry import environments
 from tfdistkit.cluster.spec import ClusterSpec
 from tfdistkit.errors import ClusterConfigError
 
@@ -101,13 +101,17 @@ def _notes() -> dict[str, str]:
     job = slurm.in_job_without_step()
     if job is not None:
         notes["SLURM job"] = f"{job}, outside of its steps: a single process. Start several with `srun`."
-    try:
-        hosts = allocated_hosts()
-    except ClusterConfigError as error:
-        notes["SGE job"] = f"invalid: {error}"
-    else:
-        if hosts is not None:
-            notes["SGE job"] = f"{_slots(hosts)}: a single process. Start several with `tfdistkit run`."
+    for one in environments():
+        if one.hosts is None:
+            continue
+        job = f"{one.name.upper()} job"
+        try:
+            hosts = one.hosts()
+        except ClusterConfigError as error:
+            notes[job] = f"invalid: {error}"
+        else:
+            if hosts is not None:
+                notes[job] = f"{_slots(hosts)}: a single process. Start several with `tfdistkit run`."
     return notes
 
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from tfdistkit import __version__
-from tfdistkit.errors import nearest
+from tfdistkit.errors import TfdistkitError, nearest
 from tfdistkit.launcher.output.sinks import open_descriptors
 
 # Name -> (module with `main(arguments) -> exit code` and `make_parser()`, summary).
@@ -61,6 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code: int = importlib.import_module(COMMANDS[words[0]][0]).main(words[1:])
         return code
+    except TfdistkitError as error:  # such as a package whose entry point cannot be loaded
+        print(f"tfdistkit {words[0]}: {error}", file=sys.stderr)
+        return USAGE_EXIT_CODE
     except KeyboardInterrupt:  # outside of the time when workers run
         return 128 + signal.SIGINT
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import importlib.metadata
 import importlib.util
 import inspect
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from tfdistkit.cluster import requested
 from tfdistkit.cluster.detection import detect_cluster
 from tfdistkit.cluster.environments.mpi_addresses import can_exchange
 from tfdistkit.cluster.spec import ClusterSpec
+from tfdistkit.entry_points import entry_points, load_any
 from tfdistkit.errors import OptionError, UnsupportedError, explain, nearest
 from tfdistkit.report.hangs import notes
 from tfdistkit.report.hangs.layout import Phase
@@ -123,11 +123,12 @@ def _known_name(name: str) -> str:
     wanted = _ALIASES.get(wanted, wanted)
     if wanted == "auto" or wanted in _MODULES or wanted in _registered:
         return wanted
-    for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
+    others = entry_points(ENTRY_POINT_GROUP)
+    for entry in others:
         if entry.name == wanted:
-            register_strategy(wanted, entry.load())
+            register_strategy(wanted, load_any(entry, OptionError))
             return wanted
-    names = ["auto", *_MODULES, *_registered]
+    names = list(dict.fromkeys(["auto", *_MODULES, *_registered, *(entry.name for entry in others)]))
     raise OptionError(
         explain(
             f"`name` must be one of: {', '.join(names)}.{nearest(wanted, names + list(_ALIASES))}",
