@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import sys
+import types
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_entry_points import EntryPoint
 
 from tfdistkit import env
+from tfdistkit.cli.main import main
+from tfdistkit.cli.run.command import job_of
+from tfdistkit.cli.run.options import parse
 from tfdistkit.cluster import ClusterSpec
+from tfdistkit.cluster.environments import registry as environments
 from tfdistkit.errors import OptionError
 from tfdistkit.launcher import JobSpec, ProcessSpec, plan_processes, registry
 from tfdistkit.launcher.mpi.backend import mpirun_command
@@ -105,7 +112,10 @@ def test_an_unknown_backend() -> None:
 @pytest.mark.parametrize(
     ("loaded", "message"),
     [
-        (ImportError("no package"), "cannot be loaded: ImportError: no package.\nMend or remove .*package.module:NAME"),
+        (
+            ImportError("no package"),
+            "cannot be loaded: ImportError: no package.\nFix or uninstall .*package.module:NAME",
+        ),
         (dict(launcher="x"), "must be a tfdistkit.launcher.registry.BackendRow. Received: package.module:NAME, a dict"),
     ],
 )
@@ -122,6 +132,44 @@ def test_a_backend_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [one.env["MY_RANK"] for one in plan("of others")] == ["0", "1", "2"]
     with pytest.raises(OptionError, match="'of others', which has no parameter servers"):
         JobSpec(2, ("train.py",), Path("/logs"), backend="of others", ps=1)
+
+
+def test_a_backend_of_another_package_has_options(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Starting:
+        def __init__(self, job_id: str, size: int, options: object = None):
+            self.made_with = (job_id, size, options)
+
+    module: Any = types.ModuleType("queue_options")
+    module.add_to = lambda parser: parser.add_argument("--queue", help="the queue")
+    module.read = lambda found, error: error("--queue must be long.") if found.queue == "x" else found.queue
+    module.Starting = Starting
+    monkeypatch.setitem(sys.modules, "queue_options", module)
+    row = BackendRow("queue_options:Starting", lambda cluster: {}, options="queue_options")
+    monkeypatch.setattr(registry, "entry_points", lambda _: (EntryPoint("queued", row),))
+    script = tmp_path / "train.py"
+    script.touch()
+    job = job_of(parse(["-np", "2", "--backend", "queued", "--queue", "long", str(script)]), None)
+    made = registry.load_backend(job.backend, "id", job.size, job.mpi_args, job.backend_options)
+    assert made.made_with == ("id", 2, "long")
+    assert job_of(parse(["-np", "2", "--backend=queued", str(script)]), None).backend_options is None
+    for words in (["--backend", "queued", "--queue", "x"], ["--queue", "long"]):
+        with pytest.raises(SystemExit):
+            parse(["-np", "2", *words, str(script)])
+    shown = capsys.readouterr().err
+    assert "--queue must be long." in shown and "--queue" in shown.splitlines()[-2]
+
+
+@pytest.mark.parametrize("words", (["run", "--backend", "theirs", "-np", "1", "train.py"], ["env"]))
+def test_a_command_names_the_package_that_cannot_be_loaded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    for where in (registry, environments):
+        monkeypatch.setattr(where, "entry_points", lambda _: (EntryPoint("theirs", ImportError("no package")),))
+    assert main(words) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith(f"tfdistkit {words[0]}: The entry point 'theirs' cannot be loaded: ImportError: no package")
 
 
 def test_mpirun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -37,8 +37,13 @@ class BackendRow:
         has_roles: Whether processes can have roles (chief, worker, ps).
         takes_mpi_args: Whether `--mpi-args` are for it.
         needs_horovod: Whether its workers need Horovod.
-        is_submitted: Whether a scheduler starts the processes, later and elsewhere, when `tfdistkit run` has submitted
-            the job: nothing else can start it, and the scheduler tells each process its rank.
+        submit: `module:function` for a scheduler that starts the processes itself, later and elsewhere, and tells each
+            its rank. `tfdistkit run` calls it with the JobSpec, the options of the command line and the list of
+            received signals, and exits with what it returns; nothing else can start such a job. None for other
+            backends.
+        options: A module with `add_to(parser)`, which adds options to those of `tfdistkit run`, and `read(found,
+            error)`, which returns what they say, or calls `error` with a message. A backend of another package gets it
+            as the keyword argument `options`, unless it is None. None for a backend without options.
         watches_hosts: Whether the launcher sees the progress of workers on other hosts (`report.hangs.mirror`).
         is_elastic: Whether the number of its workers may change (`-np MIN:MAX`).
         suffix: What `tfdistkit: starting 2 workers` adds, such as ` by mpirun`.
@@ -52,11 +57,17 @@ class BackendRow:
     has_roles: bool = False
     takes_mpi_args: bool = False
     needs_horovod: bool = False
-    is_submitted: bool = False
+    submit: str | None = None
+    options: str | None = None
     watches_hosts: bool = False
     is_elastic: bool = False
     suffix: str = ""
     default_variables: Callable[[str], dict[str, str]] = rank_variables.nccl_interface
+
+    @property
+    def is_submitted(self) -> bool:
+        """Whether a scheduler starts the processes, later and elsewhere."""
+        return self.submit is not None
 
     def require_start(self, name: str, *, has_hosts: bool) -> None:
         """Checks that the processes of a job can be started where it wants them.
@@ -78,10 +89,10 @@ class BackendRow:
             )
 
     def load(self, where: str | None = None) -> Any:
-        """Imports the class that starts processes.
+        """Imports what a field names.
 
         Args:
-            where: `launcher` or `on_hosts`. Default: `launcher`.
+            where: The value of `launcher`, `on_hosts` or `submit`. Default: that of `launcher`.
         """
         module, _, name = (where or self.launcher).partition(":")
         return getattr(importlib.import_module(module), name)
@@ -129,10 +140,17 @@ _BUILT_IN: Mapping[str, BackendRow] = {
         variables=rank_variables.tf_config,
         on_hosts="tfdistkit.launcher.ray.backend:Launcher",
         has_roles=True,
+        options="tfdistkit.cli.run.ray_options",
         watches_hosts=True,
         suffix=" as Ray actors",
     ),
-    "slurm": BackendRow(launcher="", variables=_submitted, has_roles=True, is_submitted=True),
+    "slurm": BackendRow(
+        launcher="",
+        variables=_submitted,
+        has_roles=True,
+        submit="tfdistkit.cli.run.slurm:run_in_slurm",
+        options="tfdistkit.cli.run.slurm_options",
+    ),
 }
 
 
@@ -164,7 +182,17 @@ def names_with(attribute: str) -> list[str]:
     return [name for name, row in _BUILT_IN.items() if getattr(row, attribute) and row.launcher]
 
 
-def load_backend(name: str, job_id: str, size: int, mpi_args: tuple[str, ...] = ()) -> Backend:
+def own_options(name: str) -> list[Any]:
+    """Returns the modules that define options of `tfdistkit run`: those of tfdistkit's backends, and of another one.
+
+    Args:
+        name: The backend of the command line. Others of other packages are not loaded.
+    """
+    rows = [*_BUILT_IN.values(), *([row_of(name)] if name in names() and name not in _BUILT_IN else [])]
+    return [importlib.import_module(row.options) for row in rows if row.options is not None]
+
+
+def load_backend(name: str, job_id: str, size: int, mpi_args: tuple[str, ...] = (), options: Any = None) -> Backend:
     """Makes what starts a job's processes on this machine.
 
     Args:
@@ -172,10 +200,12 @@ def load_backend(name: str, job_id: str, size: int, mpi_args: tuple[str, ...] = 
         job_id: The job's mark.
         size: How many processes the job has.
         mpi_args: More options for mpirun, for the backend that takes them.
+        options: What the backend's own options say (`BackendRow.options`); None for nothing.
 
     Raises:
         TfdistkitError: if this machine lacks what the backend needs.
     """
     more = (mpi_args,) if mpi_args else ()
-    backend: Backend = row_of(name).load()(job_id, size, *more)
+    named = {} if options is None else {"options": options}
+    backend: Backend = row_of(name).load()(job_id, size, *more, **named)
     return backend

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tfdistkit import env
 from tfdistkit.errors import OptionError, explain
@@ -51,6 +52,7 @@ class JobSpec:
         elastic: The bounds of the number of workers; None for a fixed number.
         preemption: How preemption is announced; None without notices.
         mpi_args: Extra options for mpirun, for the backend that calls it.
+        backend_options: What the options of the backend say, for one of another package (`BackendRow.options`).
         hang_timeout_s: Time after which a job whose ranks make no progress is stopped, in seconds; None for no limit.
             Not for backends whose workers on other hosts are not seen (`watches_hosts`), nor for SLURM.
         job_id: The job's mark, in the environment of all of its processes.
@@ -68,6 +70,7 @@ class JobSpec:
     max_restarts: int = 0
     hosts: HostsSpec | None = None
     mpi_args: tuple[str, ...] = ()
+    backend_options: Any = None
     restart_window_s: float | None = None
     elastic: ElasticSpec | None = None
     preemption: PreemptionSpec | None = None

@@ -21,8 +21,9 @@ from tfdistkit.cluster.spec import ClusterSpec
 from tfdistkit.errors import UnsupportedError, explain
 from tfdistkit.keras_adapter import private_api
 from tfdistkit.strategies import keras_patches
-from tfdistkit.strategies.contract import KerasStrategyMixin, require_single_process
+from tfdistkit.strategies.contract import KerasStrategyMixin
 from tfdistkit.strategies.devices import Devices, resolve_devices, resolve_parameter_device
+from tfdistkit.strategies.prerequisites import require_single_process
 from tfdistkit.strategies.sync import collective_keys
 from tfdistkit.strategies.sync import step as steps
 from tfdistkit.strategies.sync.replica import ReplicaMixin, own_tensors

@@ -9,8 +9,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdistkit import env
-from tfdistkit.cluster.spec import ClusterSpec
 from tfdistkit.communication import Average, Reducer, Wire
 from tfdistkit.communication.reducer import needs_processes
 from tfdistkit.data.batch_info import add_info
@@ -37,6 +35,8 @@ class KerasStrategyMixin:
         check_data: Whether the ranks compare their data (see `strategies.consistency`).
         check_step: Whether train steps of the user's own are compared with one process (see `strategies.step_check`).
         reducer: What turns the gradients of the replicas into those of the global batch.
+        process_set: The ranks of Horovod that communicate; None where Horovod does not.
+        transport: What `tfdistkit.collectives` communicates over (`collectives.shm`); None for those of TensorFlow.
     """
 
     # How `private_api.is_ours` knows a strategy of ours.
@@ -44,6 +44,8 @@ class KerasStrategyMixin:
     check_data = False
     check_step = True
     reducer: Reducer = Average()
+    process_set: Any = None
+    transport: Any = None
     _traffic: Any = None
 
     # A strategy stands for the devices and peers of this process, and what was made in its scope belongs to it alone.
@@ -379,19 +381,3 @@ def _split_every_batch(dataset: Any) -> Any:
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = policy.DATA
     return dataset.with_options(options)
-
-
-def require_single_process(name: str, cluster: ClusterSpec) -> None:
-    """Raises:
-    UnsupportedError: if this process is one of several workers, which would each train a model of their own.
-    """
-    if cluster.is_training and cluster.world_size > 1:
-        raise UnsupportedError(
-            explain(
-                f"The strategy {name!r} trains in one process, but this is one of several: each would train alone.",
-                received=f"worker {cluster.rank} of {cluster.world_size} in {cluster.source}",
-                expected='the strategy "multiworker", or one process',
-                do='Ask for tfdistkit.strategy("multiworker"), or start one process; where several shall train alone, '
-                f"set {env.CLUSTER}=single.",
-            )
-        )

@@ -8,8 +8,9 @@ from tfdistkit.cluster.spec import ClusterSpec
 from tfdistkit.communication.reducer import Reducer, needs_processes, require_reducer
 from tfdistkit.keras_adapter import private_api
 from tfdistkit.strategies import keras_patches
-from tfdistkit.strategies.contract import KerasStrategyMixin, require_single_process
+from tfdistkit.strategies.contract import KerasStrategyMixin
 from tfdistkit.strategies.devices import Devices, resolve_devices
+from tfdistkit.strategies.prerequisites import require_single_process
 from tfdistkit.strategies.sync import collective_keys
 from tfdistkit.strategies.sync.replica import ReplicaMixin
 from tfdistkit.validation import require_bool

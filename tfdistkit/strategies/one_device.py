@@ -7,8 +7,9 @@ import tensorflow as tf
 from tfdistkit.cluster.spec import ClusterSpec
 from tfdistkit.errors import OptionError, explain
 from tfdistkit.strategies import keras_patches
-from tfdistkit.strategies.contract import KerasStrategyMixin, require_single_process
+from tfdistkit.strategies.contract import KerasStrategyMixin
 from tfdistkit.strategies.devices import Devices, resolve_devices
+from tfdistkit.strategies.prerequisites import require_single_process
 
 
 class OneDeviceStrategy(KerasStrategyMixin, tf.distribute.OneDeviceStrategy):

@@ -1,4 +1,4 @@
-"""Checks that TensorFlow and Keras are installed in tested versions, before a strategy uses them."""
+"""Checks before a strategy is made: tested versions of TensorFlow and Keras, one process where it trains in one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import sys
 import warnings
 
 from tfdistkit import env, supported
-from tfdistkit.errors import MissingDependencyError, OptionError, explain
+from tfdistkit.cluster.spec import ClusterSpec
+from tfdistkit.errors import MissingDependencyError, OptionError, UnsupportedError, explain
 
 _KERAS_BACKEND = "KERAS_BACKEND"
 _BACKENDS = ("jax", "torch", "openvino")
@@ -92,3 +93,25 @@ def _other_backend(received: str) -> OptionError:
             do="Set KERAS_BACKEND=tensorflow in the environment, or remove it there and in ~/.keras/keras.json.",
         )
     )
+
+
+def require_single_process(name: str, cluster: ClusterSpec) -> None:
+    """Checks that this process trains alone.
+
+    Args:
+        name: The name of the strategy, which trains in one process.
+        cluster: Which process this is.
+
+    Raises:
+        UnsupportedError: if this process is one of several workers, which would each train a model of their own.
+    """
+    if cluster.is_training and cluster.world_size > 1:
+        raise UnsupportedError(
+            explain(
+                f"The strategy {name!r} trains in one process, but this is one of several: each would train alone.",
+                received=f"worker {cluster.rank} of {cluster.world_size} in {cluster.source}",
+                expected='the strategy "multiworker", or one process',
+                do='Ask for tfdistkit.strategy("multiworker"), or start one process; where several shall train alone, '
+                f"set {env.CLUSTER}=single.",
+            )
+        )

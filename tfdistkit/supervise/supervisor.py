@@ -59,7 +59,7 @@ def run_job(
         stack.callback(changes.close)
         events = stack.enter_context(EventLog(job.run_dir))
         make_folders(job.run_dir, processes)
-        backend = backend or load_backend(job.backend, job.job_id, job.size, job.mpi_args)
+        backend = backend or load_backend(job.backend, job.job_id, job.size, job.mpi_args, job.backend_options)
         history = History(job.max_restarts, window_s=job.restart_window_s)
         changes.begin_job(console.note, events, history)
         program = without_secrets_in(job.program)
@@ -171,7 +171,7 @@ def _open_next(
             stack.callback(prepared.backend.close)
         for process in prepared.processes:
             make_folder(process.folder)
-        backend = prepared.backend or load_backend(job.backend, job.job_id, job.size, job.mpi_args)
+        backend = prepared.backend or load_backend(job.backend, job.job_id, job.size, job.mpi_args, job.backend_options)
         stack.pop_all()
     if prepared.report:
         console.note(prepared.report)

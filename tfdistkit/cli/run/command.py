@@ -14,7 +14,6 @@ from pathlib import Path
 from tfdistkit import env
 from tfdistkit.cli.run.options import RunOptions, parse
 from tfdistkit.cli.run.parser import make_parser as make_parser  # part of the interface of a command
-from tfdistkit.cli.run.slurm import run_in_slurm
 from tfdistkit.cli.run.starting import hidden_lines, resumption_hint, starting_line
 from tfdistkit.cli.shown import end_console, shown_value
 from tfdistkit.errors import TfdistkitError
@@ -63,8 +62,10 @@ def main(arguments: Sequence[str]) -> int:
             if options.is_isolated:
                 isolate()
             job = job_of(options, piped)
-            if row_of(job.backend).is_submitted:
-                return run_in_slurm(job, options, inbox.received)
+            row = row_of(job.backend)
+            if row.submit is not None:
+                code: int = row.load(row.submit)(job, options, inbox.received)
+                return code
             changes = stack.enter_context(contextlib.closing(Changes(job, _note)))
             job, prepared = changes.prepare(0, lambda: bool(inbox.received))
             if inbox.received:
@@ -113,6 +114,7 @@ def job_of(options: RunOptions, piped: PipedScript | None) -> JobSpec:
         max_restarts=options.max_restarts,
         hosts=options.hosts,
         mpi_args=options.mpi_args,
+        backend_options=options.backend_options,
         restart_window_s=options.restart_window_s,
         elastic=options.elastic,
         preemption=options.preemption,

@@ -15,7 +15,7 @@ from tfdistkit.cli.run.script_check import is_pipe, module_problem, piped_elsewh
 from tfdistkit.errors import nearest
 from tfdistkit.launcher.elasticity import ElasticSpec, PreemptionSpec
 from tfdistkit.launcher.hosts import HostsSpec
-from tfdistkit.launcher.registry import row_of
+from tfdistkit.launcher.registry import own_options, row_of
 from tfdistkit.launcher.slurm.batch_script import SlurmOptions
 from tfdistkit.launcher.spec import HANG_TIMEOUT_S
 
@@ -38,6 +38,7 @@ class RunOptions:
     max_restarts: int = 0
     hosts: HostsSpec | None = None
     mpi_args: tuple[str, ...] = ()
+    backend_options: Any = None
     slurm: SlurmOptions | None = None
     is_piped: bool = False
     is_isolated: bool = False
@@ -59,7 +60,7 @@ def parse(arguments: Sequence[str]) -> RunOptions:
     Raises:
         SystemExit: with 2 for an error, with 0 after --help.
     """
-    parser = make_parser()
+    parser = make_parser(_backend_in(arguments))
     found, unknown = parser.parse_known_args(list(arguments))
     if unknown:
         parser.error(_unknown(unknown[0], arguments, spellings(parser)))
@@ -68,12 +69,13 @@ def parse(arguments: Sequence[str]) -> RunOptions:
     if not words:
         parser.error("no script is given. Expected: tfdistkit run -np 2 script.py")
     before = [word for word in arguments[: len(arguments) - len(words)] if word != "--"]
-    if found.np is None and found.backend != slurm_options.BACKEND and found.nnodes in (None, 1):
+    row = row_of(found.backend)
+    if found.np is None and not row.is_submitted and found.nnodes in (None, 1):
         found.np, found.nproc_per_node, found.nnodes = found.nproc_per_node, None, None  # the spelling of torchrun
-    if found.backend == slurm_options.BACKEND and (problem := elastic_options.not_for_slurm(found)):
+    if row.is_submitted and (problem := elastic_options.not_for_slurm(found)):
         parser.error(problem)
-    slurm = slurm_options.read(found, parser.error)
-    cluster = ray_options.read(found, parser.error)
+    own = {module.__name__: module.read(found, parser.error) for module in own_options(found.backend)}
+    slurm, cluster = own.pop(slurm_options.__name__), own.pop(ray_options.__name__)
     hosts = cluster or host_options.read(found, parser.error)
     elastic = elastic_options.read(found, hosts, parser.error)
     if found.np is None and hosts is not None and cluster is None:
@@ -103,6 +105,7 @@ def parse(arguments: Sequence[str]) -> RunOptions:
         max_restarts=found.max_restarts,
         hosts=hosts,
         mpi_args=found.mpi_args,
+        backend_options=own.get(row.options or ""),
         slurm=slurm,
         is_piped=is_piped,
         is_isolated=found.isolate,
@@ -111,6 +114,14 @@ def parse(arguments: Sequence[str]) -> RunOptions:
         preemption=elastic_options.preemption_of(found, parser.error),
         hang_timeout_s=_hang_timeout(found, hosts is not None or found.host_discovery_script is not None),
     )
+
+
+def _backend_in(arguments: Sequence[str]) -> str:
+    """Returns the backend that arguments name, before they are parsed: it may add options; empty without one."""
+    for word, following in zip(arguments, [*arguments[1:], ""]):
+        if word == "--backend" or word.startswith("--backend="):
+            return following if word == "--backend" else word.partition("=")[2]
+    return ""
 
 
 def _hang_timeout(found: Any, is_elsewhere: bool) -> float | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tfdistkit.cli.parser import Parser
-from tfdistkit.cli.run import elastic_options, host_options, ray_options, slurm_options
+from tfdistkit.cli.run import elastic_options, host_options
 from tfdistkit.launcher import registry
 
 _SUMMARY = """\
@@ -85,8 +85,12 @@ class _WholeHelp(argparse.Action):
         parser.exit()
 
 
-def make_parser() -> Parser:
-    """Makes the parser of the command."""
+def make_parser(backend: str = "") -> Parser:
+    """Makes the parser of the command.
+
+    Args:
+        backend: The backend of the command line: options of one of another package are added for it alone.
+    """
     parser = Parser(
         prog="tfdistkit run",
         usage="tfdistkit run -np N [options] script.py [args]",
@@ -130,8 +134,8 @@ def make_parser() -> Parser:
     )
     _add_rest(parser)
     elastic_options.add_to(parser)
-    slurm_options.add_to(parser)
-    ray_options.add_to(parser)
+    for module in reversed(registry.own_options(backend)):
+        module.add_to(parser)
     host_options.add_to(parser)
     add("--dry-run", action="store_true", help="print the commands, and start nothing")
     verbosity = parser.add_mutually_exclusive_group()
