@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Sequence
+from typing import TypeGuard
 
 from tfdistkit.errors import OptionError, explain, nearest
 
@@ -24,6 +25,11 @@ def require_bool(name: str, value: object) -> bool:
     return value
 
 
+def is_integer(value: object) -> TypeGuard[int]:
+    """Returns whether a value is an integer of Python or NumPy; True and False are none."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
 def require_integer(name: str, value: object, at_least: int = 1, at_most: int | None = None) -> int:
     """Returns an argument that is an integer of Python or NumPy.
 
@@ -36,11 +42,10 @@ def require_integer(name: str, value: object, at_least: int = 1, at_most: int | 
     Raises:
         OptionError: (a ValueError) if it is none, or out of bounds. True and False are none.
     """
-    is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if not is_integer or value < at_least or (at_most is not None and value > at_most):  # type: ignore[operator]
+    if not is_integer(value) or value < at_least or (at_most is not None and value > at_most):
         bounds = f">= {at_least}" if at_most is None else f"from {at_least} to {at_most}"
         raise OptionError(explain(f"`{name}` must be an integer {bounds}.", received=f"{name}={value!r}"))
-    return int(value)  # type: ignore[call-overload]
+    return int(value)
 
 
 def require_positive(name: str, value: object, unit: str = "") -> float:

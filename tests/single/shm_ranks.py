@@ -22,7 +22,7 @@ def engines(size: int) -> Iterator[list[Engine]]:
     """Provides connected engines, one for each rank; closes them at the end."""
     listeners = [peers.Listener() for _ in range(size)]
     facts = [{peers.FACT: listener.place} for listener in listeners]
-    assert peers.share_a_host(facts)
+    assert len(peers.ranks_of_hosts(facts)) == 1
 
     def start(rank: int) -> Engine:
         connected = peers.connect(listeners[rank], rank, facts, DEADLINE_S)

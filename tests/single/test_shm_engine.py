@@ -245,9 +245,9 @@ def test_ranks_of_another_host_share_none() -> None:
     assert listener is not None
     host = listener.place.split()[0]
     own = {peers.FACT: listener.place}
-    assert peers.share_a_host([own, {peers.FACT: f"{host} another"}])
-    assert not peers.share_a_host([own, {peers.FACT: "1 another"}])
-    assert not peers.share_a_host([own, {}]) and not peers.share_a_host([{}, {}])
+    assert peers.ranks_of_hosts([own, {peers.FACT: f"{host} another"}]) == [[0, 1]]
+    assert peers.ranks_of_hosts([own, {peers.FACT: "1 another"}]) == [[0], [1]]
+    assert peers.ranks_of_hosts([own, {}]) == peers.ranks_of_hosts([{}, {}]) == [[0], [1]]
     listener.close()
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import numbers
 import re
 from dataclasses import dataclass
 from typing import Any
 
 from tfdistkit.errors import OptionError, explain
+from tfdistkit.validation import is_integer
 
 # In seconds.
 _TIMES = {"second": 1.0, "minute": 60.0, "hour": 3600.0}
@@ -37,8 +37,7 @@ def frequency_of(name: str, given: Any) -> Frequency:
     Raises:
         OptionError: if it is something else.
     """
-    is_integer = isinstance(given, numbers.Integral) and not isinstance(given, bool)
-    if is_integer and given > 0:
+    if is_integer(given) and given > 0:
         return Frequency(int(given), "steps")
     if given == "epoch":
         return Frequency(1, "epochs")

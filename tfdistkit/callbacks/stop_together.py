@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +9,7 @@ import keras
 
 from tfdistkit.callbacks.process_group import Ranks, list_of, ranks_of, warn_once
 from tfdistkit.errors import OptionError, UnsupportedError, explain
+from tfdistkit.validation import is_integer
 
 _HOOKS = tuple(name for name in dir(keras.callbacks.Callback) if name.startswith("on_"))
 # The hooks after which `fit` reads `model.stop_training`.
@@ -61,8 +61,7 @@ class StopTogether(keras.callbacks.Callback):
                     )
                 )
         given: Any = check_every
-        is_number = isinstance(given, numbers.Integral) and not isinstance(given, bool)
-        if given != "epoch" and not (is_number and given > 0):
+        if given != "epoch" and not (is_integer(given) and given > 0):
             raise OptionError(
                 explain(
                     '`check_every` must be an integer >= 1, or "epoch".',

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from tfdistkit.collectives import registry
 from tfdistkit.collectives.resolve import no_process_sets
 from tfdistkit.errors import OptionError, explain
+from tfdistkit.validation import is_integer
 
 
 class ProcessSet:
@@ -32,7 +33,7 @@ class ProcessSet:
         from tfdistkit.collectives.horovod_communicator import add_process_set, job_size  # only where Horovod is there
 
         size = job_size()
-        valid = [r for r in self.ranks if isinstance(r, int) and not isinstance(r, bool) and 0 <= r < size]
+        valid = [r for r in self.ranks if is_integer(r) and 0 <= r < size]
         if not valid or len(set(valid)) != len(self.ranks):
             raise OptionError(
                 explain(

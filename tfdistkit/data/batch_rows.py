@@ -86,7 +86,7 @@ def steps_of_own_data(
         steps = _by_device(dataset, replicas)
     else:
         # As in TensorFlow: the parts of a batch differ by at most one row, and every step covers the whole batch.
-        sizes = [batch_size // replicas + (i < batch_size % replicas) for i in range(replicas)]
+        sizes = [rows_of(batch_size, replicas, i)[1] for i in range(replicas)]
         steps = dataset.rebatch(sizes[first_replica:] + sizes[:first_replica])
     return steps.map(without_padding) if is_padded else steps
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from tfdistkit.cluster.detection import detect_cluster
 from tfdistkit.collectives import registry
+from tfdistkit.data.rows import rows_of
 from tfdistkit.errors import OptionError, explain
 from tfdistkit.validation import require_choice, require_integer
 
@@ -60,7 +61,7 @@ def per_replica_batch_size(global_batch_size: int, *, num_shards: int | None = N
     if num_shards is None and index is None:
         num_shards, index = _replicas()
     parts, own = find_shard(num_shards, index)
-    return size // parts + (own < size % parts)
+    return int(rows_of(size, parts, own)[1])
 
 
 def _replicas() -> tuple[int, int]:

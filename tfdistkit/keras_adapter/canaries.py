@@ -23,7 +23,7 @@ def check_behaviour() -> None:
     """Runs all canaries.
 
     Raises:
-        UnsupportedError: naming the first behaviour that is another than in the tested versions.
+        UnsupportedError: naming the first behaviour that differs from the tested versions.
     """
     for canary in CANARIES:
         with warnings.catch_warnings():
@@ -36,7 +36,7 @@ def check_behaviour() -> None:
                     f"versions, and results would be wrong: {canary.__doc__}",
                     expected=f"Keras {supported.range_text(supported.KERAS)} and TensorFlow "
                     f"{supported.range_text(supported.TENSORFLOW)}",
-                    do=f"Install a tested version: {supported.INSTALL_KERAS}",
+                    do=f"Install tested versions: {supported.INSTALL_TENSORFLOW}",
                 )
             )
 

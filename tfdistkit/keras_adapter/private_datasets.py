@@ -29,8 +29,7 @@ def kind_of_dataset(dataset: tf.data.Dataset) -> str:
 
 def inputs_of_dataset(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
     """Returns the datasets that a dataset is made of, those within its attributes too (some have them only there)."""
-    known = list(dataset._inputs()) + list(getattr(dataset, "tfdistkit_inputs", ()))
-    return known + [one for one in vars(dataset).values() if isinstance(one, dataset_ops.DatasetV2)]
+    return list(dataset._inputs()) + [one for one in vars(dataset).values() if isinstance(one, dataset_ops.DatasetV2)]
 
 
 def inputs_and_times(dataset: tf.data.Dataset) -> list[tuple[tf.data.Dataset, int]]:
@@ -53,7 +52,7 @@ def graph_behind(dataset: tf.data.Dataset) -> tf.Graph | None:
     `choose_from_datasets` rewrites the dataset that chooses, and its Python objects are lost.
     """
     specs = tf.nest.flatten(dataset.element_spec)
-    if not isinstance(dataset, dataset_ops._VariantDataset) or hasattr(dataset, "tfdistkit_inputs"):
+    if not isinstance(dataset, dataset_ops._VariantDataset):
         return None
     if len(specs) != 1 or not isinstance(specs[0], tf.TensorSpec) or specs[0].shape.rank != 0:
         return None

@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdistkit import supported
 from tfdistkit.errors import UnsupportedError, explain
 from tfdistkit.keras_adapter.private_names import ATTRIBUTES, OVERRIDES, SEAMS, Attributes, Seam
 
@@ -52,8 +53,8 @@ def resolve(key: str) -> tuple[Any, str, Any]:
 def _moved(seam: Seam | Attributes, how: str) -> str:
     return explain(
         f"TensorFlow {tf.__version__} with Keras {keras.__version__} moved `{seam.where}`: {how}. "
-        f"tfdistkit stands on it for: {seam.why}.",
-        do="Install versions that tfdistkit is tested with: see the README.",
+        f"tfdistkit needs it: {seam.why}.",
+        do=f"Install tested versions: {supported.INSTALL_TENSORFLOW}",
     )
 
 

@@ -23,6 +23,9 @@ _OTHER_WORDS = ("max_slots", "max-slots")
 _EXPECTED = "HOST or HOST:SLOTS with 1 slot or more, such as node1:4, user@node1:4 or [fd00::1]:4"
 _EXPECTED_LINE = "HOST slots=N with N of 1 or more, or HOST:N; a comment begins with #"
 
+# Time limit of the preflight check of hosts, in seconds, unless `--start-timeout` sets another.
+START_TIMEOUT_S = 30.0
+
 
 @dataclass(frozen=True)
 class HostsSpec:
@@ -44,7 +47,7 @@ class HostsSpec:
     interface: str | None = None
     ssh_port: int | None = None
     ssh_identity_file: str | None = None
-    start_timeout_s: float = 30.0
+    start_timeout_s: float = START_TIMEOUT_S
 
     def __post_init__(self) -> None:
         if self.ssh_port is not None:

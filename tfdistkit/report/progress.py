@@ -84,7 +84,7 @@ def read_communication(folder: Path) -> dict[str, Any]:
 
 def steps_taken() -> int | None:
     """Returns the largest number of steps of the optimizers in this process; None without one."""
-    base = getattr(sys.modules.get("keras.src.optimizers.base_optimizer"), "BaseOptimizer", None)
+    base = getattr(sys.modules.get("keras.optimizers"), "Optimizer", None)
     if not isinstance(base, type):
         return None
     taken = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import numbers
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -13,7 +12,7 @@ from tfdistkit.cluster.environments import slurm
 from tfdistkit.cluster.spec import ClusterSpec
 from tfdistkit.errors import OptionError, TooLateError, UnsupportedError, explain
 from tfdistkit.keras_adapter import private_api
-from tfdistkit.validation import require_integer
+from tfdistkit.validation import is_integer, require_integer
 
 Devices = int | str | Sequence[str] | None
 
@@ -40,8 +39,7 @@ def resolve_devices(devices: Devices) -> list[str]:
         return [f"GPU:{i}" for i in range(len(gpus))] or ["CPU:0"]
     if isinstance(devices, str):
         devices = [devices]
-    is_number = isinstance(devices, numbers.Integral) and not isinstance(devices, bool)
-    if not is_number and not isinstance(devices, Sequence):
+    if not is_integer(devices) and not isinstance(devices, Sequence):
         raise OptionError(
             explain(
                 "`devices` must be names of devices or a number of devices.",

@@ -13,7 +13,7 @@ from tfdistkit import env
 from tfdistkit.cluster.environments.host_list import HostSlots
 from tfdistkit.cluster.environments.registry import allocated_hosts
 from tfdistkit.errors import OptionError, TfdistkitError
-from tfdistkit.launcher.hosts import HostsSpec, parse_hosts, read_hostfile
+from tfdistkit.launcher.hosts import START_TIMEOUT_S, HostsSpec, parse_hosts, read_hostfile
 
 # Options that need hosts: attribute, spelling.
 _OF_HOSTS = (
@@ -105,7 +105,7 @@ def hosts_spec(found: argparse.Namespace, slots: tuple[HostSlots, ...]) -> Hosts
         interface=found.network_interface,
         ssh_port=found.ssh_port,
         ssh_identity_file=found.ssh_identity_file,
-        start_timeout_s=30.0 if found.start_timeout is None else found.start_timeout,
+        start_timeout_s=START_TIMEOUT_S if found.start_timeout is None else found.start_timeout,
     )
 
 

@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from tfdistkit.cli.run import elastic_options
 from tfdistkit.errors import OptionError
+from tfdistkit.launcher.hosts import START_TIMEOUT_S
 from tfdistkit.launcher.ray.cluster import RaySpec, chosen_address
 
 BACKEND = "ray"
@@ -72,7 +73,7 @@ def read(found: argparse.Namespace, error: Callable[[str], NoReturn]) -> RaySpec
             python=found.python or "",
             folder=os.path.abspath(found.working_dir or os.getcwd()),
             interface=found.network_interface,
-            start_timeout_s=30.0 if found.start_timeout is None else found.start_timeout,
+            start_timeout_s=START_TIMEOUT_S if found.start_timeout is None else found.start_timeout,
             ray_address=chosen_address(found.ray_address),
             cpus=1.0 if found.cpus_per_worker is None else found.cpus_per_worker,
             gpus=found.gpus_per_worker or 0.0,

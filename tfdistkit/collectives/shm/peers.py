@@ -60,11 +60,6 @@ def listen() -> Listener | None:
     return Listener()
 
 
-def share_a_host(facts: Sequence[Mapping[str, str | int]]) -> bool:
-    """Whether all ranks can share memory; the facts are those of `ranks_of_hosts`."""
-    return len(ranks_of_hosts(facts)) == 1
-
-
 def ranks_of_hosts(facts: Sequence[Mapping[str, str | int]]) -> list[list[int]]:
     """Returns the ranks that can share memory, by what they told each other: a list for each host, in rank order.
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from tfdistkit import env
 from tfdistkit.errors import OptionError, TooLateError, explain
-from tfdistkit.validation import require_bool, require_integer, require_positive
+from tfdistkit.validation import is_integer, require_bool, require_integer, require_positive
 
 OPS = ("average", "sum", "adasum")
 
@@ -99,7 +99,7 @@ def require_ranks(process_set: Any, size: int) -> list[list[int]]:
     several = isinstance(process_set, (list, tuple)) and process_set and isinstance(process_set[0], (list, tuple))
     lists = list(process_set) if several else [process_set]
     ranks = [rank for one in lists for rank in (one if isinstance(one, (list, tuple, range)) else [None])]
-    valid = [rank for rank in ranks if isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank < size]
+    valid = [rank for rank in ranks if is_integer(rank) and 0 <= rank < size]
     if len(valid) != len(ranks) or len(set(valid)) != len(ranks) or not all(lists):
         raise OptionError(
             explain(
