@@ -36,11 +36,11 @@ def require_integer(name: str, value: object, at_least: int = 1, at_most: int | 
     Args:
         name: The name of the argument.
         value: What was given.
-        at_least: The smallest integer that is right.
-        at_most: The largest one; None for any.
+        at_least: The smallest allowed integer.
+        at_most: The largest allowed integer; None for no limit.
 
     Raises:
-        OptionError: (a ValueError) if it is none, or out of bounds. True and False are none.
+        OptionError: (a ValueError) if it is not an integer, or out of bounds. True and False are not integers.
     """
     if not is_integer(value) or value < at_least or (at_most is not None and value > at_most):
         bounds = f">= {at_least}" if at_most is None else f"from {at_least} to {at_most}"
@@ -49,7 +49,7 @@ def require_integer(name: str, value: object, at_least: int = 1, at_most: int | 
 
 
 def require_positive(name: str, value: object, unit: str = "") -> float:
-    """Returns an argument that is a number above 0, and not infinite.
+    """Returns an argument that is a finite number above 0.
 
     Args:
         name: The name of the argument.
@@ -57,7 +57,7 @@ def require_positive(name: str, value: object, unit: str = "") -> float:
         unit: What it counts, such as `seconds`.
 
     Raises:
-        OptionError: (a ValueError) if it is none.
+        OptionError: (a ValueError) if it is not such a number.
     """
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not is_number or not value > 0 or not math.isfinite(value):  # type: ignore[operator, arg-type]
@@ -73,10 +73,10 @@ def require_choice(name: str, value: object, choices: Sequence[str], do: str | N
         name: The name of the argument.
         value: What was given.
         choices: The words.
-        do: The next step when it is another word, as an imperative sentence.
+        do: The fix for another value, as an imperative sentence.
 
     Raises:
-        OptionError: (a ValueError) if it is another one; names the nearest.
+        OptionError: (a ValueError) if it is another value; names the nearest choice.
     """
     if value not in choices:
         what = f"`{name}` must be one of: {', '.join(choices)}.{nearest(str(value), list(choices))}"

@@ -70,10 +70,10 @@ def _required(algorithm: Any, compression: Any, reducer: Any) -> Reducer:
 
 
 def require_others(reducer: Reducer) -> None:
-    """Refuses, for a job of one worker, a reducer that does a part of what optimizers do.
+    """Refuses a reducer that does a part of the optimizer's work, for a job of one worker.
 
     Raises:
-        UnsupportedError: for one that would be missed: a single replica sends nothing, and its reducer is not called.
+        UnsupportedError: for such a reducer: a single replica sends nothing, so its reducer is never called.
     """
     if reducer.replaces_optimizer:
         raise UnsupportedError(

@@ -1,4 +1,4 @@
-"""The contract of a reducer: what turns the gradients of the replicas into those of the global batch."""
+"""The contract of a reducer, which turns the gradients of the replicas into those of the global batch."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from tfdistkit.errors import OptionError, UnsupportedError, explain
 
 
 class Wire:
-    """What a reducer sends tensors by: the replicas, and the collectives between them.
+    """The collectives by which a reducer sends tensors between the replicas.
 
     All replicas call the same methods in the same order. A strategy makes one for its transport.
 
     Args:
         replicas: The number of replicas.
-        replica_id: The number of this one: an int, or a scalar int32 tensor.
-        sum_tensors: Returns the sums of this replica's tensors, dense or IndexedSlices, with those of all others.
+        replica_id: The number of this replica: an int, or a scalar int32 tensor.
+        sum_tensors: Returns the sums of tensors, dense or IndexedSlices, over all replicas.
 
     Attributes:
-        rows: The rows of this replica in this step, a scalar float32 tensor; 1.0 where nothing has rows.
+        rows: The rows of this replica in this step, a scalar float32 tensor; 1.0 if no tensor has rows.
         share: Their share of the rows that the step trains on, a scalar tensor or a float; 1.0 in a local step.
         is_local_step: Whether the step trains on the rows of this replica alone (`Reducer.trains_alone`).
-        on_average: To be called in a local step when the replicas have got the same weights: layer state follows.
-        fusion_bytes: The most bytes of tensors that travel together; None for no limit.
+        on_average: A reducer calls it in a local step after it has averaged the weights; layer state is averaged then.
+        fusion_bytes: The maximum size of one fused operation, in bytes; None for no limit.
     """
 
     def __init__(self, replicas: int, replica_id: Any, sum_tensors: Callable[[list[Any]], list[Any]]):
@@ -50,7 +50,7 @@ class Wire:
         return [sums[i] for i in range(len(tensors))]
 
     def sum_as(self, tensors: list[Any], dtype: Any) -> list[Any]:
-        """Returns the sums of tensors that travel, and are added, as another dtype.
+        """Returns the sums of tensors that are sent, and added, in another dtype.
 
         Args:
             tensors: As for `sum`.
@@ -62,13 +62,13 @@ class Wire:
         return [cast(total, tensor.dtype) for total, tensor in zip(self.sum(sent), tensors)]
 
     def gather(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns the tensors of all replicas, stacked in their order: what a sum would make larger, such as bytes.
+        """Returns the tensors of all replicas, stacked in their order; for data that cannot be summed, such as bytes.
 
         Args:
             tensor: A dense tensor, of the same dtype and static shape on all replicas.
 
         Raises:
-            UnsupportedError: where replicas share the memory of a process, in which there is nothing to save.
+            UnsupportedError: if replicas share a process: there a gather would save no bytes.
         """
         raise needs_processes(f"{self.replicas} replicas that share a process")
 
@@ -84,12 +84,12 @@ class Wire:
         raise needs_processes(f"{self.replicas} replicas that share a process")
 
     def swap(self, data: tf.Tensor, partner: tf.Tensor) -> tf.Tensor:
-        """Sends bytes to another replica, and returns those that it sends; no replica sends more than its own.
+        """Exchanges bytes with one other replica; each replica sends only its own bytes.
 
         Args:
             data: A uint8 vector, of the same static length on all replicas.
-            partner: The number of the other replica, a scalar int32 tensor. It names this one as its partner. A replica
-                that names itself gets its own bytes.
+            partner: The number of the other replica, a scalar int32 tensor; that replica passes the number of this one.
+                A replica that passes its own number gets its own bytes.
 
         Raises:
             UnsupportedError: as `gather`.
@@ -97,10 +97,10 @@ class Wire:
         raise needs_processes(f"{self.replicas} replicas that share a process")
 
     def background(self) -> Background:
-        """Returns what sums arrays in a thread while steps go on.
+        """Returns an object that sums arrays in a thread while steps run.
 
         Raises:
-            UnsupportedError: where the transport cannot.
+            UnsupportedError: if the transport cannot.
         """
         raise UnsupportedError(
             explain(
@@ -111,15 +111,17 @@ class Wire:
         )
 
     def within_host(self) -> Wire:
-        """Returns what sends to the replicas of this host alone.
+        """Returns the collectives between the replicas of this host.
 
         Raises:
-            UnsupportedError: where the hosts have no collectives of their own.
+            UnsupportedError: if the hosts have no collectives of their own.
         """
         raise needs_hosts(f"{self.replicas} replicas that are not divided into hosts")
 
     def across_hosts(self) -> Wire:
-        """Returns what sums over the hosts, as if each were one replica: tensors that its replicas have equal.
+        """Returns the collectives between the hosts, for tensors that are equal on the replicas of a host.
+
+        Each host counts as one replica.
 
         Raises:
             UnsupportedError: as `within_host`.
@@ -134,7 +136,7 @@ class Wire:
             dtype: The dtype on the wire. Default: their own.
 
         Raises:
-            UnsupportedError: where the transport cannot.
+            UnsupportedError: if the transport cannot.
         """
         raise UnsupportedError(
             explain(
@@ -149,16 +151,16 @@ class Background(Protocol):
     """Sums arrays of the replicas in threads, beside the collectives of the steps.
 
     Attributes:
-        timeout_s: Seconds that who waits for a sum gives the others.
+        timeout_s: Seconds that a caller waits for a sum, and so for its peers.
     """
 
     timeout_s: float
 
     def sum(self, name: str, arrays: list[np.ndarray]) -> list[np.ndarray]:
-        """Returns the sums over the replicas; waits for the others as long as they live.
+        """Returns the sums over the replicas; waits for the peers as long as they are alive.
 
         Args:
-            name: Tells sums apart that may be under way at the same time, equal on all replicas.
+            name: Identifies the sum among those in flight; the same on all replicas.
             arrays: Arrays of float32 or float64, of one dtype, and of the same shapes on all replicas.
         """
 
@@ -173,14 +175,15 @@ MakeState = Callable[..., Any]
 class Reducer:
     """Turns the gradients of the replicas into those of the global batch; this one sums them as they are.
 
-    A subclass overrides `reduce`, and the other two where it keeps state between steps. A reducer belongs to one
-    strategy: `tfdistkit.strategy("multiworker", reducer=...)`.
+    A subclass overrides `reduce`, and `build` and `after_apply` if it keeps state between steps. A reducer belongs to
+    one strategy: `tfdistkit.strategy("multiworker", reducer=...)`.
 
     Attributes:
         needs_processes: Whether it needs `Wire.gather` or `Wire.exchange`, so replicas in processes of their own.
         needs_hosts: Whether it needs `Wire.within_host` and `Wire.across_hosts`, so ranks on several hosts.
-        is_local: Whether replicas have other weights between two calls of `settle`.
-        replaces_optimizer: Whether it does what an optimizer does, such as momentum, which a single replica would miss.
+        is_local: Whether the weights of the replicas may differ between two calls of `settle`.
+        replaces_optimizer: Whether it does a part of the optimizer's work, such as momentum. A job of one
+            replica, which calls no reducer, would lack that part.
     """
 
     needs_processes = False
@@ -189,7 +192,7 @@ class Reducer:
     is_local = False
 
     def check_optimizer(self, optimizer: Any) -> None:
-        """Called when an optimizer is built, before `build`.
+        """Checks an optimizer; called when it is built, before `build`.
 
         Args:
             optimizer: The Keras optimizer.
@@ -206,11 +209,11 @@ class Reducer:
             make_state: Called with a variable and a name; returns a new Keras variable of its shape and dtype, zeros,
                 which checkpoints and backups save with the variables of the optimizer. With `shape`, `dtype` and
                 `initializer` it has those; with `saved=False` only backups save it. With `of_replica=True` each
-                replica has a value of its own (what it did not send yet, say), which checkpoints do not save: a backup
-                holds all, and another number of replicas resumes with their sum.
+                replica has a value of its own (such as what it has not sent yet), which checkpoints do not save: a
+                backup holds all values, and a job with another number of replicas resumes with their sum.
 
         Returns:
-            The state of each variable, in their order: a variable, a list of them, or None. None for no state at all.
+            The state of each variable, in their order: a variable, a list of them, or None. None if it has no state.
         """
         return None
 
@@ -221,16 +224,16 @@ class Reducer:
             gradients: This replica's parts, dense or IndexedSlices: their sum over the replicas is the gradient of the
                 mean over the rows of the global batch.
             variables: The variable of each gradient; empty in `tfdistkit.global_gradients`, which has only gradients.
-            state: What `build` returned for each of these variables; None each where it returned None.
+            state: The result of `build` for each of these variables; None for each if it returned None.
             wire: The collectives.
 
         Returns:
-            One gradient for each, the same on all replicas.
+            One gradient for each variable, the same on all replicas.
         """
         return wire.sum(gradients)
 
     def after_apply(self, variables: list[Any], state: list[Any], wire: Wire) -> None:
-        """Called in every replica after the optimizer has updated the variables.
+        """Updates the state; called in every replica after the optimizer has updated the variables.
 
         Args:
             variables: As in `reduce`.
@@ -239,9 +242,9 @@ class Reducer:
         """
 
     def own_slots(self, optimizer: Any) -> list[Any]:
-        """Returns the variables of an optimizer of which each replica keeps a value of its own, also after `settle`.
+        """Returns the optimizer variables of which each replica keeps a value of its own, also after `settle`.
 
-        A backup holds all values, and another number of replicas resumes with their mean.
+        A backup holds all values, and a job with another number of replicas resumes with their mean.
 
         Args:
             optimizer: A Keras optimizer that is built.
@@ -251,26 +254,26 @@ class Reducer:
     def trains_alone(self) -> bool:
         """Returns whether the next Keras steps are local; called outside of replicas before each execution.
 
-        In a local step nothing travels but what the reducer sends: losses are means over the rows of this replica,
-        `reduce` receives their gradients, and layer state, metrics and logs are this replica's own until
-        `Wire.on_average` is called, and the end of an epoch. All ranks must return the same.
+        In a local step only the reducer communicates. Losses are means over the rows of this replica, and `reduce`
+        receives their gradients. Layer state is this replica's own until `Wire.on_average` is called; metrics and logs
+        are until the end of an epoch. All ranks must return the same.
         """
         return False
 
     def unsettled(self) -> list[Any]:
-        """Returns that of which replicas may have other weights now, for `settle`; called outside of replicas."""
+        """Returns objects for `settle` whose weights may differ between replicas now; called outside of replicas."""
         return []
 
     def settle(self, what: Any, wire: Wire) -> None:
         """Gives all replicas the same weights; called in every replica.
 
         Args:
-            what: Of `unsettled`.
+            what: One of the objects that `unsettled` returned.
             wire: The collectives.
         """
 
     def describe(self) -> str:
-        """Returns a text that is equal on all ranks which reduce alike; ranks with different texts are refused."""
+        """Returns a text with all settings of the reducer; the start fails if it differs between ranks."""
         return type(self).__name__
 
     def __repr__(self) -> str:
@@ -278,15 +281,15 @@ class Reducer:
 
     @property
     def has_state(self) -> bool:
-        """Whether it overrides `build`."""
+        """Whether the reducer keeps state: whether it overrides `build`."""
         return type(self).build is not Reducer.build
 
 
 def own_reducer(optimizer: Any) -> Reducer | None:
-    """Returns the reducer that an optimizer brings along, its attribute `reducer`; None for one that has none.
+    """Returns the reducer of an optimizer that has its own, in its attribute `reducer`; else None.
 
     Args:
-        optimizer: A Keras optimizer, or a `LossScaleOptimizer` around one; None for none.
+        optimizer: A Keras optimizer, or a `LossScaleOptimizer` around one; may be None.
     """
     own = getattr(getattr(optimizer, "inner_optimizer", optimizer), "reducer", None)
     return own if isinstance(own, Reducer) else None
@@ -324,7 +327,7 @@ def needs_processes(received: str) -> UnsupportedError:
 
 
 def needs_hosts(received: str) -> UnsupportedError:
-    """Returns the error for a reducer that treats hosts and the ranks within them differently, where it cannot.
+    """Returns the error for a reducer that needs to know the hosts of the ranks, where they are unknown.
 
     Args:
         received: What asked for it.
@@ -348,7 +351,7 @@ def times(tensor: Any, factor: Any) -> Any:
 
 
 def cast(tensor: Any, dtype: Any) -> Any:
-    """Returns a tensor, dense or IndexedSlices, in another dtype; one that holds no floats as it is."""
+    """Casts a tensor, dense or IndexedSlices, of floating-point numbers; returns other tensors unchanged."""
     if not tensor.dtype.is_floating:
         return tensor
     if isinstance(tensor, tf.IndexedSlices):

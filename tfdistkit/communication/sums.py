@@ -1,4 +1,4 @@
-"""Reducers without state: the exact average, and what trades exactness for bytes or for larger steps."""
+"""Reducers without state: the exact average, and ones that trade exactness for fewer bytes or larger steps."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tfdistkit.communication.reducer import MakeState, Reducer, Wire, times
 
 
 class Average(Reducer):
-    """The gradient of the mean over the global batch: exact, and what every strategy does by default."""
+    """Computes the gradient of the mean over the global batch: exact, and the default of every strategy."""
 
 
 class Sum(Reducer):
-    """The average times the number of replicas, as a learning rate that grows with them.
+    """Multiplies the average by the number of replicas, as if the learning rate grew with it.
 
     Args:
-        inner: How the sum travels. Default: as it is.
+        inner: The compression of the sum. Default: none.
     """
 
     def __init__(self, inner: Reducer | None = None):

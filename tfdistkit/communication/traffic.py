@@ -14,12 +14,12 @@ from tfdistkit.communication.reducer import Wire
 
 
 class Sent(NamedTuple):
-    """What was sent since `reset`.
+    """The traffic since `reset`.
 
     Args:
         steps: The number of steps.
         size_bytes: The bytes that this worker sent.
-        exact_bytes: The bytes that it would have sent with gradients as they are, in every step.
+        exact_bytes: The bytes that it would have sent with uncompressed gradients in every step.
         syncs: How often gradients or weights were sent.
     """
 
@@ -30,16 +30,16 @@ class Sent(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """The bytes, to those of full precision; 1 where nothing was to be sent."""
+        """The ratio of the bytes to those of uncompressed gradients; 1 if nothing was to be sent."""
         return self.size_bytes / self.exact_bytes if self.exact_bytes else 1.0
 
 
 class Traffic:
-    """Adds up the bytes of collectives where they run, so that what branches and loops of a graph do counts, too.
+    """Adds up the bytes of collectives at run time, so that branches and loops of a graph count correctly.
 
-    Counted are the bytes of tensors that each worker sends by a ring: twice `(N - 1) / N` of a sum of N workers, its
-    own tensor to each other one for a gather. Sparse gradients count with the rows that this worker has. What the
-    transport adds (headers, padding) is not counted.
+    The bytes are those that each of N workers sends in a ring: twice `(N - 1) / N` of the size for a sum, and `N - 1`
+    times its own tensor for a gather. Sparse gradients count with the rows of this worker. Headers and padding of the
+    transport are not counted.
 
     Args:
         workers: The number of workers; one sends nothing.
@@ -48,7 +48,7 @@ class Traffic:
     def __init__(self, workers: int):
         self._workers = workers
         self._is_counting = False
-        # Where a sync has been counted: a step may send several tensors.
+        # The places where a sync has been counted: a step may send several tensors.
         self._places: weakref.WeakSet[Any] = weakref.WeakSet()
         with tf.device("CPU:0"), tf.init_scope():
             # float64 has no dtype of the model: it may be float16.
@@ -70,7 +70,7 @@ class Traffic:
         self._steps.assign_add(1.0)
 
     def count_exact(self, gradients: list[Any]) -> None:
-        """Counts what a sum of gradients as they are would send.
+        """Counts the bytes of an uncompressed sum of gradients.
 
         Args:
             gradients: Tensors or IndexedSlices.
@@ -79,7 +79,7 @@ class Traffic:
             self._add(self._exact, self._of_sum(gradients))
 
     def count_others(self, tensors: list[Any]) -> None:
-        """Counts a sum of a step that is none of gradients, such as that of its logs, unless a wire runs it.
+        """Counts a sum that is not one of gradients, such as that of logs, unless a wire runs it.
 
         Args:
             tensors: Tensors or IndexedSlices.
@@ -90,11 +90,11 @@ class Traffic:
             self._add(self._exact, size)
 
     def counted(self, wire: Wire, place: Any, is_sync: bool = True) -> Wire:
-        """Returns a wire that counts what it sends; of a wire that knows hosts, what they send each other.
+        """Makes a wire count the bytes that it sends; for a wire that knows hosts, the bytes between hosts.
 
         Args:
             wire: A new wire, which is changed.
-            place: What stands for an eager step; None for none.
+            place: The key of an eager step, in which a sync counts once; None to count each.
             is_sync: Whether it sends gradients or weights.
         """
         if self._workers == 1:
@@ -129,7 +129,7 @@ class Traffic:
     ) -> Any:
         if isinstance(what, list) and not what:
             return send(what, *more, **named)
-        if not self._is_counting:  # A wire may do one by another.
+        if not self._is_counting:  # A wire may implement one collective by another.
             self._add(self._sent, size(what))
             graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
             here = place if graph is None else graph

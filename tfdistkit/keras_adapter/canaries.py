@@ -1,7 +1,7 @@
-"""Behaviour of Keras and TensorFlow that tfdistkit stands on and no name shows: who calls what, and in which order.
+"""Tests behaviour of Keras and TensorFlow that tfdistkit relies on and that no name shows, such as the order of calls.
 
-Each canary is a function that tries one such thing, in milliseconds, and leaves no trace: no random numbers are drawn,
-no layer names are used up. Tests run all of them; a process runs them where Keras or TensorFlow is newer than tested.
+Each canary is a function that tests one behaviour, in milliseconds, without side effects: it draws no random numbers
+and uses up no layer names. Tests run all of them; a process runs them where Keras or TensorFlow is newer than tested.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def check_behaviour() -> None:
     """Runs all canaries.
 
     Raises:
-        UnsupportedError: naming the first behaviour that differs from the tested versions.
+        UnsupportedError: if a behaviour differs from that of the tested versions; names the first of them.
     """
     for canary in CANARIES:
         with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Finds the private names that `private_names` lists in the installed Keras and TensorFlow, and hooks them."""
+"""Finds the private names of `private_names` in the installed Keras and TensorFlow, and hooks them."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from tfdistkit.keras_adapter.private_names import ATTRIBUTES, OVERRIDES, SEAMS, 
 
 
 def resolve(key: str) -> tuple[Any, str, Any]:
-    """Finds what a seam names.
+    """Resolves a seam: a private function, method or property that tfdistkit hooks.
 
     Args:
         key: A key of `SEAMS`.
 
     Returns:
-        The module or class that holds it, its name there, and the thing itself.
+        The module or class that holds it, its name there, and the function, method or property itself.
 
     Raises:
-        UnsupportedError: if it is not there, or no longer takes the parameters that we rely on.
+        UnsupportedError: if it does not exist, or no longer takes the parameters that we rely on.
     """
     seam = SEAMS[key]
     module, _, path = seam.where.partition(":")
@@ -59,10 +59,10 @@ def _moved(seam: Seam | Attributes, how: str) -> str:
 
 
 def check() -> None:
-    """Finds every private name.
+    """Checks that every private name exists.
 
     Raises:
-        UnsupportedError: naming the first that this TensorFlow or Keras moved.
+        UnsupportedError: if one is missing or was moved; names the first of them.
     """
     for key in SEAMS:
         resolve(key)
@@ -71,10 +71,10 @@ def check() -> None:
 
 
 def require_attributes(attributes: Attributes) -> None:
-    """Finds the attributes of a class, in the class or in the code of its methods.
+    """Checks that a class has attributes, in the class itself or in the code of its methods.
 
     Raises:
-        UnsupportedError: if one is not there.
+        UnsupportedError: if one is missing.
     """
     module, _, path = attributes.where.partition(":")
     try:
@@ -88,7 +88,7 @@ def require_attributes(attributes: Attributes) -> None:
 
 @functools.cache
 def _named_by_methods(owner: type) -> frozenset[str]:
-    """Returns the attribute names in the code of a class: compiled code, for sources take seconds to read."""
+    """Returns the attribute names in the compiled code of a class; reading sources would take seconds."""
     members = [member for one in owner.__mro__ for member in vars(one).values()]
     codes = [code for member in members for code in _codes(member)]
     names: set[str] = set()
@@ -112,7 +112,7 @@ def _codes(member: Any) -> list[types.CodeType]:
 
 
 def hook(key: str, around: Callable[..., Any]) -> None:
-    """Replaces what a seam names by `around(original, *args, **kwargs)`."""
+    """Replaces the function, method or property of a seam by `around(original, *args, **kwargs)`."""
     owner, name, original = resolve(key)
     if isinstance(original, property):
         read: Any = original.fget

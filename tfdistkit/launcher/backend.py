@@ -1,4 +1,4 @@
-"""What a backend must offer: something that starts processes. A new one is one file, and one row of `registry`."""
+"""The contract of a launcher backend, which starts workers. A new backend is one file, and one row of `registry`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tfdistkit.launcher.process_spec import ProcessSpec
 
 @dataclass(frozen=True)
 class Loss:
-    """How a worker was lost together with the way to its host.
+    """Describes how a worker was lost because the connection to its host failed.
 
     Args:
-        text: What is known of it, in a sentence.
-        time: When the host was heard of last, in seconds since the epoch.
-        lost_with: What it was lost with, before the name of the host: `its host`.
+        text: The reason, as a sentence.
+        time: The time of the last message from the host, in seconds since the epoch.
+        lost_with: The words between `was lost with` and the name of the host in a report, such as `its host`.
     """
 
     text: str
@@ -24,61 +24,65 @@ class Loss:
 
 
 class WorkerHandle(Protocol):
-    """One worker that was started, with all processes that it starts itself (its group)."""
+    """A running or ended worker, together with the processes that it started (its process group)."""
 
     @property
     def spec(self) -> ProcessSpec:
-        """What was asked for."""
+        """The plan that the worker was started from."""
 
     @property
     def host(self) -> str:
-        """The name of its machine."""
+        """The name of the machine that the worker runs on."""
 
     @property
     def pid(self) -> int:
-        """Its process there."""
+        """The process id of the worker on that machine."""
 
     @property
     def loss(self) -> Loss | None:
-        """How it was lost with its host; None for one that is there, or that ended in sight."""
+        """How the worker was lost with its host; None while it runs, and if its end was observed."""
 
     @property
     def stdout(self) -> IO[bytes]:
-        """What it prints, to be read."""
+        """The read end of the standard output of the worker."""
 
     @property
     def stderr(self) -> IO[bytes]:
-        """What it complains, to be read."""
+        """The read end of the standard error of the worker."""
 
     def exit_code(self) -> int | None:
-        """None while it runs; -N when it was killed by signal N."""
+        """Returns the exit code of the worker: None while it runs, -N if signal N killed it. Never waits."""
 
     def send_signal(self, number: int) -> None:
-        """Sends a signal to its group; does nothing when the group is gone."""
+        """Sends a signal to the process group of the worker; does nothing if the group has ended."""
 
     def is_gone(self) -> bool:
-        """Whether it has ended, and all of its group too."""
+        """Returns whether the worker and its whole process group have ended."""
 
     def is_suspended(self) -> bool:
-        """Whether it is suspended (SIGSTOP), so that it neither works nor ends."""
+        """Returns whether the worker is suspended (SIGSTOP), so that it neither makes progress nor exits."""
 
 
 class Backend(Protocol):
-    """A place where workers run."""
+    """Starts the workers of one job, waits for them, and ends them."""
 
     @property
     def patience_s(self) -> float | None:
-        """How long a suspended worker is waited for; None where the other workers notice it, and end by themselves."""
+        """Seconds that a worker may stay suspended; None if its peers detect that, and end with an error."""
 
     @property
     def blindness_s(self) -> float:
-        """How long it can take to see that a worker is gone: others may complain of it before."""
+        """Seconds that a lost worker can stay undetected here, after its peers have already failed because of it."""
 
     def start(self, spec: ProcessSpec) -> WorkerHandle:
-        """Starts one worker."""
+        """Starts one worker, and returns its handle.
+
+        Args:
+            spec: The plan of the worker.
+        """
 
     def wait(self, timeout_s: float) -> None:
-        """Returns when a worker ends, or after `timeout_s`."""
+        """Waits until a worker ends, for `timeout_s` seconds at most."""
 
     def close(self) -> None:
-        """Ends every process of the job that is still there, kindly or not, and gives everything back."""
+        """Ends all remaining processes of the job, by SIGKILL if needed, and releases all resources."""

@@ -34,7 +34,7 @@ _PEER_IS_GONE = (
 )
 
 
-# Errors of a worker that waited for its peers for too long: they are alive, but somewhere else.
+# Errors of a worker that waited too long for its peers: they are alive, but not in the same collective.
 _WAITED_TOO_LONG = ("did not join a collective operation", "Collective has timed out")
 
 
@@ -56,7 +56,7 @@ class Failure:
         role: `chief`, `worker` or `ps`; None in a job without roles.
         remark: More information of the launcher as a sentence, or an empty string.
         loss: How the connection to its host was lost, as a sentence, or an empty string.
-        lost_with: What it was lost with, before the name of its host.
+        lost_with: The words between `was lost with` and the name of its host, such as `its host`.
         kinds: The classes of the exception and of those it was raised from, see `CrashRecord`.
         steps: The steps of its optimizer; None if unknown.
     """
@@ -92,7 +92,7 @@ class Failure:
 
     @property
     def is_collective_timeout(self) -> bool:
-        """Returns whether the worker waited in a collective for peers that did not come."""
+        """Returns whether the worker exceeded the timeout of a collective, waiting for peers."""
         return _OF_TENSORFLOW in self.kinds and any(words in self.message for words in _WAITED_TOO_LONG)
 
     @property

@@ -76,7 +76,7 @@ def writing_logs() -> Iterator[None]:
     """Turns an OSError in its body, which writes into a run folder, into one of an option.
 
     Raises:
-        OptionError: (a ValueError) that holds what the system said.
+        OptionError: (a ValueError) with the message of the OSError.
     """
     try:
         yield

@@ -52,7 +52,7 @@ def read_steps(folder: Path) -> int | None:
 
 
 def leave_communication(facts: Mapping[str, float]) -> None:
-    """Writes what this process sends into its folder, if it has one; the events of the job tell it.
+    """Writes the communication of this process into its folder, if it has one, for the events of the job.
 
     Args:
         facts: Numbers by name.
@@ -61,13 +61,13 @@ def leave_communication(facts: Mapping[str, float]) -> None:
     if folder is not None:
         path = Path(folder, COMMUNICATION_FILE)
         with contextlib.suppress(OSError):
-            # Whole or not at all: the launcher may read it at any time.
+            # Atomically: the launcher may read it at any time.
             path.with_suffix(".new").write_text(json.dumps(dict(facts)), encoding="utf-8")
             os.replace(path.with_suffix(".new"), path)
 
 
 def read_communication(folder: Path) -> dict[str, Any]:
-    """Returns what a process sent by its last word; an empty dict without one.
+    """Returns the last communication record of a process; an empty dict without one.
 
     Args:
         folder: The folder of the process.

@@ -1,4 +1,4 @@
-"""What every strategy of ours is: the base class that Keras's patches talk to, with a hook for all that may differ."""
+"""The base class of all strategies of ours, which the patches of Keras call, with a hook for each difference."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from tfdistkit.strategies.variables import of_an_optimizer
 
 
 class KerasStrategyMixin:
-    """Goes in front of one of TensorFlow's `Strategy` classes: what Keras 3 asks of a strategy.
+    """Adapts one of TensorFlow's `Strategy` classes to Keras 3; placed before it in the list of bases.
 
-    The methods between `sum_gradients` and `check_jit_compile` are hooks: what they do here is right for replicas that
-    run in this process, and a strategy overrides those that it does otherwise.
+    The methods between `sum_gradients` and `check_jit_compile` are hooks. Their defaults are right for replicas that
+    run in this process, and a strategy overrides those that differ.
 
     Attributes:
         check_data: Whether the ranks compare their data (see `strategies.consistency`).
         check_step: Whether train steps of the user's own are compared with one process (see `strategies.step_check`).
-        reducer: What turns the gradients of the replicas into those of the global batch.
+        reducer: Turns the gradients of the replicas into those of the global batch.
         process_set: The ranks of Horovod that communicate; None where Horovod does not.
         transport: What `tfdistkit.collectives` communicates over (`collectives.shm`); None for those of TensorFlow.
     """
@@ -85,12 +85,12 @@ class KerasStrategyMixin:
         else:
             distributed = super().distribute_datasets_from_function(lambda _: steps, options)
         if isinstance(dataset, tf.data.Dataset):
-            # What the hooks of `fit` have to know, and TensorFlow does not tell.
+            # Facts for the hooks of `fit` that TensorFlow does not provide.
             add_info(distributed, element_spec=dataset.element_spec, is_own_part=self._is_own_part(dataset))
         return distributed
 
     def wire(self) -> Wire:
-        """Returns what a reducer sends tensors by; called in each replica."""
+        """Returns the collectives of a reducer; called in each replica."""
         own = tf.distribute.get_replica_context().replica_id_in_sync_group
         return Wire(self.num_replicas_in_sync, own, sparse_gradients.sum_over_replicas)
 
@@ -100,7 +100,7 @@ class KerasStrategyMixin:
         Args:
             gradients: This replica's part of each gradient: tensors or IndexedSlices.
             variables: The variable of each; empty if unknown.
-            optimizer: What will apply them; None if unknown.
+            optimizer: The optimizer that will apply them; None if unknown.
 
         Returns:
             The sums, the same on all replicas.
@@ -130,7 +130,7 @@ class KerasStrategyMixin:
         Args:
             gradients: This replica's part of each gradient; none where nothing has a gradient.
             variables: The variable of each.
-            optimizer: What applies them.
+            optimizer: The optimizer that applies them.
             apply: Updates the variables; called with the sums.
         """
         if not gradients:
@@ -193,7 +193,7 @@ class KerasStrategyMixin:
         return wire
 
     def optimizer_variables(self) -> contextlib.AbstractContextManager[None]:
-        """Within it, an optimizer creates variables of its own."""
+        """Marks variables that are created in its body as those of an optimizer."""
         return of_an_optimizer()
 
     def coordinated_function(self, model: Any, step_function: Any, clock: Any = None) -> Any:
@@ -202,12 +202,12 @@ class KerasStrategyMixin:
         Args:
             model: The model.
             step_function: Its `train_step` or `test_step`.
-            clock: What measures the steps; see `clock`.
+            clock: Measures the steps; see `clock`.
         """
         return None
 
     def clock(self, model: Any) -> Any:
-        """Returns what measures the steps of a model (see `StepTimer`)."""
+        """Returns the clock that measures the steps of a model (see `StepTimer`)."""
         return StepClock(model)
 
     def agreed_data(self, dataset: Any, call: str, facts: dict[str, Any]) -> Any:
@@ -219,18 +219,18 @@ class KerasStrategyMixin:
         return dataset
 
     def agreed_shuffling(self) -> contextlib.AbstractContextManager[None]:
-        """Within it, whatever shuffles does so alike on all ranks."""
+        """Makes every shuffle in its body the same on all ranks."""
         return contextlib.nullcontext()
 
     def finish_steps(self) -> None:
-        """Waits at the end of an epoch for the steps that are in flight; raises what went wrong in them.
+        """Waits at the end of an epoch for the steps in flight; raises their errors.
 
         Afterwards all replicas have the same weights. All ranks call it.
         """
         self.settle_weights()
 
     def settle_weights(self) -> None:
-        """Gives all replicas the same weights, where an algorithm left each its own; all ranks call it."""
+        """Gives all replicas the same weights, where an algorithm let them differ; all ranks call it."""
         for what in self.reducer.unsettled():
             self._settle(what, self.reducer.settle)
         for state in layer_state.unsettled(self):
@@ -244,7 +244,7 @@ class KerasStrategyMixin:
         """Counts what `settle_weights` sends from now on; all ranks call it.
 
         Args:
-            traffic: What counts (`communication.traffic`); None for nothing.
+            traffic: The counter (`communication.traffic`); None to stop counting.
         """
         self._traffic = traffic
         self.__dict__.pop("_settling", None)
@@ -271,7 +271,7 @@ class KerasStrategyMixin:
         self.settle_weights()
 
     def abandon_steps(self) -> None:
-        """Lets go of the steps that are in flight, after an error."""
+        """Abandons the steps in flight, after an error."""
 
     def explained_error(self, error: tf.errors.OpError) -> Exception | None:
         """Returns a clearer error for one that a step raised; None if there is none."""
@@ -325,10 +325,10 @@ class KerasStrategyMixin:
         return self._distributed(dataset)
 
     def distribute_keras_batches(self, dataset: Any, sample: Callable[[Any, tf.Tensor], Any] | None = None) -> Any:
-        """As `distribute_batches`, for the steps of Keras: in them a replica without rows has a row that stands in.
+        """As `distribute_batches`, for the steps of Keras, in which a replica without rows has a placeholder row.
 
         Args:
-            dataset: What `fit`, `evaluate` or `predict` reads: global batches, the same on all workers.
+            dataset: The data of `fit`, `evaluate` or `predict`: global batches, the same on all workers.
             sample: Called with each global batch and its number; what it returns travels with the elements.
         """
         dataset = without_idle_tuning(dataset)
@@ -347,7 +347,7 @@ class KerasStrategyMixin:
         return range(first, first + len(self.extended.worker_devices))
 
     def _steps_of_own_data(self, dataset: Any) -> tf.data.Dataset | None:
-        """What a worker's own dataset gives its replicas, where `tfdistkit.data` knows better than TensorFlow."""
+        """Returns a worker's own dataset cut into steps of its replicas; None where TensorFlow cuts it."""
         replicas, devices = self.num_replicas_in_sync, len(self.extended.worker_devices)
         if not isinstance(dataset, tf.data.Dataset) or not self._is_own_part(dataset):
             return None
@@ -355,7 +355,7 @@ class KerasStrategyMixin:
         return steps_of_own_data(dataset, batch_size, replicas, private_api.first_replica_id(self), devices)
 
     def _is_own_part(self, dataset: tf.data.Dataset) -> bool:
-        """Whether each of several workers brings a dataset of its own, which must not be split (`OFF`)."""
+        """Returns whether each of several workers has its own dataset, which must not be split (`OFF`)."""
         policy = dataset.options().experimental_distribute.auto_shard_policy
         several = self.num_replicas_in_sync > len(self.extended.worker_devices)
         return several and policy == tf.data.experimental.AutoShardPolicy.OFF

@@ -1,4 +1,4 @@
-"""Hooks of Keras's epoch iterators: under a strategy of ours, whose rows they read and when an epoch ends."""
+"""Hooks of Keras's epoch iterators: which rows they read under a strategy of ours, and when an epoch ends."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def make_epoch_iterator(
 
 
 def finish_epoch(original: Any, iterator: Any) -> None:
-    """Waits, where workers run the steps, for those of the epoch: after it Keras reads the metrics."""
+    """Waits for the steps of the epoch if workers run them, because Keras reads the metrics afterwards."""
     strategy: Any = private_api.strategy_of_iterator(iterator)
     if private_api.is_ours(strategy):
         strategy.finish_steps()

@@ -1,7 +1,7 @@
 """Hooks Keras where a strategy of ours needs another behaviour; the names are in `private_names`.
 
-Every hook takes Keras's own function (`original`) first and passes straight through to it unless it runs
-under a strategy of ours, so models that use none see no change.
+Every hook takes Keras's own function (`original`) first, and only calls it outside of a strategy of ours. So models
+without such a strategy behave as before.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def install() -> None:
     """Hooks Keras, once a process. Called when the first strategy of ours is made.
 
     Raises:
-        UnsupportedError: if this TensorFlow or Keras moved a name that we stand on.
+        UnsupportedError: if a private name that we rely on is missing or was moved.
     """
     private_lookup.check()
     gradient_scaling.weigh_collectives(row_sums.own_rows)
@@ -61,7 +61,7 @@ def install() -> None:
 
 
 def _make_function(original: Any, model: Any, step_function: Any) -> Any:
-    """Makes a train or test function that notes its steps, and lets a clock measure it, if the model has one."""
+    """Makes a train or test function that writes progress notes, and is measured by the clock of the model, if any."""
     function = _make_measured_function(original, model, step_function)
     if not private_api.is_ours(model.distribute_strategy):
         return function
@@ -80,9 +80,9 @@ def _make_measured_function(original: Any, model: Any, step_function: Any) -> An
 
 
 def _make_agreeing_function(original: Any, model: Any, step_function: Any) -> Any:
-    """The replica's part of a train or test step: afterwards logs and layer state agree on all replicas.
+    """Makes a train or test function after whose steps logs and layer state are equal on all replicas.
 
-    Between two averages of an algorithm they are each replica's own after a train step.
+    Between two averages of an algorithm, each replica keeps its own after a train step.
     """
     strategy = model.distribute_strategy
     if not private_api.is_ours(strategy) or strategy.num_replicas_in_sync == 1:
@@ -143,7 +143,7 @@ def _make_function_on_parts(original: Any, model: Any, step_function: Any, is_lo
 
 
 def _reduce_per_replica(original: Any, values: Any, strategy: Any, reduction: str) -> Any:
-    """Takes the logs, which agree already (`_agree`), from the first replica; so it does with predicted numbers."""
+    """Takes logs, which are already equal (`agree`), from the first replica, and so predicted numbers, too."""
     if private_api.is_ours(strategy) and reduction == "auto":
         return keras.tree.map_structure(lambda value: strategy.experimental_local_results(value)[0], values)
     if not private_api.is_ours(strategy) or reduction != "concat":
@@ -153,7 +153,7 @@ def _reduce_per_replica(original: Any, values: Any, strategy: Any, reduction: st
 
 
 def _one_progress_bar(original: Any, bar: Any, params: Any) -> None:
-    """Shows the progress bar of `fit`, `evaluate` and `predict` on the chief alone: all ranks' bars are equal."""
+    """Shows the progress bar of `fit`, `evaluate` and `predict` on the chief only: the bars of all ranks are equal."""
     original(bar, params)
     strategy: Any = getattr(bar.model, "distribute_strategy", None)
     if private_api.is_ours(strategy) and not strategy.extended.should_checkpoint:
@@ -161,15 +161,14 @@ def _one_progress_bar(original: Any, bar: Any, params: Any) -> None:
 
 
 def _maybe_symbolic_build(original: Any, model: Any, iterator: Any = None, data_batch: Any = None) -> None:
-    """Builds a model from what a batch looks like; Keras takes a batch and averages it over all replicas.
+    """Builds a model from the shapes and dtypes of a batch; Keras reads a batch and averages it over all replicas.
 
-    Averaging fails for every batch under MultiWorkerMirroredStrategy (keras#20585, keras#20329) and for
-    strings and integers under MirroredStrategy (keras#21172), and a batch that was taken for it is lost
-    to a generator.
+    Averaging fails for every batch under MultiWorkerMirroredStrategy (keras#20585, keras#20329) and for strings and
+    integers under MirroredStrategy (keras#21172). A batch that is read for it is missing from the data of a generator.
     """
     strategy = private_api.strategy_of(model)
     if info_of(iterator).position is not None:
-        strategy = model.distribute_strategy  # What was saved can only be put back into variables that there are.
+        strategy = model.distribute_strategy  # A saved position can only be restored into variables that exist.
     elif not private_api.is_ours(strategy):
         return original(model, iterator=iterator, data_batch=data_batch)
     if iterator is not None:
@@ -177,7 +176,7 @@ def _maybe_symbolic_build(original: Any, model: Any, iterator: Any = None, data_
     else:
         data_batch = keras.tree.map_structure(_with_dtype_of_tensor, data_batch)
     if type(model).call is keras.Model.call:
-        return None  # Only a train_step of its own knows how to call it (a GAN, say).
+        return None  # Only its own train_step knows how to call it (such as that of a GAN).
     with strategy.scope(), reducer_state.building(model):
         try:
             fit.build_model(model, data_batch)
@@ -229,7 +228,7 @@ def _epoch_logs(original: Any, model: Any, logs: Any) -> Any:
 
 
 def _predict_on_batch(original: Any, model: Any, x: Any) -> Any:
-    """Each replica predicts its part of the batch; Keras lets each predict all of it, and returns all of them."""
+    """Lets each replica predict its part of the batch; in Keras each predicts the whole, and all results return."""
     strategy: Any = model.distribute_strategy
     if private_api.is_ours(strategy) and strategy.num_replicas_in_sync > 1:
         strategy.settle_weights()
@@ -238,7 +237,7 @@ def _predict_on_batch(original: Any, model: Any, x: Any) -> Any:
 
 
 def _make_predict_function(original: Any, model: Any, force: bool = False) -> None:
-    """Says of the steps of `predict` that they are such: Keras makes them where nothing can be hooked."""
+    """Marks the steps of `predict` (`steps.predicting`), because Keras has no hook for the step itself."""
     if model.predict_function is not None and not force:
         return
     if not private_api.is_ours(model.distribute_strategy) or model.distribute_strategy.num_replicas_in_sync == 1:
@@ -255,7 +254,7 @@ def _make_predict_function(original: Any, model: Any, force: bool = False) -> No
 
 
 def _name_lost_peer(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-    """Raises what TensorFlow raises when another worker is gone, in words that name it."""
+    """Replaces TensorFlow's error about a lost worker by one that names the worker."""
     try:
         return original(model, *args, **kwargs)
     except BaseException as error:
@@ -272,7 +271,7 @@ def _name_lost_peer(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any
 
 
 def _evaluate(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-    """Evaluates, or predicts by, weights that all replicas have: an algorithm may leave each its own between steps."""
+    """Evaluates or predicts with equal weights on all replicas, which an algorithm may let differ between steps."""
     strategy: Any = model.distribute_strategy
     if private_api.is_ours(strategy):
         strategy.settle_weights()
@@ -281,7 +280,7 @@ def _evaluate(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _optimizer_variable(original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-    """Tells a strategy of ours that the variables that are created here are an optimizer's."""
+    """Marks variables that are created in the call as those of an optimizer, for a strategy of ours."""
     with reducer_state.scope_of(getattr(optimizer, "variables", ())):  # None before its `__init__`.
         strategy: Any = tf.distribute.get_strategy()
         with strategy.optimizer_variables() if private_api.is_ours(strategy) else contextlib.nullcontext():
@@ -289,14 +288,14 @@ def _optimizer_variable(original: Any, optimizer: Any, *args: Any, **kwargs: Any
 
 
 def _optimizer_made(original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-    """Hook of the `__init__` of optimizers: the gradients of a subclass of the user are summed before it sees them."""
+    """Hook of the `__init__` of optimizers: sums gradients before methods of a user's subclass see them."""
     if private_api.is_ours(tf.distribute.get_strategy()):
         own_optimizers.hook_own_methods(type(optimizer))
     return _optimizer_variable(original, optimizer, *args, **kwargs)
 
 
 def _next_seed(original: Any, generator: Any, ordered: bool = True) -> Any:
-    """Gives every replica random numbers of its own; those of replica 0 are those of a single process."""
+    """Gives every replica its own random numbers; those of replica 0 equal those of a single process."""
     seed = original(generator, ordered)
     step = steps.current()
     if step is None or step.replica_id == 0:
@@ -307,20 +306,20 @@ def _next_seed(original: Any, generator: Any, ordered: bool = True) -> Any:
 
 
 def _to_python(original: Any, variable: Any, kind: type) -> Any:
-    """`float(variable)` of a mirrored variable, which has no such conversion of its own."""
+    """Converts a mirrored variable by `float(variable)` or `int(variable)`, which TensorFlow lacks."""
     if isinstance(variable.value, tf.distribute.DistributedValues) and variable.ndim == 0:
         return kind(variable.value.numpy())
     return original(variable)
 
 
 def _own_function_context(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Lets a tf.function that a step calls be traced for this step alone."""
+    """Traces a tf.function that a step calls for this step only."""
     of_step = functools.partial(steps.own_function_context, original)
     return atomic_updates.own_function_context(of_step, *args, **kwargs)
 
 
 def _capture_in_function(original: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
-    """Lets a branch or a loop pass a call-time value (a collective's key) on from the function around it.
+    """Lets a branch or a loop get a call-time value (a collective's key) from its outer function.
 
     TensorFlow makes the placeholder inside the branch, where nothing ever feeds it: a tf.function with a
     collective in it fails when it is called in a branch, as Keras does with `steps_per_execution` > 1

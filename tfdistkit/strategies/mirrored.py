@@ -38,16 +38,16 @@ def build(
         cluster: Which process this is; it must be the only one.
         devices: Names (`["GPU:0", "GPU:1"]`), or a number: that many GPUs, or on a machine with fewer
             that many logical CPU devices. None takes all GPUs, or the CPU where there are none.
-        reducer: What turns the gradients of the replicas into those of the global batch; default: their sum.
+        reducer: Turns the gradients of the replicas into those of the global batch. Default: their sum.
         check_step: Whether the first step of code of your own is compared with one process.
 
     Returns:
         A `tf.distribute.Strategy` with one replica for each device.
 
     Raises:
-        OptionError: if `devices` are not devices of this machine, or `reducer` is none.
+        OptionError: if `devices` are not devices of this machine, or `reducer` is not a `Reducer`.
         TooLateError: if logical devices are needed and TensorFlow has already initialized its devices.
-        UnsupportedError: if this process is one of several workers, or `reducer` compresses what processes send.
+        UnsupportedError: if this process is one of several workers, or `reducer` needs a process for each replica.
     """
     require_single_process("mirrored", cluster)
     names = resolve_devices(devices)

@@ -21,7 +21,7 @@ def build(cluster: ClusterSpec, *, devices: Devices = None) -> OneDeviceStrategy
 
     Args:
         cluster: Which process this is; it must be the only one.
-        devices: The device's name (`"GPU:0"`), or None for the first GPU, or for the CPU where there is none.
+        devices: The device's name (`"GPU:0"`), or None for the first GPU; for the CPU if there is no GPU.
 
     Returns:
         A `tf.distribute.Strategy` with one replica.

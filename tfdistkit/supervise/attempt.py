@@ -335,7 +335,7 @@ class Attempt:
 
         number = decision.signal
         if self._changes.is_elastic and number == signal.SIGUSR1:
-            number = signal.SIGTERM  # workers that are not in `fit` ignore what asks for a backup
+            number = signal.SIGTERM  # workers that are not in `fit` ignore the request for a backup
         if decision.outcome is Outcome.INTERRUPTED and number in BACKUP_SIGNALS:
             # Only the coordinator makes backups, and it needs the servers for that.
             coordinators = [worker for worker in self._workers if worker.spec.name.role == "chief"]
@@ -347,7 +347,7 @@ class Attempt:
         self._events.add(event, process=str(name), role=name.role, rank=name.index, **fields)
 
     def _log_communication(self, worker: WorkerHandle) -> None:
-        """Logs what the chief wrote at the end of an epoch of what a worker sends (`StepTimer`)."""
+        """Logs the communication of a worker, which `StepTimer` on the chief wrote at the end of an epoch."""
         facts = read_communication(worker.spec.folder)
         if facts and facts != self._communication:
             self._communication = facts

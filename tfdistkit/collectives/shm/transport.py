@@ -1,8 +1,8 @@
 """Offers the operations of an engine to TensorFlow, in eager mode and in graphs.
 
 In a graph an operation is three nodes: one hands the tensors to the engine, one waits, one returns the result. The one
-that waits takes an element from a queue of TensorFlow, which holds no thread: however many operations are under way,
-TensorFlow's threads are free for others.
+that waits takes an element from a queue of TensorFlow, which holds no thread: however many operations are in flight,
+TensorFlow's threads stay free.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _CARRIED_AS = carriers_for(lambda dtype: dtype in (tf.bfloat16, tf.bool))
 # Seconds that a caller waits for the engine beyond the timeout of its operation, which the engine itself ends.
 _MORE_S = 60.0
 _COUNTER = "_tfdistkit_shared_memory_operations"
-# Is in the names of operations by which a graph talks to the engine: they are no Python of the user's.
+# Part of the names of the operations by which a graph calls the engine, to tell them from Python code of the user.
 GRAPH_NAME = "tfdistkit_shm"
-# At most so many runs of a node may be under way.
+# The maximum number of runs of one node that are in flight.
 _UNDER_WAY = 1 << 10
 
-# Called with tag, arrays, timeout and what to call at the end: an operation of the engine.
+# Makes an operation of the engine; called with its tag, arrays, timeout, and a function to call at its end.
 Make = Callable[[int, list[np.ndarray], float, Callable[[], None]], Operation]
 
 
@@ -40,7 +40,7 @@ class SharedMemoryTransport:
     """The collectives of the ranks of one host.
 
     Args:
-        engine: What runs the operations.
+        engine: The engine, which runs the operations.
         timeout_s: Seconds that an operation waits for the other ranks.
     """
 
@@ -81,13 +81,13 @@ class SharedMemoryTransport:
         return results
 
     def sum_on_first(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Sums tensors over the ranks for rank 0, which sends `broadcast_from_first` what it makes of them.
+        """Sums tensors on rank 0 only, which can send a result to all ranks by `broadcast_from_first`.
 
         Args:
             tensors: Dense tensors of one dtype, of the same shapes on every rank.
 
         Returns:
-            On rank 0 the sums, flat and one after the other; on the others a tensor of no elements.
+            On rank 0 the sums, flat and concatenated; on the other ranks an empty tensor.
         """
         dtype = tensors[0].dtype
         carried = [tf.cast(tensor, _CARRIED_AS.get(dtype, dtype)) for tensor in tensors]
@@ -160,11 +160,11 @@ class SharedMemoryTransport:
         return tf.cast(sent[0], rows.dtype)
 
     def all_to_all(self, tensor: Any, splits: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        """Sends each rank its rows.
+        """Sends rows to every rank (all-to-all).
 
         Args:
             tensor: This rank's rows, those for rank 0 first.
-            splits: How many of them each rank gets; int32 or int64, one for each rank.
+            splits: The number of rows for each rank, int32 or int64.
 
         Returns:
             The rows that the ranks sent to this one, in rank order, and how many came from each.
@@ -181,10 +181,10 @@ class SharedMemoryTransport:
         return tf.cast(rows, tensor.dtype), tf.cast(received, splits.dtype)
 
     def sum_in_thread(self, name: str, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Sums arrays over the ranks, in a thread that waits for the others as long as they live.
+        """Sums arrays over the ranks without a timeout; called in a thread of its own.
 
         Args:
-            name: Tells these sums from all other operations, equal on all ranks.
+            name: Identifies the sum among all operations; the same on all ranks.
             arrays: C-contiguous arrays of one dtype.
         """
 
@@ -213,7 +213,7 @@ class SharedMemoryTransport:
             ended = tf.queue.FIFOQueue(_UNDER_WAY, [tf.int64], [[]])
 
         def start(*arrays: np.ndarray) -> np.ndarray:
-            # TensorFlow keeps a tensor of every Python number that it has ever converted: not one of each ticket.
+            # An int64 of NumPy: TensorFlow caches a tensor of every Python number that it converts.
             return np.int64(self._start(tag, make, list(arrays), timeout_s, lambda: ended.enqueue(0)))
 
         def finish(ticket: np.ndarray, _: np.ndarray) -> list[np.ndarray]:
@@ -229,7 +229,7 @@ class SharedMemoryTransport:
         return list(results)
 
     def _start(self, tag: int, make: Make, arrays: list[np.ndarray], timeout_s: float, tell: Callable[[], Any]) -> int:
-        """Hands an operation to the engine, and returns what `_result` finds it by."""
+        """Hands an operation to the engine, and returns its ticket for `_result`."""
         ticket, ended = next(self._tickets), threading.Event()
 
         def on_end() -> None:
@@ -242,10 +242,10 @@ class SharedMemoryTransport:
         return ticket
 
     def _result(self, ticket: int) -> list[np.ndarray]:
-        """Returns the result of an operation, once it has ended.
+        """Waits for an operation, and returns its result.
 
         Raises:
-            tf.errors.OpError: where it failed.
+            tf.errors.OpError: if it failed.
         """
         operation, ended = self._running.pop(ticket)
         if not ended.wait(operation.timeout_s + _MORE_S if math.isfinite(operation.timeout_s) else None):
@@ -256,7 +256,7 @@ class SharedMemoryTransport:
 
 
 def _as_array(tensor: Any) -> np.ndarray:
-    """Returns the elements of an eager tensor, without a copy where TensorFlow allows it."""
+    """Returns the elements of an eager tensor, without a copy if TensorFlow allows it."""
     tensor = tf.convert_to_tensor(tensor)
     try:
         return np.asarray(memoryview(tensor))
@@ -269,7 +269,7 @@ def _tag(name: str) -> int:
 
 
 def _number_in_function() -> int:
-    """Returns how many operations the outermost function that is being traced has so far: equal on all ranks."""
+    """Returns the number of operations so far in the outermost function that is being traced: equal on all ranks."""
     graph = tf.compat.v1.get_default_graph()
     while hasattr(getattr(graph, "outer_graph", None), "outer_graph"):
         graph = graph.outer_graph
@@ -279,7 +279,7 @@ def _number_in_function() -> int:
 
 
 def as_tensorflow_error(error: Exception) -> tf.errors.OpError:
-    """Returns the error of TensorFlow for one of the engine; `peer_errors` knows them by these words."""
+    """Converts an error of the engine to TensorFlow's; `peer_errors` recognizes it by its text."""
     if isinstance(error, TimedOut):
         text = f"Collective has timed out over shared memory: it waited {error}"
         return tf.errors.DeadlineExceededError(None, None, text)

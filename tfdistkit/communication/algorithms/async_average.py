@@ -18,7 +18,7 @@ _NUMBERS = itertools.count()
 
 
 class AsyncModelAverage(LocalSGD):
-    """Averages the weights of the workers every so many milliseconds, while they go on with their steps.
+    """Averages the weights of the workers at intervals of milliseconds, while they continue with their steps.
 
     A step never waits for an average. At the end of a step a worker hands a copy of its weights to a thread, which
     waits for the copies of the others; at the end of a later step it adds what the average differs from the copy, so
@@ -30,7 +30,7 @@ class AsyncModelAverage(LocalSGD):
 
     Args:
         every_ms: Milliseconds between two averages, at least.
-        warmup_steps: So many steps are synchronous first.
+        warmup_steps: The number of synchronous steps at the start.
 
     Raises:
         OptionError: (a ValueError) if an argument is out of range.

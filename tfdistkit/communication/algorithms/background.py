@@ -1,4 +1,4 @@
-"""Averages of weights that are under way while steps go on: when one begins, and how all ranks end together."""
+"""Averages weights in the background while steps run, and lets all ranks end together."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import numpy as np
 
 from tfdistkit.communication.reducer import Background
 
-# What a step has to do: hand over its weights, or add what an average gave.
+# The task of a step: hand over its weights, or add the result of an average.
 SEND, APPLY = 1, 2
 
 _EXIT_S = 2.0
 
 
 class BackgroundAverage:
-    """The averages of one optimizer's weights, one at a time.
+    """Runs the averages of one optimizer's weights, one at a time.
 
-    A rank takes part in an average when its time has come, at the end of a step. It does not wait: the average ends
-    when all ranks have taken part. Where all ranks have to become equal, a rank takes part in one average after the
-    other, each time with the word that it has no more steps, until an average in which all have said so. So all ranks
-    take part in the same averages, and no rank begins one that others do not know of.
+    A rank joins an average when the interval has passed, at the end of a step. It does not wait: the average ends when
+    all ranks have joined. Where all ranks have to become equal, a rank joins one average after the other, each with a
+    flag that it has no more steps, until all ranks have set the flag in the same average. So all ranks join the same
+    averages, and no rank starts one that its peers never join.
 
     Args:
-        name: Tells it from those of other optimizers, equal on all ranks.
+        name: Identifies the optimizer; the same on all ranks.
         every_s: Seconds from the end of an average to the next.
     """
 
@@ -37,18 +37,18 @@ class BackgroundAverage:
         self._since: float | None = None
 
     def use(self, background: Background) -> None:
-        """Sets what sums over the ranks."""
+        """Sets the object that sums over the ranks."""
         if self._background is None:
             self._background = background
 
     def poll(self, steps: np.ndarray) -> np.int64:
-        """Returns what a step has to do: `SEND`, `APPLY` or 0.
+        """Returns the task of a step: `SEND`, `APPLY` or 0.
 
         Args:
             steps: The local steps since all ranks were equal; 0 before the first.
 
         Raises:
-            Exception: that of the thread.
+            Exception: the exception of the thread.
         """
         if not steps:
             return np.int64(0)
@@ -63,7 +63,7 @@ class BackgroundAverage:
         """Begins an average of weights; returns at once.
 
         Args:
-            rows: How many rows of data they have learned from since the last time.
+            rows: The number of rows that this rank has trained on since the last average.
             values: The weights.
         """
         self._begin(rows, list(values), has_ended=False)
@@ -77,7 +77,7 @@ class BackgroundAverage:
         return flight.changes()
 
     def finish(self, rows: np.ndarray, *values: np.ndarray) -> list[np.ndarray]:
-        """Takes part in averages until no rank has more steps; returns what to add to the weights.
+        """Joins averages until no rank has more steps; returns what to add to the weights.
 
         Args:
             rows: As for `send`.
@@ -102,17 +102,17 @@ class BackgroundAverage:
 
 
 class _Flight:
-    """One average that is under way, in a thread of its own.
+    """One average in flight, in a thread of its own.
 
     Args:
-        background: What sums over the ranks.
+        background: Sums over the ranks.
         name: See `BackgroundAverage`.
         rows: The weight of this rank.
         values: Its weights; not changed.
         has_ended: Whether it has no more steps.
 
     Attributes:
-        everyone_has_ended: Whether no rank has more steps, once it has landed.
+        everyone_has_ended: Whether no rank has more steps; known after the average has ended.
     """
 
     def __init__(self, background: Background, name: str, rows: float, values: list[np.ndarray], has_ended: bool):
@@ -121,7 +121,7 @@ class _Flight:
         self._background, self._rows = background, 0.0
         self._error: Exception | None = None
         self.everyone_has_ended = False
-        # Ranks of which each says 1 or 0, and how many there are.
+        # Summed over the ranks: rows, whether this rank has no more steps, and 1 to count the ranks.
         self._words = np.array([rows, has_ended, 1.0])
         self._thread = threading.Thread(target=self._run, args=(name,), name="tfdistkit-average", daemon=True)
         _flights.add(self)
@@ -150,22 +150,22 @@ class _Flight:
         """Waits until it has ended.
 
         Raises:
-            TimeoutError: if a rank takes no part.
+            TimeoutError: if a rank does not join.
         """
         timeout_s = self._background.timeout_s
         self._thread.join(timeout_s)
-        if not self.has_landed():  # In words that `peer_errors` knows.
+        if not self.has_landed():  # The text is one that `peer_errors` recognizes.
             raise TimeoutError(f"Collective has timed out: no average within {timeout_s:g} seconds")
 
     def changes(self) -> list[np.ndarray]:
-        """Returns what the average differs from the weights that this rank sent."""
+        """Returns the average minus the weights that this rank sent."""
         if not self._rows:
             return [np.zeros_like(value) for value in self._values]
         pairs = zip(self._sums, self._values)
         return [(total / self._rows).astype(value.dtype) - value for total, value in pairs]
 
     def abandon(self) -> None:
-        """Ends the thread when the process exits, before what it uses is gone."""
+        """Ends the thread when the process exits, before the objects that it uses are destroyed."""
         if self._thread.is_alive():
             self._background.interrupt()
             self._thread.join(_EXIT_S)

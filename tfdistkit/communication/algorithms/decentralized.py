@@ -27,7 +27,7 @@ class Decentralized(LocalSGD):
     Args:
         peers: `"all"`, or `"shift_one"`. With an odd number of workers, one rests in each round.
         every: Steps between two averages.
-        compression: What the changes of the weights travel as: a name, or an object of `tfdistkit.compression`;
+        compression: The compression of the changes of the weights: a name, or an object of `tfdistkit.compression`;
             with `"shift_one"` one of `FP16`, `BF16`, `ByteGrad` and `Int8`. Default: the weights as they are.
 
     Raises:

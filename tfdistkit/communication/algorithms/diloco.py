@@ -1,4 +1,4 @@
-"""`DiLoCo`: what the workers have learned alone is the gradient of an outer optimizer."""
+"""`DiLoCo`: the changes of the weights in local steps are the gradient of an outer optimizer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tfdistkit.validation import require_integer
 
 
 class DiLoCo(LocalSGD):
-    """As `LocalSGD`; an outer SGD takes the way from the last weights to the average as its gradient.
+    """Works as `LocalSGD`, but an outer SGD takes the change from the last weights to the average as its gradient.
 
     For long rounds (https://arxiv.org/abs/2311.08105): 500 local steps of AdamW, and an outer Nesterov momentum. With
     `compression`, `fragments` or `delay` the variables of the optimizer are averaged only where all workers become
@@ -28,7 +28,7 @@ class DiLoCo(LocalSGD):
         outer: The outer optimizer, a `keras.optimizers.SGD`, of which the learning rate, `momentum` and `nesterov`
             count. Default: a learning rate of 0.7, and a Nesterov momentum of 0.9.
         warmup_steps: As in `LocalSGD`.
-        compression: What the outer gradient travels as: a name, or an object of `tfdistkit.compression`.
+        compression: The compression of the outer gradient: a name, or an object of `tfdistkit.compression`.
         fragments: The variables are divided into so many parts of about the same size, which are averaged in turn,
             each `every` steps (Streaming DiLoCo, https://arxiv.org/abs/2501.18512): as many bytes, fewer at a time.
         delay: Workers go on with their own weights for so many steps, before they take over what an average gave.
@@ -184,7 +184,7 @@ class DiLoCo(LocalSGD):
         return True
 
     def _take_over(self, current: _Round, part: list[int], keeping: float | None = None) -> bool:
-        """Moves variables to where the outer optimizer is, all of the way but for what a worker keeps."""
+        """Moves variables to the weights of the outer optimizer, except for the part that a worker keeps (`mix`)."""
         keeping = self.mix if keeping is None else keeping
         for i in part:
             variable, anchor = current.variables[i], tf.convert_to_tensor(current.outer[i][0])

@@ -1,4 +1,4 @@
-"""`LocalSGD`: every worker updates its own copy of the weights, and the copies are averaged now and then."""
+"""`LocalSGD`: every worker updates its own copy of the weights, and the copies are averaged every few steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tfdistkit.errors import OptionError, explain
 from tfdistkit.validation import require_choice, require_integer
 
 _SECONDS = re.compile(r"(\d+(?:\.\d+)?) seconds?$")
-# A round by the clock has at most so many steps.
+# The maximum number of steps of a round that is timed by the clock.
 _MOST_STEPS = 1e6
 
 
@@ -31,7 +31,7 @@ class LocalSGD(Reducer):
 
     Args:
         every: Steps between two averages, or a text such as `"30 seconds"`, by the clock of the chief.
-        warmup_steps: So many steps are synchronous first (post-local SGD, https://arxiv.org/abs/1808.07217).
+        warmup_steps: The number of synchronous steps at the start (post-local SGD, https://arxiv.org/abs/1808.07217).
         slots: `"average"`, or `"keep"`: what the optimizer keeps for each weight (momentum, gradients to accumulate)
             stays the worker's own, so that less travels. EMA is averaged in any case. Backups then hold the slots of
             all workers, and another number of them resumes with the mean; model files hold those of the chief.
@@ -74,7 +74,7 @@ class LocalSGD(Reducer):
         return [made] * len(variables)
 
     def build_outer(self, variables: list[Any], make_state: MakeState) -> list[Any]:
-        """Makes what is kept between averages for each variable.
+        """Makes the state that is kept between averages, for each variable.
 
         Args:
             variables: The variables that the optimizer updates.
@@ -110,13 +110,13 @@ class LocalSGD(Reducer):
     def after_warmup(
         self, current: _Round, gradients: list[Any], wire: Wire, alone: Callable[[], list[Any]]
     ) -> list[Any]:
-        """Returns the gradients of the global batch in the first `warmup_steps`, and then others.
+        """Returns the gradients of the global batch in the first `warmup_steps`, then those of `alone`.
 
         Args:
             current: The variables.
             gradients: This replica's parts.
             wire: The collectives.
-            alone: Returns what to apply after the warm-up, of the same structure.
+            alone: Returns the gradients to apply after the warm-up, in the same structure.
         """
         if not self.warmup_steps:
             return alone()
@@ -193,14 +193,14 @@ class LocalSGD(Reducer):
 
 
 class _Round:
-    """What an optimizer's variables are averaged by.
+    """The state of a round of averaging for one optimizer.
 
     Args:
         optimizer: A weak reference to it.
         variables: The variables that it updates.
         rows: The rows since the last average.
         counters: Steps since the last average, steps in all, steps of a round by the clock, when it began.
-        outer: What `build_outer` made.
+        outer: The result of `build_outer`.
 
     Attributes:
         apart: Further variables of the optimizer that are not averaged.
@@ -214,12 +214,12 @@ class _Round:
     def slots(self) -> list[Any]:
         """Returns the optimizer's own variables of floating-point numbers: momentum, EMA, accumulated gradients."""
         ours = {id(one) for one in [*tf.nest.flatten(self.outer), *self.apart]}
-        # No counts or rates, which are scalars, as the slots of a scalar weight are.
+        # Not counts or rates: these are scalars. (The slots of a scalar weight are scalars, too.)
         own = [v for v in self._optimizer().variables if len(v.shape) or getattr(v, "tfdistkit_is_slot", False)]
         return [v for v in own if id(v) not in ours and "float" in keras.backend.standardize_dtype(v.dtype)]
 
     def paths_of_ema(self) -> set[str]:
-        """Returns the paths of the averages of weights that the optimizer keeps."""
+        """Returns the paths of the moving averages of weights (EMA) that the optimizer keeps."""
         optimizer = self._optimizer()
         names = {f"{v.path.replace('/', '_')}_average" for v in self.variables if optimizer.use_ema}
         return {v.path for v in optimizer.variables if v.path.rpartition("/")[2] in names}
@@ -231,7 +231,7 @@ class _Round:
 
     @property
     def total(self) -> tf.Tensor:
-        """The steps in all."""
+        """The total number of steps."""
         return tf.convert_to_tensor(self.counters["total"])
 
     def add(self, name: str, more: Any) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""Pairs of replicas: who talks to whom in a round, and how a replica's weights travel to another."""
+"""Pairs replicas in each round, and exchanges weights between the two replicas of a pair."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _CASTS: dict[Any, tf.DType] = {FP16: tf.float16, BF16: tf.bfloat16}
 
 
 def partner_of(turn: Any, own: Any, replicas: int) -> tf.Tensor:
-    """Returns the replica that another one talks to, as in a round-robin tournament: each meets each in turn.
+    """Returns the partner of a replica in a round, as in a round-robin tournament.
 
     Args:
         turn: The number of the round, a scalar integer tensor, the same on all replicas.
-        own: The number of the replica that asks, a scalar integer tensor.
-        replicas: How many there are; of an odd number one talks to itself.
+        own: The number of this replica, a scalar integer tensor.
+        replicas: The number of replicas; of an odd number, one is its own partner.
 
     Returns:
         A scalar int32 tensor.
@@ -31,22 +31,22 @@ def partner_of(turn: Any, own: Any, replicas: int) -> tf.Tensor:
     partner = tf.math.floormod(turn - own, odd)
     if replicas % 2:
         return partner
-    # The one that would talk to itself talks to the last, which is outside of the circle.
+    # The replica that would be its own partner is paired with the last one, which is outside of the circle.
     alone = tf.math.floormod(turn * ((odd + 1) // 2), odd)
     return tf.where(own == odd, alone, tf.where(partner == own, odd, partner))
 
 
 def can_travel(compression: Reducer) -> bool:
-    """Returns whether a compression turns one replica's numbers into fewer bytes, without those of others or state."""
+    """Returns whether a compression can encode one replica's numbers alone, without state."""
     return type(compression) in _CASTS or (hasattr(compression, "pack") and not compression.has_state)
 
 
 class Parcel:
-    """What travels between two replicas: some tensors as they are, others compressed, and a number.
+    """Packs tensors for another replica, some of them compressed, together with a number.
 
     Args:
-        like: Tensors of the dtypes and static shapes of those that travel.
-        compression: Compresses those that it takes. None: all travel as they are.
+        like: Tensors of the dtypes and static shapes of those to send.
+        compression: Compresses the tensors that it supports. None: no compression.
     """
 
     def __init__(self, like: list[Any], compression: Reducer | None):
@@ -69,7 +69,7 @@ class Parcel:
         return tf.concat([*parts, _bytes(number)], 0)
 
     def unpack(self, data: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """Returns what `pack` was called with, up to what the compression changed."""
+        """Returns the arguments of `pack`, up to the error of the compression."""
         tensors: list[Any] = [None] * len(self._like)
         at = 0
         for i in self._whole:
@@ -117,14 +117,14 @@ def average_pair(
 ) -> list[tf.Tensor]:
     """Averages weights with those of another replica, weighted by rows.
 
-    The sum of weights times rows over both stays as it was. So over many rounds each replica counts by its rows.
+    The sum of weights times rows over both is unchanged, so over many rounds each replica counts by its rows.
 
     Args:
         values: The weights of this replica.
-        anchors: What all replicas have in common: the differences from it travel. Empty: the weights do.
+        anchors: Values that are equal on all replicas; the differences from them are sent. Empty: the weights are sent.
         rows: The rows of this replica since all replicas were equal, a scalar float32 tensor.
-        partner: The number of the other one.
-        parcel: What they travel as.
+        partner: The number of the other replica.
+        parcel: Packs the weights.
         wire: The collectives.
     """
     sent = [value - anchor for value, anchor in zip(values, anchors)] if anchors else values
@@ -133,7 +133,7 @@ def average_pair(
     is_first = tf.cast(wire.replica_id, tf.int32) < partner
     is_alone = tf.equal(tf.cast(wire.replica_id, tf.int32), partner) | tf.equal(rows + other_rows, 0)
     if anchors:
-        # What the other one sees of this one is subtracted, so that rounding moves no weights on the whole.
+        # Subtracts the values as the partner decodes them, so that rounding does not change the sum of the weights.
         seen, _ = parcel.unpack(own)
         share = tf.math.divide_no_nan(other_rows, rows + other_rows)
         new = [v + tf.cast(share, v.dtype) * (other - mine) for v, other, mine in zip(values, others, seen)]

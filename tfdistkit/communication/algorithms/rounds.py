@@ -1,4 +1,4 @@
-"""What the algorithms share: counting local steps, averages weighted by rows, and what an average travels as."""
+"""Code that the algorithms share: counting local steps, averages weighted by rows, and their compression."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def count_step(current: Any, wire: Wire, warmup_steps: int = 0) -> tuple[tf.Tens
     """Counts a step.
 
     Args:
-        current: What `LocalSGD.build` returned: its counters and rows.
+        current: The result of `LocalSGD.build`: its counters and rows.
         wire: The collectives, with the rows of this step.
-        warmup_steps: So many steps are synchronous first.
+        warmup_steps: The number of synchronous steps at the start.
 
     Returns:
         The local steps since all replicas were equal, and the rows of this one if it is local; scalar tensors.
@@ -97,7 +97,7 @@ def require_no_optimizer(compression: Reducer | None, algorithm: str) -> None:
         algorithm: The name of the algorithm.
 
     Raises:
-        UnsupportedError: for such a one.
+        UnsupportedError: for such a compression.
     """
     if compression is not None and compression.replaces_optimizer:
         raise UnsupportedError(

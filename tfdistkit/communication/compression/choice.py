@@ -1,4 +1,4 @@
-"""`Where` and `Chain`: another compression for each variable, and one after another."""
+"""`Where` and `Chain`: compressions for each variable, and two compressions in sequence."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class Where(Reducer):
     """Chooses a compression for each variable.
 
     Args:
-        predicate: Called with a Keras variable; returns whether it is one of those. The same on all ranks.
+        predicate: Called with a Keras variable; returns whether `then` compresses it. The same on all ranks.
         then: Compresses the gradients of these variables.
-        otherwise: Compresses those of the others. Default: they travel as they are.
+        otherwise: Compresses the gradients of the other variables. Default: no compression.
 
     Raises:
-        OptionError: (a ValueError) if an argument is none.
+        OptionError: (a ValueError) if an argument is not a compression, or `predicate` is not callable.
 
     Example:
         ```python
@@ -89,14 +89,14 @@ class Where(Reducer):
 
 
 class Chain(Reducer):
-    """Compresses what another compression sums: `Chain(PowerSGD(4), FP16())` sends its matrices as float16.
+    """Compresses the sums of another compression: `Chain(PowerSGD(4), FP16())` sends its matrices as float16.
 
     Args:
         first: Compresses the gradients.
-        then: Compresses what `first` sums; it keeps no state. What `first` sends as bytes or places stays so.
+        then: Compresses the tensors that `first` sums; must keep no state. Bytes and indices of `first` are unchanged.
 
     Raises:
-        OptionError: (a ValueError) if an argument is none, or `then` keeps state.
+        OptionError: (a ValueError) if an argument is not a compression, or `then` keeps state.
     """
 
     def __init__(self, first: Reducer, then: Reducer):
@@ -142,7 +142,7 @@ class _Through(Wire):
     """A wire whose sums are those of a reducer.
 
     Args:
-        wire: What that reducer sends by.
+        wire: The wire of that reducer.
         reducer: A reducer without state.
     """
 

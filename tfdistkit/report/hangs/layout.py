@@ -14,13 +14,13 @@ FILE_NAME = "progress"
 STACKS_FILE = "stacks"
 STACKS_SIGNAL: int | None = signal.SIGRTMIN + 9 if hasattr(signal, "SIGRTMIN") else None
 SIZE_BYTES = 256
-# In the first place: a file whose writer has begun, in this form.
+# The first number marks a file that is initialized, and the version of its layout.
 VERSION = 0x7464_6B01
 
-# Places of the numbers, of eight bytes each.
+# Positions of the numbers, of eight bytes each.
 PID, MAIN_THREAD, CHANGES, PHASE, SINCE, STEPS, EPOCH, EVALUATED = range(1, 9)
 BEGUN, ENDED, RING_BEGUN, RING_ENDED = range(9, 13)
-# Two each: of the window before the current one, and of the current one.
+# Two numbers each: for the previous and for the current window.
 WINDOW_BEGIN, WINDOW_STEPS = 13, 15
 _COUNT = 17
 # The collective that was entered last, as text.
@@ -30,10 +30,10 @@ _NUMBERS = struct.Struct(f"{_COUNT}q")
 
 
 class Phase(enum.IntEnum):
-    """What a process does."""
+    """The phases of a process."""
 
     START = 0  # Its script has made no strategy yet.
-    SETUP = 1  # It makes a strategy, or what comes before `fit`.
+    SETUP = 1  # It makes a strategy, or runs code before `fit`.
     STEP = 2
     BETWEEN = 3  # In `fit`, between steps: callbacks, the begin and the end of an epoch.
     EVALUATION = 4
@@ -43,17 +43,17 @@ class Phase(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Notes:
-    """What a process noted.
+    """The progress notes of a process.
 
     Args:
         pid: The process.
         main_thread: The identifier of its main thread.
         changes: A number that grows with each note, also those of collectives.
-        phase: What it does.
-        since: When that began, by `time.monotonic` of its machine.
-        steps: The training steps that it has taken.
+        phase: Its current phase.
+        since: When the phase began, by `time.monotonic` of its machine.
+        steps: The number of its training steps.
         epoch: Its epoch, from 0.
-        evaluated: The steps of evaluations and predictions.
+        evaluated: The number of its steps of evaluations and predictions.
         begun: The collectives that it entered, through shared memory.
         ended: Those that have ended.
         ring_begun: The collectives of TensorFlow's own transport that it entered, up to a second ago.

@@ -1,8 +1,9 @@
-"""What the launcher knows of a process on another host, as files in the process's folder on this machine.
+"""Keeps the status of a process on another host as files in the process's folder on this machine.
 
-The agent of the host sends what it sees, and the launcher writes it here, beside the progress notes themselves. So the
-launcher, `tfdistkit ps` and `tfdistkit stacks` look at files of this machine, wherever a process runs. Who wants its
-stacks creates a file; they are appended to the file of stacks, as a process on this machine does by itself.
+The agent of the host sends the status, and the launcher writes it here, beside the progress notes themselves. So the
+launcher, `tfdistkit ps` and `tfdistkit stacks` read files of this machine, wherever a process runs. A reader that wants
+the stacks creates a request file. The launcher appends the stacks to the file of stacks, to which a process on this
+machine writes its own.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ _REQUEST = "stacks_wanted"
 
 @dataclass(frozen=True)
 class Mirror:
-    """What was seen of a process on another host.
+    """The status of a process on another host, as its agent last sent it.
 
     Args:
-        state: The kernel's letter of it (`T` if it is suspended).
+        state: The kernel's letter for its state (`T` if it is suspended).
         is_runnable: Whether one of its threads computed, or waited for a core, when its stacks were asked for.
         work: A number that grows while the process uses CPU time, or reads or writes data.
-        answers: How often it was asked for its stacks, and answered, or could not.
+        answers: The number of requests for its stacks that ended, with or without stacks.
     """
 
     state: str = ""
@@ -41,7 +42,7 @@ class Mirror:
 
 
 def read_mirror(folder: Path) -> Mirror | None:
-    """Returns what is known of a process on another host; None for one on this machine, or before its first note.
+    """Returns the status of a process on another host; None for one on this machine, or before its first note.
 
     Args:
         folder: The folder of the process.
@@ -114,7 +115,7 @@ class MirrorWriter:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """Writes a file at once: nobody reads the half of it. On a full disk the job goes on without."""
+    """Replaces a file atomically, so that no reader sees a part of it. On a full disk the job continues without it."""
     with contextlib.suppress(OSError):
         new = path.with_name(f".{path.name}")
         write_file(new, data)

@@ -42,7 +42,7 @@ from tfdistkit.report.private_files import open_file
 
 # As plain integers, which are read faster.
 _STEP, _BETWEEN, _EVALUATION = int(Phase.STEP), int(Phase.BETWEEN), int(Phase.EVALUATION)
-# Steps per second are those since one to two windows ago.
+# Steps per second are measured over the last one to two windows.
 _WINDOW_NS = 10_000_000_000
 
 
@@ -58,7 +58,7 @@ class ProgressNotes:
         self._numbers: Any = self._bytes.cast("q")
         self._numbers[PID], self._numbers[MAIN_THREAD] = os.getpid(), threading.main_thread().ident or 0
         self._numbers[SINCE] = time.monotonic_ns()
-        # Written last: whoever reads it knows that the rest is there.
+        # Written last, so that a reader knows that the file is complete.
         self._numbers[0] = VERSION
 
     @property
@@ -82,7 +82,7 @@ class ProgressNotes:
         return before
 
     def count_steps(self, steps: int) -> None:
-        """Notes that training steps have ended, and that what is between steps begins."""
+        """Counts training steps that have ended, and begins the phase between steps."""
         numbers, now = self._numbers, time.monotonic_ns()
         numbers[STEPS] += steps
         numbers[PHASE], numbers[SINCE] = _BETWEEN, now
@@ -105,7 +105,7 @@ class ProgressNotes:
         """Notes that this process entered a collective; called by the thread that runs them.
 
         Args:
-            call: What it is, such as `sum of float32 [3]`.
+            call: Its description, such as `sum of float32 [3]`.
         """
         text = call[:CALL_BYTES].ljust(CALL_BYTES, b"\0")
         self._bytes[CALL_OFFSET : CALL_OFFSET + CALL_BYTES] = text
@@ -128,13 +128,13 @@ def begin() -> None:
     global own
     folder = env.text(env.TASK_DIR)
     if folder is not None:
-        # Without them the job trains as well: a full disk, a file system without mappings.
+        # The job can train without notes (a full disk, a file system that does not support mappings).
         with contextlib.suppress(OSError, ValueError):
             own = ProgressNotes(_mapped(Path(folder, FILE_NAME)))
 
 
 def _mapped(path: Path) -> mmap.mmap:
-    """Creates a file of zeros and maps it; writes them, since a store to a hole ends the process on a full disk."""
+    """Creates a file of zeros and maps it. No sparse file: on a full disk, a store to a hole would kill the process."""
     with contextlib.suppress(FileNotFoundError):
         path.unlink()  # Another process may still have the old one mapped.
     os.close(open_file(path, os.O_EXCL))
@@ -146,7 +146,7 @@ def _mapped(path: Path) -> mmap.mmap:
 
 @contextlib.contextmanager
 def noting(phase: int) -> Iterator[None]:
-    """Notes that its body is a phase.
+    """Notes a phase for the time of its body.
 
     Args:
         phase: A `Phase`.
@@ -171,7 +171,7 @@ def noting_steps(function: Callable[[Any], Any], steps: int | None) -> Callable[
         notes.enter(_STEP)
         try:
             result = function(iterator)
-        except BaseException:  # Also the end of data whose length Keras does not know.
+        except BaseException:  # Also at the end of data whose length Keras does not know.
             notes.enter(_BETWEEN)
             raise
         notes.count_steps(count)

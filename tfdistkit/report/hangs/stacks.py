@@ -1,7 +1,7 @@
-"""Stacks of all threads of a process, on request of another one: registered here, written by faulthandler, parsed here.
+"""Writes the stacks of all threads of this process on request by another process, and parses them.
 
-A real-time signal asks for them, which scripts hardly use. Python need not run for it: a process that hangs in C code
-answers, too. One that is suspended (SIGSTOP) or blocked in the kernel does not.
+The request is a real-time signal, which scripts hardly use. faulthandler writes the stacks, even if the process hangs
+in C code. A process that is suspended (SIGSTOP) or blocked in the kernel does not answer.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Thread:
 
 
 def answer_requests() -> None:
-    """Lets this process write its stacks into its folder, if it has one, when the signal comes."""
+    """Makes this process write its stacks into its folder, if it has one, when the signal arrives."""
     folder = env.text(env.TASK_DIR)
     if folder is None or SIGNAL is None or signal.getsignal(SIGNAL) is not signal.SIG_DFL:
         return
@@ -68,10 +68,10 @@ def answer_requests() -> None:
 
 
 def parse_stacks(text: str) -> list[Thread]:
-    """Returns the threads in what faulthandler wrote; the main thread is the last one.
+    """Parses the output of faulthandler; the main thread is the last one.
 
     Args:
-        text: What it wrote.
+        text: The output.
     """
     threads: list[tuple[int, list[Frame]]] = []
     for line in text.splitlines():

@@ -1,6 +1,6 @@
 """Compares the options of an optimizer between the ranks when it is built.
 
-Where they differ, weights drift apart without a word; and where an optimizer compresses its momentum after some steps
+Where they differ, weights drift apart without an error; and where an optimizer compresses its momentum after some steps
 (`OneBitAdam`), ranks that begin at different steps wait for each other for ever.
 """
 
@@ -44,8 +44,8 @@ def options_of(optimizer: Any) -> dict[str, Any]:
     """Returns the options of an optimizer that are numbers, texts, or made of them, such as schedules.
 
     Args:
-        optimizer: A Keras optimizer. Its learning rate, if it is a number, is none of them, but a variable: scripts set
-            it on one rank, `BroadcastVariables` makes it equal, and each epoch compares it (`training_comparison`).
+        optimizer: A Keras optimizer. A learning rate that is a number is left out, because it is a variable: scripts
+            set it on one rank, `BroadcastVariables` makes it equal, and each epoch compares it (`training_comparison`).
     """
     try:
         config = dict(optimizer.get_config())

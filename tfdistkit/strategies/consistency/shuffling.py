@@ -15,15 +15,15 @@ from tfdistkit.strategies.consistency.data_comparison import agree_on_data, is_c
 from tfdistkit.strategies.consistency.first_elements import noted
 from tfdistkit.strategies.consistency.row_exchange import table
 
-# One of so many orders is that of a job without a seed of the user.
+# The number of shuffle orders from which a job without a seed of the user draws one.
 _ORDERS = 1 << 12
 
 
 def set_seed_of_job(seed: int) -> None:
-    """Lets whatever has no seed of the user shuffle alike on all ranks; called where no global seed is set.
+    """Makes shuffles without a seed of the user equal on all ranks; called if no global seed is set.
 
-    What has one, such as `shuffle(100, seed=3)`, keeps the order that it has in one process: the global seed becomes
-    the one that TensorFlow takes for it where none is set, and the job's seed chooses what is drawn from it next.
+    A shuffle with a seed, such as `shuffle(100, seed=3)`, keeps the order that it has in one process: the global seed
+    becomes TensorFlow's default, and the job's seed chooses which seeds are drawn from it next.
 
     Args:
         seed: The seed of this job, the same on all ranks.

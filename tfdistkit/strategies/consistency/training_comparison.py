@@ -1,7 +1,7 @@
 """Compares what the ranks train: learning rates, losses and weights, when a training and its epochs begin.
 
 What one rank alone changes (`load_weights` under `if rank == 0`, a learning rate or a loss by rank) lets the ranks
-train different models without a word. A number travels beside the position of each rank: equal ranks exchange no more.
+train different models without an error. Each rank sends a hash with its position; equal ranks exchange no more.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a Keras train step does at its end where each replica trains alone."""
+"""Begins and ends Keras train steps in which each replica trains alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tfdistkit.strategies.sync import step as steps
 
 
 def are_next(strategy: Any) -> bool:
-    """Returns whether the next steps are local, in all of an execution.
+    """Returns whether all steps of the next execution are local.
 
     Args:
         strategy: The strategy of the model.
@@ -23,7 +23,7 @@ def are_next(strategy: Any) -> bool:
 
 
 def prepare(model: Any) -> None:
-    """Makes what local steps keep, which takes collectives; called outside of replicas, on all ranks.
+    """Makes the state of local steps, which takes collectives; called outside of replicas, on all ranks.
 
     Args:
         model: The model.
@@ -42,11 +42,11 @@ def begin(step: steps.ReplicaStep) -> None:
 
 
 def end(step: steps.ReplicaStep, step_logs: Any) -> Any:
-    """Ends a local step in a replica: as `metric_sync.agree` ends others, without communication.
+    """Ends a local step in a replica, as `metric_sync.agree` ends a synchronous one, but without communication.
 
     Args:
         step: The step of this replica.
-        step_logs: What the train step returned.
+        step_logs: The result of the train step.
 
     Returns:
         The logs of this replica.

@@ -13,7 +13,7 @@ from tfdistkit.strategies.sync import step as steps
 
 
 class LocalLayerState:
-    """What the layers of a model write in local steps (BatchNormalization's moving statistics).
+    """The state that the layers of a model write in local steps (BatchNormalization's moving statistics).
 
     It is averaged at the end of a step in which an optimizer averaged its weights, not in that average itself: a train
     step may write state and apply gradients several times (a GAN), with other rows since the last average each.
@@ -61,7 +61,7 @@ class LocalLayerState:
 
     @property
     def is_own(self) -> bool:
-        """Whether replicas may have other state now; called outside of replicas, the same on all."""
+        """Whether the state may differ between replicas now; called outside of replicas, the same on all."""
         return bool(self._states) and int(self._steps.numpy()) > 0
 
     def average(self, wire: Wire) -> bool:
@@ -99,7 +99,7 @@ def of_model(model: Any) -> LocalLayerState:
 
 
 def unsettled(strategy: Any) -> list[LocalLayerState]:
-    """Returns what replicas may have other values of now; called outside of replicas.
+    """Returns the state whose values may differ between replicas now; called outside of replicas.
 
     Args:
         strategy: A strategy.

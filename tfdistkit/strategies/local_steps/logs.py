@@ -19,11 +19,11 @@ from tfdistkit.strategies.sync.data_dependence import comes_from_batch
 
 
 class _Leaf(NamedTuple):
-    """What a value in the logs is.
+    """The kind of a value in the logs.
 
     Args:
         kind: "result" of a metric, "mean" (a float), "count" (an integer computed from rows), "first" (another one),
-            "rows", or "" for what is no number.
+            "rows", or "" for a value that is not a number.
         metric: The metric of a result.
         position: The position of the value in the metric's results.
     """
@@ -34,7 +34,7 @@ class _Leaf(NamedTuple):
 
 
 class NeedsMergedResults(Exception):
-    """Raised while a step is traced whose logs are computed from results of metrics: to be traced again."""
+    """Signals that a step whose logs are computed from results of metrics must be traced again."""
 
 
 class LocalLogs:
@@ -54,7 +54,7 @@ class LocalLogs:
             self._rows = tf.Variable(0.0, trainable=False, name="tfdistkit_rows")
         self._leaves: list[_Leaf] = []
         self._merges_results = False
-        # What Keras got last: logs that are merged already, such as those of `evaluate`, are other objects.
+        # The logs that Keras received last. Merged logs, such as those of `evaluate`, are other objects.
         self.last: Any = None
 
     def begin_step(self, step: steps.ReplicaStep) -> None:
@@ -89,7 +89,7 @@ class LocalLogs:
         return tf.nest.pack_sequence_as(logs, values)
 
     def traced(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Returns a train function that traces its step again where that has to be, and notes its logs.
+        """Returns a train function that traces its step again if necessary, and notes its logs.
 
         Args:
             function: A train function of local steps.
@@ -195,7 +195,7 @@ def of_model(model: Any) -> LocalLogs:
 
 
 def epoch_logs(original: Any, model: Any, logs: Any) -> Any:
-    """Hook of what reads the metrics at the end of an epoch: merges logs that are not those of all metrics.
+    """Hook of Keras's read of the metrics at the end of an epoch: merges logs that are not results of all metrics.
 
     Args:
         original: Keras's own method.

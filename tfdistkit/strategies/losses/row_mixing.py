@@ -25,7 +25,7 @@ from tfdistkit.strategies.sync.data_dependence import (
 
 
 class Kind(enum.Enum):
-    """What a tensor holds: nothing of the batch, numbers of each row, means over rows, or other mixtures of rows."""
+    """The content of a tensor: constants, numbers of each row, means over rows, or other mixtures of rows."""
 
     CONSTANT, ROWS, MEAN, MIXED = range(4)
 
@@ -55,7 +55,7 @@ _ALONG_AXES = frozenset(
 
 
 def kind_of(values: tf.Tensor, inputs: Iterable[tf.Tensor], means: Iterable[tf.Tensor], rows: int | None) -> Kind:
-    """Returns what the values of a loss hold.
+    """Returns the kind of the values of a loss.
 
     Args:
         values: The values, a tensor of a graph.
@@ -101,14 +101,14 @@ def _choice(tensor: tf.Tensor, chosen: list[frozenset[str]]) -> frozenset[str]:
 
 
 def _are_of_same_choice(tensor: tf.Tensor, chosen: list[frozenset[str]]) -> bool:
-    """Returns whether the rows of all inputs are the same ones: those that two masks keep are not."""
+    """Returns whether all inputs hold the same rows; the rows that two different masks keep are not the same."""
     return tensor.op.type in _PICKS_ROWS or len(set(chosen)) <= 1
 
 
 def _counts_rows(inputs: list[tf.Tensor], rows: int | None) -> Callable[[tf.Tensor, bool], bool]:
     """Returns a function: whether a loss is computed with the number of rows, which are all rows in one process.
 
-    Where rows are static, their number is a constant such as others; one of the same value costs a gather.
+    If the number of rows is static, it looks like any constant; a constant of the same value costs a needless gather.
     """
     sizes = [] if rows in (None, 1) else [rows, *[one.shape.num_elements() for one in inputs]]
     dynamic = Ancestry(lambda one: one.op.type in ("Shape", "ShapeN", "Size"), is_end=is_later_size)

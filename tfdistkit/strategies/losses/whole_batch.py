@@ -54,7 +54,7 @@ def call_loss(original: Any, loss: Any, y_true: Any, y_pred: Any, sample_weight:
         step.loss_calls.pop()
     if tf.is_tensor(value) and value.shape.rank == 0:
         global_numbers.note_mean(step, value)
-    # A loss without a reduction returns values of rows: what its caller makes of them is in the graph.
+    # A loss without a reduction returns values of rows; the graph shows what its caller computes from them.
     if step.loss_calls and not one.mixes_rows and tf.is_tensor(value) and value.shape.rank == 0:
         step.loss_calls[-1].means.append(value)
     return value
@@ -135,7 +135,7 @@ def _own_part(step: steps.ReplicaStep, values: Any, whole: tf.Tensor) -> tf.Tens
     """Returns the values of this replica's rows out of those of all rows."""
     values = keras.ops.convert_to_tensor(values)
     if values.shape[0] is not None and values.shape[0] == whole.shape[0]:
-        return whole  # One for each class, say.
+        return whole  # For example one value for each class.
     _, [before], _ = places_of(step, [values])
     held = tf.shape(values)[0]
     start = tf.maximum(tf.minimum(before, tf.shape(whole)[0] - held), 0)  # A placeholder row may be past the end.

@@ -22,7 +22,7 @@ from tfdistkit.strategies.sync import step as steps
 
 _LOCAL = threading.local()
 
-# In place of the rows of the first batch: there was none yet; every batch counts once.
+# Values in place of the rows of the first batch: no batch so far; every batch counts once.
 _UNKNOWN, _NONE = -1.0, 0.0
 
 
@@ -86,7 +86,7 @@ class BatchWeights:
         return step
 
     def _weight(self, data: Any, metric: Any) -> tf.Tensor | None:
-        """Returns what the loss of this replica's rows weighs; None if it is no loss of an output, or has no rows."""
+        """Returns the weight of the loss of this replica's rows; None without rows, or for another loss."""
         if not any(metric is tracker for tracker in private_api.loss_trackers(self.model)):
             return None
         step = steps.current()

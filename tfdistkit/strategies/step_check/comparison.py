@@ -27,7 +27,7 @@ from tfdistkit.strategies.sync.gradients.trial import CannotTryError
 
 _LOG = logging.getLogger(__name__)
 
-# Differences that are none: relative to a gradient's norm, or to a part of the largest norm of all.
+# Differences that are ignored: relative to a gradient's norm, or to a part of the largest norm of all.
 _TOLERANCE, _HALF_TOLERANCE = 1e-3, 5e-2
 _PART_OF_LARGEST = 1e-2
 # State may be 0 but for rounding: a mean of centred rows. Differences of smaller state count relative to this norm.
@@ -108,7 +108,7 @@ class StepCheck:
         trial, why = None, ""
         try:
             trial = TrialStep(strategy, self._model, self._step_function, self._is_stock, batch.split)
-        except Exception as error:  # Whatever the user's code raises: the step itself will raise it where it is real.
+        except Exception as error:  # Any exception of the user's code: the real step will raise it again.
             why = str(error) or type(error).__name__
         if _is_anywhere(strategy, bool(why)):
             raise CannotTryError(why or "another rank cannot try it")
@@ -138,7 +138,7 @@ def _is_wanted(model: Any) -> bool:
 
 
 def _is_anywhere(strategy: Any, flag: bool) -> bool:
-    """Returns whether something is so on any rank."""
+    """Returns whether a condition holds on any rank."""
     if strategy.num_replicas_in_sync == len(strategy.extended.worker_devices):
         return flag
     return bool(table(strategy, np.array([flag], np.int64)).any())
@@ -151,5 +151,5 @@ def _largest(numbers: np.ndarray, wanted: np.ndarray, least_norm: float) -> tupl
     scale = np.maximum(wanted[:, -1], least_norm)
     with np.errstate(divide="ignore", invalid="ignore"):
         sizes = np.abs(numbers[:, :-1] - wanted[:, :-1]).max(1) / scale
-    sizes = np.where(np.isfinite(sizes), sizes, 0.0)  # What is not finite in one process, either, is no difference.
+    sizes = np.where(np.isfinite(sizes), sizes, 0.0)  # Ignored: not finite in one process, either.
     return int(sizes.argmax()), float(sizes.max())

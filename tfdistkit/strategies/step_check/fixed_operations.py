@@ -1,4 +1,4 @@
-"""Makes a trial step compute the same for the same rows, however many there are beside them.
+"""Makes a trial step compute the same for the same rows, whatever other rows are in the batch.
 
 Random numbers of a batch differ from those of its parts, and BatchNormalization normalises with the rows of a replica
 by definition. On trial, random numbers are constants, BatchNormalization uses its moving statistics, and nothing is
@@ -76,7 +76,7 @@ def require_fixed(graph: Any) -> None:
         graph: The graph.
 
     Raises:
-        CannotTryError: if it does.
+        CannotTryError: if it draws random numbers or calls Python code.
     """
     for operation in graph.get_operations():
         is_random = any(word in operation.type for word in _RANDOM) and not operation.type.startswith(_KEYS)

@@ -1,4 +1,4 @@
-"""Computes what a train step changes on trial: its gradients, and what it writes to variables, without writing it."""
+"""Runs a train step on trial: computes its gradients and its writes to variables, without writing them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class TrialStep:
         logged: The names of the numbers in its logs.
 
     Raises:
-        trial.CannotTryError: if a trial would not be the same as a step.
+        trial.CannotTryError: if a trial would compute something else than the step.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ def _numbers_of(variable: Any, part: Any) -> tf.Tensor:
 
 
 def _without_writes(function: Callable[[Any], list[Any]], like: Any) -> Callable[[Any], list[Any]]:
-    """Traces a function without what it writes to variables.
+    """Traces a function without its writes to variables.
 
     Args:
         function: Takes a structure of tensors.

@@ -121,12 +121,12 @@ def is_from_dataset(tensor: tf.Tensor) -> bool:
 
 
 def is_collective(tensor: tf.Tensor) -> bool:
-    """Returns whether a tensor comes from the other replicas, too: what is computed from it alone is no local sum."""
+    """Returns whether a tensor is the result of a collective, so that values computed from it are not local sums."""
     return any(word in tensor.op.type for word in ("Collective", "Horovod", "PyFunc"))
 
 
 def is_unknown(tensor: tf.Tensor) -> bool:
-    """Returns whether a tensor is random, or computed by Python: it may be another one on each replica."""
+    """Returns whether a tensor is random, or computed by Python, and may so differ between replicas."""
     return "Random" in tensor.op.type or "PyFunc" in tensor.op.type
 
 
@@ -143,7 +143,7 @@ def is_zero(tensor: tf.Tensor) -> bool:
 
 
 def keeps_numbers(before: tf.DType, after: tf.DType) -> bool:
-    """Returns whether a cast is linear: a truncation is not, and a cast of booleans has no sum behind it."""
+    """Returns whether a cast is linear. A truncation is not, and a cast of booleans has no sum behind it."""
     return after.is_floating if before.is_floating else before.is_integer
 
 
@@ -170,7 +170,7 @@ def place_after_tensordot(reshape: Any, axis: int) -> int | None:
 
 
 def axis_after(reduction: Any, axis: int) -> int:
-    """Returns where a dimension is after a reduction along others."""
+    """Returns the position of a dimension after a reduction along others."""
     if "keep_dims" in reduction.node_def.attr and reduction.get_attr("keep_dims"):
         return axis
     rank = reduction.inputs[0].shape.rank
@@ -178,7 +178,7 @@ def axis_after(reduction: Any, axis: int) -> int:
 
 
 def joined_by(operation: Any) -> list[tf.Tensor]:
-    """Returns what an operation stacks or concatenates, without the axis of the latter."""
+    """Returns the tensors that an operation stacks or concatenates, without the axis."""
     inputs = list(operation.inputs)
     return inputs if operation.type == "Pack" else inputs[:-1]
 
@@ -190,7 +190,7 @@ def is_first(operation: Any) -> bool:
 
 
 def place_of_size(tensor: tf.Tensor) -> int | None:
-    """Returns of which dimension a tensor is the size (`tf.shape(x)[-1]`); None for what is no size, or several."""
+    """Returns the dimension whose size a tensor is (`tf.shape(x)[-1]`); None if it is not the size of one dimension."""
     operation = tensor.op
     if tensor.shape.rank != 0 or operation.type != "StridedSlice" or operation.inputs[0].op.type != "Shape":
         return None

@@ -1,1 +1,1 @@
-"""Change the number of workers while a job runs: what there is, what announces a change, how the job takes it."""
+"""Change the number of workers of a running job: available slots, preemption notices, and the change itself."""

@@ -28,7 +28,7 @@ _POLL_S = 0.05
 
 
 class Changes:
-    """The changes of a job; of a job whose number of workers is fixed, its preemption notices only.
+    """Manages the changes of an elastic job; for a fixed number of workers, preemption notices only.
 
     Args:
         job: The job as the user requested it.
@@ -71,7 +71,7 @@ class Changes:
         return self._room.signals
 
     def begin_job(self, note: Callable[[str], None], events: EventLog, history: History) -> None:
-        """Takes where to write, once that exists."""
+        """Sets the history and the event log, once they exist."""
         self._say, self._events, self._history = note, events, history
 
     def begin_attempt(self, size: int) -> None:
@@ -143,7 +143,7 @@ class Changes:
         return True
 
     def prepare(self, attempt: int, should_stop: Callable[[], bool] = lambda: False) -> tuple[JobSpec, Prepared]:
-        """Prepares an attempt with the workers that there is room for; waits while there is room for too few.
+        """Prepares an attempt with as many workers as fit on the hosts; waits while fewer than the minimum fit.
 
         Args:
             attempt: The number of earlier attempts.
@@ -153,7 +153,7 @@ class Changes:
             The job as it is now, and the attempt.
 
         Raises:
-            TfdistkitError: if there is still no room, or a host fails its preflight check.
+            TfdistkitError: if too few workers fit until the timeout, or a host fails its preflight check.
         """
         if self._elastic is None:
             return self._job, prepare_attempt(self._job, attempt, should_stop)
@@ -217,10 +217,10 @@ class Changes:
         return ""
 
     def _wait_for_room(self, should_stop: Callable[[], bool], timeout_s: float) -> None:
-        """Waits until there is room for the fewest workers.
+        """Waits until the minimum number of workers fits on the hosts.
 
         Raises:
-            UnsupportedError: if there is none in time, or the wait was interrupted.
+            UnsupportedError: after the timeout, or if the wait was interrupted.
         """
         assert self._elastic is not None
         deadline, is_told = time.monotonic() + timeout_s, False
@@ -243,7 +243,7 @@ class Changes:
         self._tell_left_out(hosts)
 
     def _tell_left_out(self, hosts: Iterable[str]) -> None:
-        """Names those of some hosts that just failed which are not used for a while."""
+        """Tells the user which of the hosts that just failed are not used for a while."""
         left_out = self._room.members.left_out(time.monotonic())
         for host in (one for one in hosts if one in left_out):
             self._say(f"tfdistkit: host {host} failed again or does not answer: left out for {left_out[host]:.0f} s.")

@@ -1,4 +1,4 @@
-"""`--host-discovery-script`: which hosts there are now, from a script that may fail, hang, lie or change its mind."""
+"""`--host-discovery-script`: reads the current hosts from a script, which may fail, hang or print unstable lists."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tfdistkit.supervise.elastic.polled_command import Answer, PolledCommand
 
 _EVERY_S = 2.0
 _TIMEOUT_S = 30.0
-# So many answers in a row that differ from the one before are worth a note.
+# The number of successive answers that differ from the one before, after which the user is told.
 _FLAPPING = 5
 
 _EXPECTED = "one host on each line, such as node1:4, as for horovodrun"
@@ -53,7 +53,7 @@ def parse_printed(text: str) -> tuple[HostSlots, ...]:
 
 
 class Discovery:
-    """The hosts that a script prints: a new list counts when two runs in a row agree on it.
+    """Reads the hosts that a script prints; a new list counts when two runs in a row agree on it.
 
     Args:
         script: The path of the script.

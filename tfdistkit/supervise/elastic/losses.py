@@ -1,4 +1,4 @@
-"""Which workers of a failed attempt were lost, and which failures are the script's own."""
+"""Tells lost workers of a failed attempt from failures of the script."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tfdistkit.supervise.result import JobResult
 
 # Of a worker that a scheduler or the system ended; other signals may be consequences of the first loss (an abort).
 _FROM_OUTSIDE = ("SIGKILL", "SIGTERM")
-# What asks for a change: a worker that ends by it has made its backup.
+# The signal that requests a change: a worker that ends by it has made its backup.
 ASKING = signal.SIGUSR1
 
 
@@ -22,7 +22,7 @@ def lost_workers(result: JobResult) -> tuple[ProcessName, ...]:
         result: The result of a failed attempt.
 
     Returns:
-        None of them if the first failure is an exception or an exit code: that is the script's own failure.
+        Their names; empty if the first failure is an exception or an exit code, which are failures of the script.
     """
     first = result.failures[0] if result.failures else None
     if first is None or first.is_consequence:

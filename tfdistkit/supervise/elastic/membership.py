@@ -1,4 +1,4 @@
-"""Which hosts an elastic job may use now, after losses and failures: plain data, without a clock of its own."""
+"""Keeps the hosts that an elastic job may use, after losses and failures: plain data; callers pass the time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Membership:
         hosts: The hosts with their slots.
         least: The fewest workers.
         most: The most workers.
-        is_fixed: Whether nothing but the user tells the hosts: then a lost slot does not come back.
+        is_fixed: Whether the list of hosts is fixed, without a discovery script: then a lost slot does not come back.
     """
 
     def __init__(self, hosts: Sequence[HostSlots], least: int, most: int, is_fixed: bool):
@@ -37,11 +37,11 @@ class Membership:
         return tuple(one.host for one in self._hosts)
 
     def replace(self, hosts: Sequence[HostSlots]) -> None:
-        """Takes a new list of hosts."""
+        """Replaces the list of hosts."""
         self._hosts = tuple(hosts)
 
     def leave(self, hosts: Iterable[str]) -> None:
-        """Takes which hosts are about to be preempted."""
+        """Sets the hosts that are about to be preempted."""
         self._leaving = frozenset(hosts)
 
     def lose(self, host: str, workers: int, now: float, is_unreachable: bool) -> None:
@@ -69,7 +69,7 @@ class Membership:
         """Returns the hosts that are not used because of repeated failures, with the remaining seconds."""
         left = {host: self._until(host) - now for host in self.names if self._until(host) > now}
         used = sum(one.slots for one in self._present(now) if one.host not in left)
-        # Better a doubtful host than too few workers, if it answers.
+        # A host that failed is better than too few workers, if it answers.
         doubtful = {host for host in left if self._unreachable_until.get(host, 0.0) <= now}
         return left if used >= self._least else {host: left[host] for host in left if host not in doubtful}
 
@@ -83,7 +83,7 @@ class Membership:
         return tuple(one for one in self._present(now) if one.host not in left_out)
 
     def world_size(self, now: float) -> int:
-        """Returns the number of workers that there is room for, at most the job's most."""
+        """Returns the number of workers that fit on the hosts, at most the job's maximum."""
         return min(self._most, sum(one.slots for one in self.available(now)))
 
     def _present(self, now: float) -> list[HostSlots]:

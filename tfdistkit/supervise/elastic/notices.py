@@ -10,7 +10,7 @@ from tfdistkit.supervise.elastic.polled_command import Answer, PolledCommand
 
 _EVERY_S = 5.0
 _TIMEOUT_S = 30.0
-# What a shell returns for a command that it cannot run.
+# Exit codes of a shell for a command that it cannot run.
 _CANNOT_RUN = (126, 127)
 _MOST_CHARACTERS = 65_536
 
@@ -29,7 +29,7 @@ class Notice:
 
 
 class Notices:
-    """Looks for preemption notices.
+    """Polls for preemption notices.
 
     Args:
         spec: The file and the command.
@@ -42,11 +42,11 @@ class Notices:
         words = ["/bin/sh", "-c", spec.command or ""]
         self._command = PolledCommand(words, _EVERY_S, _TIMEOUT_S, variables) if spec.command else None
         self._problem = ""
-        # What the last run of the command said.
+        # The result of the last run of the command.
         self._said: Notice | None = None
 
     def poll(self, hosts: Collection[str]) -> Notice | None:
-        """Returns the notice that stands now; never waits.
+        """Returns the current notice; never waits.
 
         Args:
             hosts: The hosts of the job: a notice that names some of them is about these.
@@ -65,7 +65,7 @@ class Notices:
             with self._file.open(encoding="utf-8", errors="replace") as file:
                 text = file.read(_MOST_CHARACTERS)
         except OSError:
-            text = ""  # it says by its existence that the job ends
+            text = ""  # its existence alone announces the end of the job
         return Notice(str(self._file), _named(text, hosts))
 
     def _of_command(self, hosts: Collection[str]) -> Notice | None:
@@ -76,7 +76,7 @@ class Notices:
         return self._said
 
     def _tell(self, answer: Answer) -> None:
-        """Shows once that the command cannot tell anything."""
+        """Shows once that the command does not work."""
         problem = ""
         if answer.exit_code is None:
             problem = f"it did not end within {_TIMEOUT_S:g} s"
@@ -88,6 +88,6 @@ class Notices:
 
 
 def _named(text: str, hosts: Collection[str]) -> frozenset[str]:
-    """Returns the hosts of the job that a text names, with or without the user's name."""
+    """Returns the hosts of the job that a text names, with or without a user name."""
     words = set(text.replace(",", " ").split())
     return frozenset(host for host in hosts if {host, host.rpartition("@")[2]} & words)

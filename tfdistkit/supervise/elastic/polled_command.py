@@ -1,4 +1,4 @@
-"""Run a command now and then without waiting for it: it may hang, and print without end."""
+"""Runs a command at intervals without waiting for it; it may hang, or print without end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True)
 class Answer:
-    """What one run of a command came to.
+    """The result of one run of a command.
 
     Args:
         exit_code: Its exit code; None if it did not end in time, -N if signal N killed it.
@@ -37,7 +37,7 @@ class Answer:
 
 
 class PolledCommand:
-    """A command that runs now and then, one run at a time.
+    """Runs a command at intervals, one run at a time.
 
     Args:
         words: The command.
@@ -62,7 +62,7 @@ class PolledCommand:
         code = self._child.poll()
         if code is None and time.monotonic() < self._deadline:
             return None
-        # Also what it started and left behind.
+        # Also the processes that it started and left running.
         self._kill()
         return self._finish(code)
 
@@ -118,7 +118,7 @@ def _read(file: IO[bytes]) -> str:
 
 
 def _dying_with_parent() -> Callable[[], object] | None:
-    """Returns what a child calls so that it ends with this process, also after a SIGKILL; None where it cannot."""
+    """Returns a function by which a child ends with this process, also after a SIGKILL; None if not supported."""
     if sys.platform != "linux":
         return None
     prctl = ctypes.CDLL(None).prctl

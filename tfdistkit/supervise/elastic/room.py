@@ -1,4 +1,4 @@
-"""The room of a job now: its hosts, kept up to date by a discovery script and by preemption notices."""
+"""Tracks the hosts and slots of a job by a discovery script and preemption notices."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HERE = "localhost"
 
 
 class Room:
-    """Which hosts a job may use now.
+    """Tracks the hosts that a job may use now.
 
     Args:
         job: The job as the user requested it.
@@ -52,16 +52,16 @@ class Room:
 
     @property
     def notice(self) -> Notice | None:
-        """The preemption notice that stands now."""
+        """The current preemption notice."""
         return self._notice
 
     @property
     def is_fixed(self) -> bool:
-        """Whether no host can come: there is no discovery script."""
+        """Whether no host can be added, because there is no discovery script."""
         return self.discovery is None
 
     def poll(self) -> None:
-        """Takes what the discovery script and the preemption notices say now; never waits."""
+        """Reads the discovery script and the preemption notices; never waits."""
         hosts = self.discovery.poll() if self.discovery is not None else None
         if hosts is not None:
             self.members.replace(hosts)
@@ -85,7 +85,7 @@ class Room:
             time.sleep(0.02)
 
     def job_now(self) -> JobSpec:
-        """Returns the job with the number of workers and the hosts of now, and remembers them as used."""
+        """Returns the job with the current number of workers and hosts, and records them as used."""
         now = time.monotonic()
         slots, size = self.members.available(now), self.members.world_size(now)
         self._used = Counter(slots[index].host for index in spread(slots, size))

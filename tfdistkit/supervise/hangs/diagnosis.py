@@ -22,11 +22,11 @@ def diagnose(processes: Sequence[ProcessSpec]) -> str:
 
 
 def describe_places(names: Sequence[ProcessName], answers: Sequence[Answer]) -> str:
-    """Describes where the processes of a job are, those first that the others wait for.
+    """Describes where the processes of a job are; the ranks that others wait for come first.
 
     Args:
         names: The processes.
-        answers: What each is doing.
+        answers: The current activity of each.
 
     Returns:
         A line for each place, and one that says which ranks wait for which, without a newline at the end.
@@ -59,7 +59,7 @@ def _verdict(names: Sequence[ProcessName], answers: Sequence[Answer]) -> list[st
 
 
 def _plural(place: str) -> str:
-    """Turns what one rank does into what several do."""
+    """Converts a sentence about one rank to the plural."""
     verb, _, rest = place.partition(" ")
     plural = {"is": "are", "has": "have", "waits": "wait", "waits,": "wait,", "computes": "compute"}.get(verb, verb)
     return f"{plural} {rest}"

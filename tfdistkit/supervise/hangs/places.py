@@ -1,4 +1,4 @@
-"""Says where a process of a job is, in one line, from its progress notes and stacks."""
+"""Describes where a process of a job is in one line, from its progress notes and stacks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def place_of(answer: Answer) -> str:
     """Returns where a process is, as the rest of a sentence: `is in train.py:7 f: callbacks after training step 40`.
 
     Args:
-        answer: What it is doing.
+        answer: Its notes and stacks.
     """
     notes, main = answer.notes, _main_thread(answer)
     if notes is None:

@@ -18,18 +18,18 @@ from tfdistkit.report.hangs.stacks import FILE_NAME, Thread, parse_stacks
 
 # A process answers within milliseconds, unless the machine is very busy.
 _ANSWER_S = 2.0
-# The agent of a host waits as long, and its answer travels.
+# The agent of a host waits as long, and its answer has to be sent.
 _ANSWER_ELSEWHERE_S = 6.0
 _POLL_S = 0.05
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a process is doing.
+    """The progress notes and stacks of a process.
 
     Args:
         notes: Its progress notes; None without them.
-        state: The kernel's letter of it (`T` if it is suspended); empty if it is gone.
+        state: The kernel's letter for its state (`T` if it is suspended); empty if it has ended.
         threads: The stacks of its threads, the main thread last; empty if it did not answer.
         text: The stacks as text.
         is_runnable: Whether one of its threads computes, or waits for a core.
@@ -60,14 +60,14 @@ def ask_for_stacks(folders: Sequence[Path], timeout_s: float | None = None) -> l
     while time.monotonic() < deadline:
         time.sleep(_POLL_S)
         sizes = [_size(folder) for folder in folders]
-        if all(one.has_answered for one in asked) and sizes == before:  # Complete: nothing has grown since.
+        if all(one.has_answered for one in asked) and sizes == before:  # Complete: the file has not grown since.
             break
         before = sizes
     return [one.answer() for one in asked]
 
 
 def is_process_of(pid: int, folder: Path) -> bool:
-    """Returns whether a process belongs to a folder: its number may have been used again.
+    """Returns whether a process belongs to a folder: its process id may have been reused.
 
     Args:
         pid: The process.
@@ -91,13 +91,13 @@ def _ask(folder: Path) -> _Asked:
 
 @dataclass(frozen=True)
 class _Asked:
-    """A process that was asked.
+    """A process that was asked for its stacks.
 
     Args:
         folder: Its folder.
         notes: Its notes.
         begin: Where in the file of stacks the answer begins; None if none will come.
-        mirror: What was known of it before, on another host; None on this machine.
+        mirror: Its mirror before the request if it is on another host; None on this machine.
     """
 
     folder: Path
@@ -107,7 +107,7 @@ class _Asked:
 
     @property
     def has_answered(self) -> bool:
-        """Whether the answer is there, or begins to be, or none will come."""
+        """Whether the answer has arrived, at least in part, or will never arrive."""
         if self.begin is None:
             return True
         if self.mirror is None:

@@ -16,9 +16,9 @@ from tfdistkit.report.hangs.layout import Notes, Phase, read_notes
 from tfdistkit.report.names import ProcessName
 
 _EVERY_S = 0.25
-# Fewer samples are chance.
+# With fewer samples the result is not reliable.
 _FEWEST_SAMPLES = 40
-# A straggler is behind in this share of the samples at least, and so many times as often as any other rank.
+# A straggler is behind in at least this share of the samples, and this many times as often as any other rank.
 _SHARE, _TIMES = 0.2, 3.0
 _IN_FIT = (Phase.STEP, Phase.BETWEEN, Phase.EVALUATION, Phase.SAVE)
 _WORDS = {Phase.BETWEEN: "callbacks", Phase.EVALUATION: "evaluation", Phase.SAVE: "saving"}

@@ -1,8 +1,9 @@
 """Detects that a job hangs: no rank has moved for the hang timeout.
 
 A rank moves when its progress notes change (a step, a phase, a collective), or when it uses CPU time or reads and
-writes data: tracing, a long validation and a long first epoch are no hangs. In `fit`, work without any note counts for
-ten timeouts only: a rank that spins in a loop moves nothing. The watch begins when a rank has made its strategy.
+writes data. So tracing, a long validation and a long first epoch do not count as hangs. In `fit`, work without any note
+counts for ten timeouts only, because a rank that spins in a loop makes no progress. The watch begins when a rank has
+made its strategy.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ from tfdistkit.launcher.local.activity import Activity
 from tfdistkit.report.hangs.layout import Notes, Phase, read_notes
 from tfdistkit.report.hangs.mirror import read_mirror
 
-# So many timeouts without a note, in `fit`, are a hang whatever the ranks compute.
+# The number of timeouts without a note, in `fit`, that count as a hang even if ranks use CPU time.
 _WORK_TIMEOUTS = 10
-# Looks in a timeout, and the bounds of the time between two of them, in seconds.
+# The number of polls in one timeout, and the bounds of the poll interval in seconds.
 _LOOKS = 20
 _SHORTEST_S, _LONGEST_S = 0.25, 2.0
-# A launcher that did not look for so long was suspended itself, probably with its job.
+# A launcher that did not poll for this time was suspended itself, probably together with its job.
 _SUSPENDED_S = 10.0
 _IN_FIT = (Phase.STEP, Phase.BETWEEN, Phase.EVALUATION, Phase.SAVE)
 
 
 @dataclass
 class _Rank:
-    """What the watch knows of a process.
+    """The last observed activity of a process.
 
     Args:
         folder: Its folder.
@@ -44,7 +45,7 @@ class _Rank:
     activity: Activity = field(default_factory=lambda: Activity(0))
 
     def look(self, now: float, elapsed_s: float) -> None:
-        """Updates what is known."""
+        """Updates the activity."""
         notes, before = read_notes(self.folder), self.notes
         self.notes = notes
         if notes is not None and self.activity.pid != notes.pid:
@@ -58,7 +59,7 @@ class _Rank:
 
 
 class _MirroredActivity(Activity):
-    """The work of a process on another host, as its agent tells it."""
+    """Reads the activity of a process on another host, as its agent sends it."""
 
     def __init__(self, folder: Path, pid: int):
         super().__init__(pid)

@@ -1,4 +1,4 @@
-"""Finds rows that were computed with numbers of all rows: deviations from a mean, weights of classes by their counts.
+"""Finds rows that were computed with aggregates of all rows: deviations from a mean, class weights by counts.
 
 A sum of such rows is that of the global batch if the rows are computed again with the numbers of the global batch.
 """
@@ -15,20 +15,20 @@ from tfdistkit.keras_adapter import private_api
 from tfdistkit.strategies.sync import data_dependence as graphs
 from tfdistkit.strategies.sync.aggregates.row_reader import LAYERS, RowReader
 
-# Operations that cannot be repeated with other inputs, above those with a gradient of their own.
+# Operations that cannot be repeated with other inputs, mostly those with a custom gradient.
 NOT_REPEATED = frozenset(("IdentityN", "Placeholder", "PlaceholderWithDefault", "If", "StatelessIf", "While"))
-# Operations whose size is that of all rows: the largest class of them, plus one.
+# Operations whose output size depends on all rows: it is the largest class, plus one.
 COUNTS = ("Bincount", "DenseBincount")
-# Tensors behind a sum that are looked at, at most.
+# The maximum number of tensors behind a sum that are examined.
 _MOST_BEHIND = 300
 
 
 @dataclasses.dataclass(frozen=True)
 class ComparedRows:
-    """What is computed again behind a sum, a mean or an extreme over rows.
+    """The tensors to compute again for a sum, a mean or an extreme over rows.
 
     Args:
-        rows: Rows that were computed with numbers, each after those behind it.
+        rows: Rows that were computed with numbers (aggregates of all rows), in topological order.
         numbers: These numbers.
     """
 
@@ -41,21 +41,21 @@ class ComparisonFinder:
 
     Args:
         reader: The reader of the graph.
-        is_known: Returns whether a number of the global batch can be told.
-        layers: The names of layers, in which rows may be compared as they wish.
+        is_known: Returns whether the value of a number for the global batch can be computed.
+        layers: The names of layers. Rows that a layer compares (BatchNormalization) stay those of the replica.
     """
 
     def __init__(self, reader: RowReader, is_known: Callable[[tf.Tensor], bool], layers: set[str]):
         self._reader, self._is_known, self._layers = reader, is_known, layers
 
     def behind(self, aggregate: tf.Tensor) -> ComparedRows | None:
-        """Returns what must be computed again for the global batch.
+        """Returns the tensors to compute again for the global batch.
 
         Args:
             aggregate: A sum, a mean or an extreme over rows.
 
         Returns:
-            The rows and the numbers; None if no number but that of the rows is behind them, or not all can be told.
+            The rows and the numbers; None if no number but the number of rows is used, or if one of them is not known.
         """
         rows, numbers = self._walked(aggregate)
         if all(_is_count(one) for one in numbers.values()) or not all(map(self._can_repeat, rows)):
@@ -88,7 +88,7 @@ class ComparisonFinder:
         return [one for one in operation.inputs if self._reader.axis_of_rows(one) is not None]
 
     def numbers_of(self, operation: Any) -> list[tf.Tensor]:
-        """Returns the inputs of an operation that were computed from all rows, and are no sizes of tensors."""
+        """Returns the inputs of an operation that were computed from all rows, without sizes of tensors."""
         sizes = [operation.inputs[1]] if operation.type in COUNTS else []
         tables = [operation.inputs[0]] if operation.type == "GatherV2" else []
         return [
@@ -106,12 +106,12 @@ class ComparisonFinder:
 
 
 def added_up(aggregate: tf.Tensor) -> tf.Tensor:
-    """Returns the product of a reshaped product, as of `tf.tensordot`, or the sum itself."""
+    """Returns the matrix product behind a reshape, as `tf.tensordot` makes it; other aggregates as they are."""
     return aggregate.op.inputs[0] if aggregate.op.type == "Reshape" else aggregate
 
 
 def _is_end(rows: tf.Tensor) -> bool:
-    """Returns whether a network begins behind rows: a choice of rows (`tf.boolean_mask`) is none."""
+    """Returns whether rows come from a layer or the dataset; a selection (`tf.boolean_mask`) does not count."""
     if rows.op.type != "GatherV2":
         return rows.op.type in LAYERS or graphs.is_from_dataset(rows)
     chosen = rows.op.inputs[1].op
@@ -125,11 +125,11 @@ def _is_count(number: tf.Tensor) -> bool:
 
 
 def layer_names(model: Any) -> set[str]:
-    """Returns the names of the layers of a model; none for no model."""
+    """Returns the names of the layers of a model; an empty set for None."""
     return set() if model is None else {layer.name for layer in private_api.layers_of(model) if layer is not model}
 
 
 def is_in_layer(operation: Any, layers: set[str]) -> bool:
-    """Returns whether a layer made an operation, as BatchNormalization does, by its name."""
+    """Returns whether an operation was made in one of the layers, judged by its name scopes."""
     scopes = operation.name.split("/")[:-1]
     return any(scope in layers or scope.rpartition("_")[0] in layers for scope in scopes)

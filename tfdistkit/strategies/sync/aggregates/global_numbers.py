@@ -1,4 +1,4 @@
-"""Finds what a number that a step computed from its rows is for the rows of all replicas: a loss, a log.
+"""Computes a number of a step, such as a loss or a log, for the rows of all replicas.
 
 The mean of the replicas is exact if a number is linear in means over rows. A sum over rows, a quotient of sums, the
 root of a mean are computed here again, by the same operations, from the sums and means of the global batch. These are
@@ -21,15 +21,15 @@ from tfdistkit.strategies.sync.aggregates.graph_copies import copied
 from tfdistkit.strategies.sync.aggregates.number_kinds import Kind, NumberReader
 from tfdistkit.strategies.sync.aggregates.row_reader import can_read, reader_of
 
-# Of which the mean of the replicas is taken.
+# Kinds of which the mean of the replicas is taken.
 _MEANS = (Kind.MEAN, Kind.OPAQUE, Kind.LOCAL)
-# Which are computed from others.
+# Kinds that are computed from other numbers.
 _COMPUTED = (Kind.OTHER, Kind.COMPARED)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Leaf:
-    """A number of this replica, the same of the global batch, and the weight of its gradient in the latter."""
+    """A number of this replica, that of the global batch, and the weight of the gradient of the first in the second."""
 
     own: tf.Tensor
     whole: tf.Tensor
@@ -63,7 +63,7 @@ class GlobalNumber:
 
 
 def of_global_batch(step: steps.ReplicaStep, number: Any, of_integers: bool = False) -> GlobalNumber | None:
-    """Returns what a number that a step computed is for the global batch.
+    """Returns the value for the global batch of a number that a step computed.
 
     Args:
         step: The step of this replica.
@@ -71,7 +71,7 @@ def of_global_batch(step: steps.ReplicaStep, number: Any, of_integers: bool = Fa
         of_integers: Whether it may be integers, too.
 
     Returns:
-        The number; None if the mean of the replicas is exact, or no number of the global batch can be told.
+        The number; None if the mean of the replicas is exact, or if the number of the global batch is not known.
     """
     if not _may_read(step, number) or not (number.dtype.is_floating or (of_integers and number.dtype.is_integer)):
         return None
@@ -117,7 +117,7 @@ class _Numbers:
         self.found: dict[str, GlobalNumber | None] = {}
 
     def reader(self) -> NumberReader:
-        """Returns what reads their kinds."""
+        """Returns the reader of their kinds."""
         if self._reader is None:
             layers = layer_names(self._step.model)
             counts_rows = not self._step.has_ragged
@@ -193,7 +193,7 @@ def _leaves(step: steps.ReplicaStep, numbers: NumberReader, own: list[tf.Tensor]
 
 
 def _parts(step: steps.ReplicaStep, one: tf.Tensor, kind: Kind, share: tf.Tensor) -> list[tf.Tensor]:
-    """Returns what this replica adds to a number of the global batch; without rows, nothing."""
+    """Returns the contribution of this replica to a number of the global batch; zero without rows."""
     if kind is Kind.CONSTANT:
         return []
     value = tf.cast(one, tf.float64)

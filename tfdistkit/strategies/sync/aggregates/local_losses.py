@@ -1,4 +1,4 @@
-"""Warns of a loss whose graph shows that it compares rows of one replica with each other, and with no others."""
+"""Warns of a loss whose graph shows that it compares the rows of one replica only with each other."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OF_NUMBERS = frozenset(
 )
 # Operations of layers that may also look up or multiply numbers of all rows: the weights of classes.
 _TABLES = frozenset(("GatherV2", "MatMul", "BatchMatMulV2", "Einsum"))
-# Operations behind a loss that are looked at, at most.
+# The maximum number of operations behind a loss that are examined.
 _MOST = 2000
 
 

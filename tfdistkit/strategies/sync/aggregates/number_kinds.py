@@ -15,7 +15,7 @@ from tfdistkit.strategies.sync.aggregates.row_reader import LAYERS, RowReader
 
 
 class Kind(enum.Enum):
-    """What a number is.
+    """The kind of a number.
 
     - CONSTANT: computed from no row.
     - MEAN: a mean over rows, or linear in such means and constants. The mean of the replicas is exact.
@@ -46,9 +46,9 @@ _EXTREMES = {
 }
 _QUOTIENTS = frozenset(("Div", "RealDiv", "DivNoNan"))
 _SUMS = frozenset(("Add", "AddV2", "AddN", "Sub", "Pack"))
-# Operations behind a sum that are looked at, at most.
+# The maximum number of operations behind a sum that are examined.
 _MOST_BEHIND = 300
-# Numbers behind a number, at most.
+# The maximum number of numbers behind a number.
 _MOST = 50_000
 
 

@@ -21,7 +21,7 @@ from tfdistkit.strategies.sync.data_dependence import Ancestry, is_from_dataset
 
 _RESHAPING = ("Cast", "StridedSlice", "Slice", "Reshape", "ExpandDims", "Squeeze", "Transpose")
 
-# Operations that layers are made of, behind which rows may be compared as they wish.
+# Operations of layers. The search for compared rows ends here: a layer compares the rows of its replica only.
 LAYERS = frozenset(
     (
         *("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "Conv1D", "Conv2D", "Conv3D"),
@@ -29,9 +29,9 @@ LAYERS = frozenset(
         *("If", "StatelessIf", "While", "StatelessWhile", "PartitionedCall", "StatefulPartitionedCall"),
     )
 )
-# Tell the size of a tensor, or count up to one.
+# Operations that return the size of a tensor, or are as long as one.
 _SIZES = ("Shape", "ShapeN", "Size", "Range", "Fill")
-# Operations between a sum over rows and the state, at most: behind them a network begins, which may be deep.
+# The maximum number of operations between a sum over rows and the state. A longer chain is a network.
 MOST_OPERATIONS = 40
 
 
@@ -41,7 +41,7 @@ def can_read(step: steps.ReplicaStep, value: Any) -> bool:
 
 
 def reader_of(step: steps.ReplicaStep) -> RowReader:
-    """Returns the reader of the graph of a step, which remembers what it has seen."""
+    """Returns the reader of the graph of a step, which caches its results."""
     if step.graph_reader is None:
         step.graph_reader = RowReader(step)
     return step.graph_reader
@@ -64,7 +64,7 @@ class RowReader:
         self.is_random = Ancestry(graphs.is_unknown, same).includes
         self.may_differ = Ancestry(lambda one: is_from_dataset(one) or graphs.is_unknown(one), same).includes
         shapes = Ancestry(lambda one: one.op.type in ("Shape", "ShapeN", "Size"), is_end=self._is_other_size)
-        # A sum over what was divided by the number of rows is a mean. So is most often a gradient.
+        # A sum of values that were divided by the number of rows is a mean. So is a gradient, usually.
         self.is_divided = Ancestry(
             lambda tensor: (
                 tensor.name in self.gradients
@@ -73,7 +73,7 @@ class RowReader:
             ),
             is_end=lambda tensor: (
                 not (tensor.dtype.is_floating or tensor.dtype.is_complex)
-            ),  # Counts are counts, whatever they were chosen by.
+            ),  # Integers are counts, however they were selected.
         ).includes
         # A number of rows, or an index below it, is as long as the rows of any tensor of this size.
         self._holds_numbers = Ancestry(is_from_dataset, same, lambda one: one.op.type in _SIZES).includes
@@ -81,7 +81,7 @@ class RowReader:
         self.axis_of_rows = self._axes.of
 
     def stores_rows(self, tensor: tf.Tensor, left: int = MOST_OPERATIONS) -> bool:
-        """Returns whether a tensor holds rows of the batch, alone or between others."""
+        """Returns whether a tensor holds rows of the batch, perhaps beside other entries."""
         operation = tensor.op
         if tensor.name in self.gradients or not left:
             return False
@@ -93,13 +93,13 @@ class RowReader:
         return passes and any(self.stores_rows(one, left - 1) for one in operation.inputs if self.comes_from_batch(one))
 
     def _is_other_size(self, tensor: tf.Tensor) -> bool:
-        """Returns whether a tensor is a size of a tensor with rows, of another dimension than theirs."""
+        """Returns whether a tensor is the size of a dimension without rows, of a tensor with rows."""
         place = graphs.place_of_size(tensor)
         axis = None if place is None else self.axis_of_rows(tensor.op.inputs[0].op.inputs[0])
         return axis is not None and axis != place
 
     def adds_up(self, operation: Any) -> bool:
-        """Returns whether an operation adds up rows: a sum, a product along them, their number."""
+        """Returns whether an operation sums over rows: a sum, a matrix product along them, or their number."""
         kind, inputs = operation.type, list(operation.inputs)
         if kind == "Sum":
             return self.is_along_rows(operation)
@@ -124,7 +124,7 @@ class RowReader:
         return False
 
     def is_scattered(self, operation: Any) -> bool:
-        """Returns whether an operation puts something of each row into entries of its first input."""
+        """Returns whether an operation scatters values of the rows into entries of its first input."""
         before, indices, updates = operation.inputs
         return self.axis_of_rows(before) is None and (self.has_rows(indices) or self.has_rows(updates))
 
@@ -134,7 +134,7 @@ class RowReader:
         return has_rows and self.axis_of_rows(reduction.outputs[0]) is None
 
     def _is_normalized(self, operation: Any) -> bool:
-        """Returns whether numbers are divided by something of several rows, as the weights of a mean."""
+        """Returns whether an operation divides by an aggregate of rows, such as the sum of the weights of a mean."""
         if self.is_softmax_of_rows(operation):
             return True
         if operation.type in ("Softmax", "LogSoftmax", "Reciprocal", "Inv"):
@@ -151,14 +151,14 @@ class RowReader:
         return axis is not None and axis + 1 == operation.inputs[0].shape.rank
 
     def makes_pairs(self, operation: Any) -> bool:
-        """Returns whether an operation on each number combines rows with rows along another dimension."""
+        """Returns whether an elementwise operation combines rows with rows along another dimension, by broadcasting."""
         of_rows = [one for one in operation.inputs if self._holds_numbers(one)]
         return len(of_rows) > 1 and self._axes.has_pairs(of_rows)
 
     def is_of_all_rows(self, tensor: tf.Tensor) -> bool:
-        """Returns whether a tensor that comes from rows has a size of its own, whatever their number is.
+        """Returns whether a tensor that was computed from rows has a size that does not depend on their number.
 
-        Their number itself, and its multiples, do not count.
+        The number of rows itself, and sizes that are multiples of it, do not count.
         """
         sizes = tensor.shape
         if tensor.op.type == "Cast" and tensor.op.inputs[0].dtype.is_integer:

@@ -43,7 +43,7 @@ class Parts:
     mean: tf.Tensor | None = None
     # Adds up over rows.
     sum: tf.Tensor | None = None
-    # What another sum is for the global batch already, the same on all replicas.
+    # A sum that is already that of the global batch, the same on all replicas.
     whole: tf.Tensor | None = None
 
     def mapped(self, function: Callable[[tf.Tensor], tf.Tensor]) -> Parts:
@@ -57,7 +57,7 @@ class Parts:
 
 
 def of_global_batch(step: steps.ReplicaStep, value: Any) -> tf.Tensor | None:
-    """Returns what a value that adds up over rows is for the global batch.
+    """Returns the value for the global batch of a value that adds up over rows.
 
     Args:
         step: The step of this replica, in whose graph the value was computed.
@@ -116,7 +116,7 @@ def holds_rows(step: steps.ReplicaStep, value: Any) -> bool:
 
 
 def own_rows(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns what this replica adds to a gather of the user's: no row of a tensor that holds its placeholder row."""
+    """Returns what this replica adds to a gather of the user's code: a tensor without its placeholder row."""
     step = steps.current()
     if step is None or not step.in_keras_step or step.is_summing or not step.may_be_empty:
         return tensor
@@ -125,7 +125,7 @@ def own_rows(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _parts(reader: RowReader, tensor: tf.Tensor, left: int = MOST_OPERATIONS) -> Parts:
-    """Returns the parts of a tensor, from at most as many linear operations in a row as are left."""
+    """Returns the parts of a tensor; follows at most `left` linear operations."""
     if not reader.comes_from_batch(tensor):
         return Parts(constant=tensor)
     operation = tensor.op
@@ -152,7 +152,7 @@ def _parts(reader: RowReader, tensor: tf.Tensor, left: int = MOST_OPERATIONS) ->
         return difference.mapped(lambda part: _as_large(part, tensor))
     of_batch = [i for i, one in enumerate(inputs) if reader.comes_from_rows(one)]
     if kind == "Reshape" and tensor.shape.is_fully_defined():
-        of_batch = [0]  # A size that was computed from that of the batch, and is none of its rows.
+        of_batch = [0]  # The target shape was computed from the size of the batch, but holds no values of its rows.
     if kind in _LINEAR and (of_batch == [0] or (of_batch == [1] and kind in ("Mul", *PRODUCTS))):
         position = of_batch[0]
         return _parts(reader, inputs[position], left - 1).mapped(lambda part: copied(tensor, {position: part}))
@@ -160,7 +160,7 @@ def _parts(reader: RowReader, tensor: tf.Tensor, left: int = MOST_OPERATIONS) ->
 
 
 def _scattered(reader: RowReader, tensor: tf.Tensor, left: int) -> Parts:
-    """Returns the parts of what an operation adds to entries of a tensor (`tf.tensor_scatter_nd_sub`)."""
+    """Returns the parts of the result of an operation that adds to entries of a tensor (`tf.tensor_scatter_nd_sub`)."""
     before, indices, updates = tensor.op.inputs
 
     def added(part: tf.Tensor) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""Computes rows again with numbers of the global batch, and sums, means and extremes over them, with gradients."""
+"""Recomputes rows with aggregates of the global batch, and sums, means and extremes over them, with gradients."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from tfdistkit.strategies.sync.aggregates.number_kinds import Kind, NumberReader
 
 
 class RowsAgain:
-    """Computes rows of this replica again.
+    """Recomputes rows of this replica with the numbers of the global batch.
 
     Args:
         step: The step of this replica.
         numbers: The reader of its numbers.
-        whole: By the name of a number, that of the global batch; read when it is needed.
+        whole: Maps the name of a number to its value for the global batch; read when it is needed.
     """
 
     def __init__(self, step: steps.ReplicaStep, numbers: NumberReader, whole: dict[str, tf.Tensor]):
         self._step, self._numbers, self._whole = step, numbers, whole
         self._spread: dict[str, tf.Tensor] = {}
-        # By the name of rows: those that were computed again.
+        # Maps the name of rows to the recomputed rows.
         self.rows: dict[str, tf.Tensor] = {}
-        # By the name of rows that were computed with no number, and others with them: they, and as those use them.
+        # Maps the name of unchanged rows that are inputs of recomputed rows to these rows and the copy in use.
         self.ends: dict[str, tuple[tf.Tensor, tf.Tensor]] = {}
 
     def aggregated(self, aggregate: tf.Tensor) -> tf.Tensor:
-        """Returns a sum, a mean or an extreme over rows of all replicas, which are computed again."""
+        """Returns a sum, a mean or an extreme over the recomputed rows of all replicas."""
         for one in self._numbers.compared[aggregate.name].rows:
             if one.name not in self.rows:
                 self.rows[one.name] = copied(one, self._places(one.op))
@@ -54,7 +54,7 @@ class RowsAgain:
         return total
 
     def _places(self, operation: Any) -> dict[int, tf.Tensor]:
-        """Returns what takes the place of the inputs of an operation that is repeated."""
+        """Returns the replacements for the inputs of a repeated operation, by position."""
         numbers = {one.name for one in self._numbers.numbers_of(operation)}
         places = {}
         for i, one in enumerate(operation.inputs):
@@ -67,7 +67,7 @@ class RowsAgain:
         return places
 
     def _used_by_rows(self, number: tf.Tensor) -> tf.Tensor:
-        """Returns a number of the global batch whose gradient is that of the rows of all replicas."""
+        """Returns a number of the global batch, with the gradient from the rows of all replicas."""
         if number.name not in self._spread:
             self._spread[number.name] = self._with_sum_of_gradients(self._whole[number.name])
         return self._spread[number.name]
@@ -87,7 +87,7 @@ class RowsAgain:
         return forward(number)
 
     def _sum(self, value: tf.Tensor) -> tf.Tensor:
-        """Returns a sum over the replicas. All compute the same from it, so its gradient is that of each part."""
+        """Returns a sum over the replicas; passes its gradient to each part, because all compute the same from it."""
         step = self._step
 
         @tf.custom_gradient

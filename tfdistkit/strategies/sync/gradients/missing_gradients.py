@@ -1,6 +1,7 @@
-"""Gradients that an eager replica has not, and another has: it took another branch, for its rows alone.
+"""Adds zero gradients on an eager replica for variables that have a gradient on other replicas only.
 
-A graph holds both branches, so the replicas have the same gradients.
+An eager replica may take another branch than its peers, depending on its rows, and then lacks gradients that they have.
+In a graph both branches are traced, so all replicas have the same gradients.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import tensorflow as tf
 
 from tfdistkit.strategies.sync.step import ReplicaStep
 
-# A sum of these over the replicas tells which kinds there are.
+# The sum of these codes over the replicas tells which kinds of a gradient exist.
 _DENSE, _SPARSE = 1, 1 << 16
 
 
@@ -21,7 +22,7 @@ def added(step: ReplicaStep, gradients: list[Any], variables: list[Any]) -> list
     Args:
         step: The step of this replica; all replicas call this.
         gradients: Tensors, IndexedSlices and None.
-        variables: The variable of each.
+        variables: The variable of each gradient.
     """
     kinds = [0 if g is None else _SPARSE if isinstance(g, tf.IndexedSlices) else _DENSE for g in gradients]
     if not kinds:

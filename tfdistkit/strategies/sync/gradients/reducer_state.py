@@ -107,7 +107,7 @@ def scope_of(variables: Iterable[Any]) -> contextlib.AbstractContextManager[Any]
 
 
 def reducer_of(optimizer: Any) -> Reducer:
-    """Returns what reduces the gradients of an optimizer: what it brings along, or the reducer of the strategy.
+    """Returns the reducer for the gradients of an optimizer: its own, or that of the strategy.
 
     Args:
         optimizer: The optimizer; None if unknown.
@@ -146,7 +146,7 @@ def require_built(optimizer: Any, variables: list[Any] | None) -> None:
 
     Args:
         optimizer: The optimizer.
-        variables: What it updates; None for an optimizer that is built.
+        variables: The variables that it updates; None for an optimizer that is built.
     """
     if reducer_of(optimizer).has_state and variables is not None and not optimizer.built:
         optimizer.build(variables)
@@ -172,7 +172,7 @@ def state_of(reducer: Any, optimizer: Any, variables: list[Any]) -> list[Any]:
     """Returns the state of variables.
 
     Args:
-        reducer: What reduces their gradients.
+        reducer: The reducer of their gradients.
         optimizer: The optimizer that updates them; None for none.
         variables: The variables.
 

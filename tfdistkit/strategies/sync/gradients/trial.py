@@ -18,7 +18,7 @@ _is_tracing = False
 
 
 class CannotTryError(Exception):
-    """A step cannot be traced on trial: what it computes would not be that of a real step."""
+    """A step cannot be traced on trial, because the trial would compute something else than the step."""
 
 
 def is_tracing() -> bool:

@@ -1,4 +1,4 @@
-"""What a reducer sends tensors by, between processes that communicate over TensorFlow or through shared memory."""
+"""The collectives of reducers between processes, over TensorFlow or through shared memory."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class RingWire(Wire):
     def swap(self, data: tf.Tensor, partner: tf.Tensor) -> tf.Tensor:
         own = tf.cast(self.replica_id, tf.int32)
         carried, length = _carried(data[None])
-        # Its number goes with a row: TensorFlow does not tell in which order a group has its members.
+        # Sends the number of the replica with a row: the order of members in a group of TensorFlow is unknown.
         row = tf.concat([own[None, None], tf.cast(tf.reshape(carried, [1, -1]), tf.int32)], 1)
 
         def from_partner() -> tf.Tensor:

@@ -1,7 +1,7 @@
 """Sums large tensors within each host through its memory, and then between the hosts, over one rank of each.
 
-All else goes over TensorFlow's collectives between all ranks: it is small, and TensorFlow sees there which ranks run
-different steps.
+Small tensors use TensorFlow's collectives between all ranks, by which TensorFlow also detects ranks that run different
+steps.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BUCKET_BYTES = 16 << 20
 # The group of the first ranks of all hosts, far above the keys that strategies draw.
 _GROUP_KEY = collective_keys.BASE_OF_PROCESSES + (1 << 29)
 
-# Seconds that a rank waits for the first of its host beyond the timeout: that one knows better what went wrong.
+# Seconds that a rank waits for the first rank of its host beyond the timeout, whose error is more precise.
 _MORE_S = 30.0
 
 
@@ -34,7 +34,7 @@ class HierarchicalSums:
     """The large sums of a job whose ranks are on several hosts.
 
     Args:
-        within: What sums within this host; None if no other rank is on it.
+        within: Sums within this host; None if no other rank is on it.
         rank: This rank.
         hosts: The ranks of each host, in rank order.
         timeout_s: Seconds that a collective waits for the other ranks.

@@ -27,14 +27,14 @@ _OPTIONS = ("communication", "compression", "fusion_bytes")
 
 @dataclass
 class Offer:
-    """What a rank tells the others before it starts.
+    """The options and the address that a rank sends to its peers before it starts.
 
     Args:
         communication: The option of this rank.
-        reducer: What describes its reducer.
-        listener: Where the others find it on this host; None if they cannot.
+        reducer: The description of its reducer.
+        listener: Accepts connections of its peers on this host; None if it cannot be reached.
         fusion_bytes: The option of this rank.
-        needs_hosts: Whether its reducer does (`Reducer.needs_hosts`).
+        needs_hosts: Whether its reducer needs several hosts (`Reducer.needs_hosts`).
     """
 
     communication: str
@@ -45,18 +45,18 @@ class Offer:
 
     @property
     def facts(self) -> dict[str, str | int]:
-        """Returns what the others have to know."""
+        """Returns the facts for its peers."""
         place = {} if self.listener is None else {peers.FACT: self.listener.place}
         return {**dict(zip(_OPTIONS, (self.communication, self.reducer, self.fusion_bytes))), **place}
 
     def close(self) -> None:
-        """Takes it back."""
+        """Withdraws the offer."""
         if self.listener is not None:
             self.listener.close()
 
 
 def offer(communication: str, reducer: str, fusion_bytes: int = FUSION_BYTES, needs_hosts: bool = False) -> Offer:
-    """Returns what this rank offers.
+    """Makes the offer of this rank.
 
     Args:
         communication: The option; with `"ring"` and `"nccl"` no memory is shared, and neither are GPUs' results.
@@ -71,10 +71,10 @@ def offer(communication: str, reducer: str, fusion_bytes: int = FUSION_BYTES, ne
 
 @dataclass
 class Shared:
-    """What the ranks of this host share.
+    """The connection between the ranks of this host.
 
     Args:
-        transport: What moves tensors between them; None where this rank has its host to itself.
+        transport: Moves tensors between them; None if this rank is alone on its host.
         hosts: The ranks of each host, in rank order.
     """
 
@@ -88,19 +88,19 @@ def share(
     """Connects the ranks of each host over its memory; all ranks decide alike.
 
     Args:
-        own: What this rank offered.
+        own: The offer of this rank.
         cluster: Which rank this is.
-        facts: What all ranks told, in rank order.
+        facts: The facts of all ranks, in rank order.
         timeout_s: Seconds to wait for the others, now and in every operation.
 
     Returns:
-        What they share; None where no two ranks share memory, or where the options say so.
+        The connection; None if no two ranks share memory, or if the options say so.
 
     Raises:
         OptionError: if the ranks have different options.
         ClusterConfigError: if shared memory was asked for, and the ranks are not placed as it needs them.
         UnsupportedError: if a reducer needs to know which ranks share a host, and they cannot tell.
-        RendezvousError: if a rank does not come.
+        RendezvousError: if a rank does not connect.
     """
     try:
         require_same_options(facts, _OPTIONS)
