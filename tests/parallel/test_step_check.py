@@ -71,6 +71,17 @@ def test_a_mean_trains_as_without_the_check(tmp_path: Path, communication: str) 
     assert len(weights) == 1, weights
 
 
+HARDEST = "ops.mean(tf.math.top_k(ops.mean(ops.square(y - p), axis=1), 5)[0])"
+
+
+@pytest.mark.parametrize("communication", ("shm", "ring"))
+def test_a_step_that_needs_more_rows_than_are_tried_trains(tmp_path: Path, communication: str) -> None:
+    # Of 13 rows the second rank has 6, and 4 in the trial, where it fails: the first must not wait for it there.
+    rest = FIT.replace("batch(5)", "batch(13)")
+    for printed in run_workers(code(HARDEST, rest, communication), tmp_path):
+        assert "trained" in printed
+
+
 def test_data_of_each_rank_is_checked(tmp_path: Path) -> None:
     slices = "tf.data.Dataset.from_tensor_slices((x, y))"
     rest = FIT.replace(slices, f"tfdistkit.data.shard({slices})")

@@ -73,7 +73,7 @@ def test_every_attribute_is_where_it_was() -> None:
 def test_an_attribute_that_went_away_is_named() -> None:
     names = _seams()
     gone = names.Attributes(names.ATTRIBUTES[0].where, ("_num_batches", "_num_lots"), "a test")
-    with pytest.raises(names.UnsupportedError, match="TFEpochIterator`: it has no _num_lots. .* for: a test"):
+    with pytest.raises(names.UnsupportedError, match="TFEpochIterator`: it has no _num_lots. .* needs it: a test"):
         names.require_attributes(gone)
 
 

@@ -50,6 +50,10 @@ class LayerState(private_api.MirroredVariable):
     are refused. In a local step state stays local, and a placeholder row writes nothing.
     """
 
+    def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        with trial.assigning():
+            return super().assign(value, *args, **kwargs)
+
     def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
         step = steps.current()
         if step is None:
@@ -98,6 +102,10 @@ class Weight(private_api.MirroredVariable):
     weighted by rows: this is exact for steps of gradient descent. An optimizer writes what is equal on all replicas.
     """
 
+    def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        with trial.assigning():
+            return super().assign(value, *args, **kwargs)
+
     def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
         step = steps.current()
         if step is not None and step.in_keras_step and not (step.is_local or step.gradients_are_reduced):
@@ -129,13 +137,23 @@ class ReplicaSum(private_api.SyncOnReadVariable):
     """
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
-        return super().assign(self._if_any_rows(value, self._get_on_device_or_primary), *args, **kwargs)
+        value = self._if_any_rows(value, self._get_on_device_or_primary)
+        with trial.assigning():
+            self._record(value)
+        return super().assign(value, *args, **kwargs)
 
     def assign_add(self, value: Any, *args: Any, **kwargs: Any) -> Any:
-        return super().assign_add(self._if_any_rows(value, lambda: 0), *args, **kwargs)
+        value = self._if_any_rows(value, lambda: 0)
+        self._record(value)
+        return super().assign_add(value, *args, **kwargs)
 
     def assign_sub(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         return super().assign_sub(self._if_any_rows(value, lambda: 0), *args, **kwargs)
+
+    def _record(self, value: Any) -> None:
+        # A metric that is updated with the rows of all replicas has its state only once.
+        if steps.current() is not None and self.aggregation == tf.VariableAggregation.SUM:
+            trial.record_write(self, value, trial.Merged.SUM)
 
     def _if_any_rows(self, value: Any, otherwise: Callable[[], Any]) -> Any:
         step = steps.current()

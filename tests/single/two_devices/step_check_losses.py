@@ -23,6 +23,9 @@ REFUSED: dict[str, Loss] = {
     "contrastive": lambda x, y, p: ops.mean(ops.logsumexp(p @ ops.transpose(p), axis=1)),
     "softmax_of_rows": lambda x, y, p: ops.mean(ops.softmax(p, axis=0) * y),
     "in_a_branch": lambda x, y, p: tf.cond(ops.sum(x) < 1e9, lambda: ops.sum(each(y, p)), lambda: ops.mean(p)),
+    "hardest": lambda x, y, p: tf.reduce_mean(tf.math.top_k(each(y, p), 3)[0]),
+    "third_row": lambda x, y, p: ops.mean(each(y, p)) + (p[2, 0] - 1.0) ** 2,
+    "hardest_part": lambda x, y, p: tf.reduce_mean(tf.math.top_k(each(y, p), tf.shape(p)[0] // 4)[0]),
     "sorted": lambda x, y, p: ops.mean(ops.sort(each(y, p))[:2]),
 }
 
@@ -33,9 +36,17 @@ def test_a_loss_that_no_graph_shows_is_refused_before_the_first_step(
 ) -> None:
     model = compiled(strategy, lambda: Own(loss))
     with pytest.raises(UnsupportedError, match=r"must have the gradients of one process.*\n.*check_step=False"):
-        model.fit(X, Y, batch_size=7, verbose=0)
+        model.fit(X, Y, batch_size=13, verbose=0)
     assert checks == ["different"]
     assert int(model.optimizer.iterations) == 0
+
+
+def unit(p: Any) -> Any:
+    return ops.normalize(p, axis=1)
+
+
+def partners_of(y: Any) -> Any:
+    return tf.random.uniform([tf.shape(y)[0]], 0, tf.shape(y)[0], tf.int32)
 
 
 ACCEPTED: dict[str, Loss] = {
@@ -51,6 +62,8 @@ ACCEPTED: dict[str, Loss] = {
     "of_keras": lambda x, y, p: keras.losses.MeanSquaredError(reduction="sum")(y, p),
     "gathered": lambda x, y, p: ops.var(tfdistkit.collectives.all_gather(p)),
     "random": lambda x, y, p: ops.mean(each(y + tf.random.normal(tf.shape(y)), p)),
+    "minimum": lambda x, y, p: 2.0 - 2.0 * ops.mean(ops.sum(unit(p) * ops.stop_gradient(unit(p)), axis=1)),
+    "partners": lambda x, y, p: ops.mean(each(0.7 * y + 0.3 * tf.gather(y, partners_of(y)), p)),
     "mixed": lambda x, y, p: ops.mean(each(tf.random.shuffle(y), p)),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -51,6 +52,7 @@ REFUSED: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "means_of_classes": (means_of_classes, "float32"),
     "product": (product, "float32"),
     "variance": (lambda state, x: 0.9 * state + 0.1 * ops.var(x, axis=0), "float32"),
+    "slow_variance": (lambda state, x: 0.999 * (state + 1.0) + 0.001 * ops.var(x, axis=0) - 1.0, "float32"),
     "number_of_classes": (lambda state, x: tf.size(tf.unique(tf.cast(x[:, 0] * 2, tf.int32))[0]), "int32"),
 }
 
@@ -81,6 +83,10 @@ ACCEPTED: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "rows": (lambda state, x: state + ops.shape(x)[0], "int32"),
     "steps": (lambda state, x: state + 1, "int32"),
     "noise": (lambda state, x: tf.random.normal(tf.shape(state)), "float32"),
+    "counts": (
+        lambda state, x: state + tf.cast(tf.math.bincount(tf.cast(x[:, 0] > 0, tf.int32), None, 6, 6), tf.float32),
+        "float32",
+    ),
     "gathered": (lambda state, x: ops.var(tfdistkit.collectives.all_gather(x), axis=0), "float32"),
 }
 
@@ -109,6 +115,10 @@ class Logging(Own):
 NUMBERS: dict[str, tuple[Callable[[Any], Any], bool]] = {
     "median": (lambda p: ops.median(p[:, 0]), False),
     "pairs": (lambda p: ops.mean(ops.square(p[:, 0][:, None] - p[:, 0])), False),
+    "largest": (lambda p: tf.math.top_k(p[:, 0], 3)[0], False),
+    "largest_integer": (lambda p: tf.reduce_max(tf.cast(p[:, 0] * 100, tf.int32)), False),
+    "rows": (lambda p: p[:, 0], True),
+    "count": (lambda p: tf.shape(p)[0], True),
     "mean": (lambda p: ops.mean(p), True),
     "deviation": (lambda p: ops.std(p), True),
     "constant": (lambda p: tf.constant(0.3), True),
@@ -125,6 +135,52 @@ def test_a_number_in_the_logs_of_one_replica_is_a_warning(strategy: Any, checks:
     assert checks == ["equal"]
     assert len(texts) == (not is_exact)
     assert is_exact or "'own'" in texts[0]
+
+
+@pytest.mark.parametrize("own", (False, True))
+def test_a_learning_rate_that_follows_the_loss_is_refused(strategy: Any, checks: list[str], own: bool) -> None:
+    class Following(Own):
+        def train_step(self, data: Any) -> Any:
+            logs = super().train_step(data)
+            self.optimizer.learning_rate.assign(0.01 * (ops.stop_gradient(logs["own"]) if own else 1.0))
+            return logs
+
+    model = compiled(strategy, lambda: Following(lambda x, y, p: ops.mean(each(y, p)), regularize=False))
+    with pytest.raises(UnsupportedError, match="learning_rate") if own else contextlib.nullcontext():
+        model.fit(X, Y, batch_size=13, verbose=0)
+    assert checks == ["different" if own else "equal"]
+
+
+def test_a_number_that_a_metric_gets_is_a_warning(strategy: Any, checks: list[str]) -> None:
+    class Tracking(Own):
+        def __init__(self) -> None:
+            super().__init__(lambda x, y, p: ops.mean(each(y, p)), regularize=False)
+            self.hardest, self.mean = keras.metrics.Mean("hardest"), keras.metrics.Mean("mean")
+
+        def train_step(self, data: Any) -> Any:
+            logs, errors = super().train_step(data), each(data[1], self(data[0]))
+            self.hardest.update_state(ops.median(errors))
+            self.mean.update_state(ops.mean(errors))
+            return logs
+
+    with pytest.warns(UserWarning, match=r"'hardest/.*should be that of one process"):
+        compiled(strategy, Tracking).fit(X, Y, batch_size=13, verbose=0)
+    assert checks == ["equal"]
+
+
+@pytest.mark.parametrize("loss", ("circle", "pairs"))
+def test_losses_with_the_rows_of_all_replicas_give_no_warning(strategy: Any, loss: str) -> None:
+    class Pairs(keras.losses.Loss):
+        def call(self, y: Any, p: Any) -> Any:
+            return ops.mean(ops.square(p[:, 0][:, None] - p[:, 0]), axis=1)
+
+    def make() -> Any:
+        return keras.Sequential([keras.Input((6,)), layers.Dense(3), layers.UnitNormalization()])
+
+    chosen = keras.losses.Circle() if loss == "circle" else Pairs()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="A loss in a step compares rows")
+        compiled(strategy, make, "sgd", chosen).fit(X, np.arange(13) % 3, batch_size=13, verbose=0)
 
 
 def test_without_the_check_state_is_the_mean_of_the_replicas(checks: list[str]) -> None:

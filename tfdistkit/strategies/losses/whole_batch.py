@@ -160,6 +160,7 @@ def gather_with_gradients(step: steps.ReplicaStep, tensors: list[tf.Tensor]) -> 
         own = own if inverse is None else with_gradient_times(own, inverse)
         whole = _with_gradient_of(step, whole, own, count, before)
         results.append(whole if share is None else with_gradient_times(whole, share))
+    step.gathered_inputs.update(one.name for one in results if tf.is_symbolic_tensor(one))
     return results
 
 

@@ -14,6 +14,8 @@ from tfdistkit.strategies.metrics.metric_results import forget_merged, hooked_re
 from tfdistkit.strategies.metrics.metric_updates import adds_up_by_class, hooked_update
 from tfdistkit.strategies.parameter_server import atomic_updates
 from tfdistkit.strategies.sync import step as steps
+from tfdistkit.strategies.sync.gradients import trial
+from tfdistkit.strategies.variables import LayerState, ReplicaSum, Weight
 
 # Hooked methods of classes; a method hooked twice would count twice.
 _HOOKED: set[tuple[type, str]] = set()
@@ -65,6 +67,10 @@ def direct_assign(original: Any, variable: Any, new: Any) -> Any:
         return atomic_updates.direct_assign(original, variable, new)
     if private_api.is_summed(variable):
         forget_merged(step, variable)
+    own = private_api.raw_variable(variable)
+    if not isinstance(own, (LayerState, Weight, ReplicaSum)):  # The learning rate: TensorFlow takes the first one's.
+        with trial.assigning():
+            trial.record_write(own, new, trial.Merged.FIRST)
     return original(variable, new)
 
 

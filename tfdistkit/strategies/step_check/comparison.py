@@ -21,7 +21,7 @@ from tfdistkit.strategies.consistency.read_ahead import read_ahead
 from tfdistkit.strategies.consistency.row_exchange import table
 from tfdistkit.strategies.step_check.differences import other_gradient, other_log, other_state
 from tfdistkit.strategies.step_check.own_code import trains_by_own_code
-from tfdistkit.strategies.step_check.small_batch import small_batch
+from tfdistkit.strategies.step_check.small_batch import SmallBatch, small_batch
 from tfdistkit.strategies.step_check.trial_steps import TrialStep
 from tfdistkit.strategies.sync.gradients.trial import CannotTryError
 
@@ -30,8 +30,9 @@ _LOG = logging.getLogger(__name__)
 # Differences that are ignored: relative to a gradient's norm, or to a part of the largest norm of all.
 _TOLERANCE, _HALF_TOLERANCE = 1e-3, 5e-2
 _PART_OF_LARGEST = 1e-2
-# State may be 0 but for rounding: a mean of centred rows. Differences of smaller state count relative to this norm.
-_LEAST_NORM = 1e-3
+# What is 0 but for rounding differs by rounding: gradients of a loss at its minimum, the mean of centred rows. So
+# differences count relative to this norm at least, and those of a change relative to a part of the new value.
+_LEAST_NORM, _PART_OF_VALUE = 1e-3, 1e-4
 _HALF = ("float16", "bfloat16")
 _STEPS = 2
 
@@ -113,12 +114,14 @@ class StepCheck:
         if _is_anywhere(strategy, bool(why)):
             raise CannotTryError(why or "another rank cannot try it")
         assert trial is not None
+        self._try_local_part(trial, batch)
         try:
             own, wanted = trial.run(batch.split), trial.run(batch.on_first)
         except tf.errors.OpError as error:
-            raise CannotTryError(f"it fails on a few rows: {error.message.splitlines()[0]}") from error
+            raise _failed(error) from error
         tolerance = _HALF_TOLERANCE if self._model.dtype_policy.compute_dtype in _HALF else _TOLERANCE
-        least_norms = (_PART_OF_LARGEST * wanted[0][:, -1].max(), _LEAST_NORM, _LEAST_NORM)
+        least_gradient = max(_PART_OF_LARGEST * wanted[0][:, -2].max(), _LEAST_NORM)
+        least_norms = (least_gradient, _LEAST_NORM, _LEAST_NORM)
         found = [_largest(*numbers) for numbers in zip(own, wanted, least_norms)]
         differs = [_is_anywhere(strategy, size > tolerance) for _, size in found]
         if differs[0]:
@@ -128,6 +131,25 @@ class StepCheck:
         if differs[2]:
             warnings.warn(other_log(self._model, trial.logged[found[2][0]], found[2][1]), stacklevel=2)
         return None
+
+    def _try_local_part(self, trial: TrialStep, batch: SmallBatch) -> None:
+        """Fails on all ranks if the step fails on a rank: the others would wait for it in a collective."""
+        strategy, failed = self._model.distribute_strategy, None
+        if strategy.num_replicas_in_sync == len(strategy.extended.worker_devices):
+            return
+        try:
+            for elements in batch:
+                trial.run_local_part(elements)
+        except tf.errors.OpError as error:
+            failed = _failed(error)
+        if _is_anywhere(strategy, failed is not None):
+            raise failed or CannotTryError("it fails on a few rows of another rank")
+
+
+def _failed(error: tf.errors.OpError) -> CannotTryError:
+    lines = [line.strip() for line in error.message.splitlines() if line.strip()]
+    what = next((line for line in lines if not line.startswith(("Graph execution error", "Detected at", "File "))), "")
+    return CannotTryError(f"it fails on a few rows: {what}")
 
 
 def _is_wanted(model: Any) -> bool:
@@ -148,8 +170,9 @@ def _largest(numbers: np.ndarray, wanted: np.ndarray, least_norm: float) -> tupl
     """Returns the variable that differs most, and by how much of its norm, or of the least that counts."""
     if not len(wanted):
         return 0, 0.0
-    scale = np.maximum(wanted[:, -1], least_norm)
+    scale = np.maximum(np.maximum(wanted[:, -2], _PART_OF_VALUE * wanted[:, -1]), least_norm)
     with np.errstate(divide="ignore", invalid="ignore"):
-        sizes = np.abs(numbers[:, :-1] - wanted[:, :-1]).max(1) / scale
-    sizes = np.where(np.isfinite(sizes), sizes, 0.0)  # Ignored: not finite in one process, either.
+        sizes = np.abs(numbers[:, :-2] - wanted[:, :-2]).max(1) / scale
+    # What is not finite in one process, either, is no difference.
+    sizes = np.where(np.isfinite(wanted).all(1), np.where(np.isfinite(sizes), sizes, np.inf), 0.0)
     return int(sizes.argmax()), float(sizes.max())

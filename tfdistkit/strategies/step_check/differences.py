@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tfdistkit.errors import UnsupportedError, explain
+from tfdistkit.strategies.step_check.trial_steps import name_of
 
 
 def other_gradient(model: Any, variable: Any, size: float) -> UnsupportedError:
@@ -21,7 +22,7 @@ def other_gradient(model: Any, variable: Any, size: float) -> UnsupportedError:
             f"The train step of {model.name!r} must have the gradients of one process, and on {replicas} "
             "replicas it has others: it combines rows of the batch in a way that cannot be computed from the rows of "
             "each replica.",
-            received=f"a gradient of `{_name(variable)}` that differs by {size:.2g} of its norm, on some rows of the "
+            received=f"a gradient of `{name_of(variable)}` that differs by {size:.2g} of its norm, on some rows of the "
             "first batch",
             expected="a loss that is computed from losses of each row, and from sums, means and extremes of them",
             do="Compute the loss in an object of a subclass of `keras.losses.Loss`, which gets the rows of all "
@@ -46,7 +47,7 @@ def other_state(model: Any, variable: Any, size: float) -> UnsupportedError:
             f"The train step of {model.name!r} must write the state of one process, and on {replicas} replicas "
             "it writes another: it combines rows of the batch in a way that cannot be computed from the rows of each "
             "replica.",
-            received=f"a value for `{_name(variable)}` that differs by {size:.2g} of its norm, on some rows of the "
+            received=f"a change of `{name_of(variable)}` that differs by {size:.2g} of its norm, on some rows of the "
             "first batch",
             expected="state that is computed from sums, means and extremes over rows",
             do="Gather the rows first: `rows = tfdistkit.collectives.all_gather(rows)`. To keep the mean of what each "
@@ -56,7 +57,7 @@ def other_state(model: Any, variable: Any, size: float) -> UnsupportedError:
 
 
 def other_log(model: Any, name: str, size: float) -> str:
-    """Returns the warning of a number in the logs that is not the one of one process.
+    """Returns the warning of a value in the logs that is not the one of one process.
 
     Args:
         model: The model.
@@ -64,14 +65,10 @@ def other_log(model: Any, name: str, size: float) -> str:
         size: By how much it differs, relative.
     """
     return explain(
-        f"The number {name!r} that the train step of {model.name!r} returns should be that of one process. It is the "
-        "mean of what each replica computes from its own rows. Training is not affected.",
-        received=f"a number that differs by {size:.2g} of itself, on some rows of the first batch",
-        expected="a number that is computed from sums, means and extremes over rows",
+        f"{name!r} in the logs of {model.name!r} should be that of one process. It combines what each replica computes "
+        "from its own rows. Training is not affected.",
+        received=f"a value that differs by {size:.2g} of itself, on some rows of the first batch",
+        expected="a value that is computed from sums, means and extremes over rows",
         do="Gather the rows first: `rows = tfdistkit.collectives.all_gather(rows)`; for the norm of gradients, take "
         "`tfdistkit.global_gradients(gradients)`. Without this warning: `tfdistkit.strategy(..., check_step=False)`.",
     )
-
-
-def _name(variable: Any) -> str:
-    return str(getattr(variable, "path", None) or variable.name.removesuffix(":0"))

@@ -26,7 +26,7 @@ _FILLED = {
     **dict.fromkeys(("RandomStandardNormal", "StatelessRandomNormal", "StatelessRandomNormalV2"), _NORMAL),
     **dict.fromkeys(("TruncatedNormal", "StatelessTruncatedNormal", "StatelessTruncatedNormalV2"), _NORMAL),
 }
-# The place of their least number, which all numbers are.
+# The place of their least number, which all numbers are where the end is a constant.
 _INTEGERS = {"RandomUniformInt": 1, "StatelessRandomUniformInt": 2, "StatelessRandomUniformIntV2": 4}
 _SHUFFLES = ("RandomShuffle", "StatelessShuffle")
 _REPLACED = (*_FILLED, *_INTEGERS, *_SHUFFLES)
@@ -37,6 +37,17 @@ _OF_EQUAL_ROWS = frozenset(
         *("Equal", "NotEqual", "Less", "LessEqual", "Greater", "GreaterEqual", "LogicalAnd", "LogicalOr", "SelectV2"),
         *("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits", "BatchMatMulV2"),
     )
+)
+# Operations that are read through, and those whose results have a length of their own: that of classes, say.
+_OF_ONE = frozenset(
+    (
+        *("Cast", "Identity", "IdentityN", "StopGradient", "Neg", "Sqrt", "Square", "Log", "Exp", "Abs", "Reciprocal"),
+        *("Reshape", "SplitV"),
+    )
+)
+_NOT_ROWS = (
+    *("Bincount", "DenseBincount", "UnsortedSegment", "Unique", "HistogramFixedWidth", "ScatterNd"),
+    *("Collective", "Horovod", "EagerPyFunc", "PyFunc", "QueueDequeue"),
 )
 # Writes to variables and tables, which have no result.
 _WRITES = ("Assign", "ResourceApply", "ResourceScatter", "LookupTableInsert", "LookupTableRemove", "LookupTableImport")
@@ -96,7 +107,7 @@ def require_any_rows(graph: Any) -> None:
         CannotTryError: if the rows meet a tensor of a fixed length, or are given one.
     """
     for operation in graph.get_operations():
-        shapes = [one.shape for one in operation.inputs if one.shape.rank]
+        shapes = [one.shape for one in operation.inputs if one.shape.rank and not _has_own_length(one)]
         results = [one.shape for one in operation.outputs if one.shape.rank]
         if operation.type in ("Reshape", "EnsureShape"):
             is_fixed = bool(shapes and results) and shapes[0][0] is None and (results[0][0] or 0) > 1
@@ -105,6 +116,19 @@ def require_any_rows(graph: Any) -> None:
             is_fixed = operation.type in _OF_EQUAL_ROWS and None in firsts and any((one or 0) > 1 for one in firsts)
         if is_fixed:
             raise CannotTryError(f"it has a fixed number of rows ({operation.type} of {[*map(str, shapes)]})")
+
+
+def _has_own_length(tensor: tf.Tensor) -> bool:
+    """Returns whether the first dimension of a tensor is of unknown size, and surely none of rows."""
+    operation = tensor.op
+    while True:
+        if operation.type.startswith(_NOT_ROWS):
+            return True
+        if operation.type not in _OF_ONE and operation.type not in _OF_EQUAL_ROWS:
+            return False
+        operation = next((one.op for one in operation.inputs if one.shape.rank == tensor.shape.rank), None)
+        if operation is None:
+            return False
 
 
 def _is_inside(inner: Any, graph: Any) -> bool:
@@ -134,5 +158,11 @@ def _fixed(operation: Any) -> tf.Tensor:
     if operation.type in _FILLED:
         return tf.fill(inputs[0], tf.constant(_FILLED[operation.type], output.dtype))
     if operation.type in _INTEGERS:
-        return tf.fill(inputs[0], inputs[_INTEGERS[operation.type]])
+        least, end = inputs[_INTEGERS[operation.type] :][:2]
+        places = inputs[0].shape[0]
+        if end.op.type == "Const" or not places:
+            return tf.fill(inputs[0], least)
+        # Numbers below a number of rows choose rows: each its own, not all of them the first one of the replica.
+        numbers = least + tf.cast(tf.range(inputs[0][0]), output.dtype) % tf.maximum(end - least, 1)
+        return tf.broadcast_to(tf.reshape(numbers, [-1, *[1] * (places - 1)]), inputs[0])
     return tf.identity(inputs[0])

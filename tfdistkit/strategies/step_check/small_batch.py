@@ -13,9 +13,11 @@ from tfdistkit.strategies.consistency.row_exchange import table
 from tfdistkit.strategies.sync.batch_sharding import KerasPart
 from tfdistkit.strategies.sync.gradients.trial import CannotTryError
 
-# Rows of each replica, in turn: parts of different size show what weighs each replica alike. Steps may take their rows
-# in pairs or fours.
-_ROWS = (8, 4)
+# Parts of the rows of a replica, in turn: parts of different size show what weighs each replica alike.
+_SHARES = (1.0, 0.75)
+# Rows of a replica, at most. Their bytes decide in between.
+_LEAST_ROWS, _MOST_ROWS = 8, 64
+_BYTES_OF_ROWS = 4 << 20
 # Bytes of a replica's rows, at most, that are sent to the other processes.
 _MOST_BYTES = 16 << 20
 
@@ -25,7 +27,7 @@ class SmallBatch(NamedTuple):
 
     Args:
         split: Each replica has some of the rows.
-        on_first: The first replica of all has all rows, and the others have none.
+        on_first: The first replica of all has all rows, and the others have none: they hold the same rows, of weight 0.
     """
 
     split: list[Any]
@@ -43,8 +45,9 @@ def small_batch(strategy: Any, elements: list[Any]) -> SmallBatch:
         CannotTryError: on all ranks, if the rows cannot be taken or sent.
     """
     first = private_api.first_replica_id(strategy)
+    most = _most_rows(strategy, elements)
     try:
-        parts = [_small(strategy, first + i, one) for i, one in enumerate(elements)]
+        parts = [_small(strategy, first + i, one, most) for i, one in enumerate(elements)]
         own, why = [_rows_of_part(one) for one in parts], ""
     except (CannotTryError, tf.errors.OpError, TypeError, ValueError) as error:
         parts, own, why = [], [], str(error)
@@ -54,7 +57,7 @@ def small_batch(strategy: Any, elements: list[Any]) -> SmallBatch:
         raise CannotTryError(why)
     whole = tf.nest.map_structure(lambda *values: _joined(values), *(data for data, rows in own if rows))
     rows = sum(rows for _, rows in own)
-    on_first = [_with_rows(one, rows, None if first + i else whole) for i, one in enumerate(parts)]
+    on_first = [_with_rows(one, rows, whole, has_rows=first + i == 0) for i, one in enumerate(parts)]
     return SmallBatch(parts, on_first)
 
 
@@ -65,19 +68,42 @@ def data_of(element: Any) -> Any:
     return tf.nest.map_structure(lambda v: None if isinstance(v, tf.experimental.Optional) else v, data)
 
 
-def _small(strategy: Any, replica: int, element: Any) -> Any:
-    wanted = _ROWS[replica % len(_ROWS)]
+def _most_rows(strategy: Any, elements: list[Any]) -> int:
+    """Returns how many rows of a replica are taken at most: all ranks agree on it.
+
+    All rows together are on one replica in the end: no more than twice as many as a replica has in a step.
+    """
+    sizes = [np.inf]
+    for one in map(data_of, elements):
+        rows = _first_rows(one)
+        tensors = [v for v in tf.nest.flatten(one, expand_composites=True) if tf.is_tensor(v) and v.dtype.size]
+        size = sum(int(tf.size(v)) * v.dtype.size for v in tensors) / max(rows, 1)
+        allowed = np.clip(_BYTES_OF_ROWS / max(size, 1), _LEAST_ROWS, _MOST_ROWS)
+        sizes.append(min(allowed, max(2 * rows / strategy.num_replicas_in_sync, _LEAST_ROWS)))
+    least = int(min(sizes))
+    if strategy.num_replicas_in_sync == len(elements):
+        return least
+    return int(table(strategy, np.array([least], np.int64)).min())
+
+
+def _taken(replica: int, rows: int, most: int) -> int:
+    """Returns how many rows are taken of those of a replica; an even number of an even number, for pairs of rows."""
+    wanted = max(int(min(rows, most) * _SHARES[replica % len(_SHARES)]), min(rows, 1))
+    return wanted - 1 if wanted % 2 and rows % 2 == 0 and wanted > 1 else wanted
+
+
+def _small(strategy: Any, replica: int, element: Any, most: int) -> Any:
     data = data_of(element)
     for value in tf.nest.flatten(data):
         if isinstance(value, tf.SparseTensor) or not (value is None or tf.is_tensor(value)):
             raise CannotTryError(f"its batches hold a {type(value).__name__}")
     if not isinstance(element, KerasPart):
-        rows = min(wanted, _first_rows(data))
+        rows = _taken(replica, _first_rows(data), most)
         if not rows:
             raise CannotTryError("a replica has no rows in the first batch")
         return _cut(data, rows)
     total, replicas = int(element.total_rows), strategy.num_replicas_in_sync
-    counts = [min(_ROWS[i % len(_ROWS)], rows_of(total, replicas, i)[1]) for i in range(replicas)]
+    counts = [_taken(i, rows_of(total, replicas, i)[1], most) for i in range(replicas)]
     held = max(counts[replica], 1)  # A placeholder row.
     rows, total_rows = tf.constant(float(counts[replica])), tf.constant(float(sum(counts)))
     return KerasPart(_cut(data, held), rows, total_rows, (), tf.zeros([0, sum(counts)], tf.bool))
@@ -106,13 +132,14 @@ def _joined(values: tuple[Any, ...]) -> Any:
     return values[0] if values[0] is None or not values[0].shape.rank else tf.concat(values, 0)
 
 
-def _with_rows(part: Any, total: int, whole: Any) -> Any:
-    """Returns an element with all rows of the batch, or with none where there is no `whole`."""
+def _with_rows(part: Any, total: int, whole: Any, has_rows: bool) -> Any:
+    """Returns an element with all rows of the batch; of weight 0 where `has_rows` is not set.
+
+    A step may need more than one row (`tf.math.top_k(losses, 3)`), so the others do not hold one placeholder row.
+    """
     if not isinstance(part, KerasPart):
-        return _cut(part, 0) if whole is None else whole
-    rows = tf.constant(float(0 if whole is None else total))
-    data = _cut(part.data, 1) if whole is None else whole  # A placeholder row.
-    return part._replace(data=data, rows=rows)
+        return whole if has_rows else _cut(whole, 0)
+    return part._replace(data=whole, rows=tf.constant(float(total if has_rows else 0)))
 
 
 def _of_all_ranks(strategy: Any, own: list[Any], why: str, like: Any) -> list[tuple[Any, int]]:

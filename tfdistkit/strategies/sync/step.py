@@ -66,6 +66,8 @@ class ReplicaStep:
         # Names of gradients and of what is the same on all replicas, and what is known of the graph (`aggregates`).
         self.gradients: set[str] = set()
         self.same_on_all: set[str] = set()
+        # Names of inputs of losses that were gathered from all replicas, with gradients (`losses.whole_batch`).
+        self.gathered_inputs: set[str] = set()
         self.graph_reader: Any = None
         self.numbers: Any = None
         # The model of a Keras step; the rows of its global batch, if known while tracing; whether it has ragged ones.

@@ -25,6 +25,8 @@ _OF_NUMBERS = frozenset(
 )
 # Operations of layers that may also look up or multiply numbers of all rows: the weights of classes.
 _TABLES = frozenset(("GatherV2", "MatMul", "BatchMatMulV2", "Einsum"))
+# Results of operations that hold nothing of the numbers in their inputs, or whose inputs are not read.
+_ENDS = ("PlaceholderWithDefault", "Shape", "ShapeN", "Size")
 # The maximum number of operations behind a loss that are examined.
 _MOST = 2000
 
@@ -40,7 +42,9 @@ def warn(step: steps.ReplicaStep, losses: Iterable[Any]) -> None:
     if step.is_local or not losses:
         return
     exact = set[str]().union(*(global_numbers.computed_again(step, one) for one in losses))
-    found = _comparison(reader_of(step), losses, layer_names(step.model), exact)
+    # Losses that have gathered the rows of all replicas compare the rows of the batch.
+    reader = RowReader(step, step.gathered_inputs) if step.gathered_inputs else reader_of(step)
+    found = _comparison(reader, losses, layer_names(step.model), exact)
     if found is None or step.replica_id:
         return
     warnings.warn(
@@ -65,7 +69,7 @@ def _comparison(reader: RowReader, losses: list[tf.Tensor], layers: set[str], ex
             return f"each with each other, by {operation.type}"
         if reader.is_softmax_of_rows(operation) and not is_in_layer(operation, layers):
             return f"with the sum of all of them, by {operation.type}"
-        is_end = operation.type in LAYERS or operation.type == "PlaceholderWithDefault"
+        is_end = operation.type in LAYERS or operation.type in _ENDS
         if is_end and operation.type not in _TABLES:
             continue
         of_rows = [one for one in operation.inputs if reader.comes_from_rows(one)]

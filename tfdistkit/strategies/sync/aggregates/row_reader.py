@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Any
 
 import tensorflow as tf
@@ -52,11 +53,12 @@ class RowReader:
 
     Args:
         step: The step of this replica.
+        gathered: Names of further tensors that count as the same on all replicas.
     """
 
-    def __init__(self, step: steps.ReplicaStep):
+    def __init__(self, step: steps.ReplicaStep, gathered: Set[str] = frozenset()):
         self.step, self._rows, self.gradients = step, step.held_rows, step.gradients
-        same = step.same_on_all
+        same = step.same_on_all | gathered if gathered else step.same_on_all
         self.comes_from_batch = Ancestry(is_from_dataset, same, graphs.is_collective).includes
         self.comes_from_rows = Ancestry(
             is_from_dataset, same, lambda one: graphs.is_collective(one) or self._is_other_size(one)

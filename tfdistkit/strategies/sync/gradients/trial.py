@@ -7,6 +7,7 @@ to them by the step itself.
 from __future__ import annotations
 
 import contextlib
+import enum
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -53,17 +54,40 @@ def in_order(collective: Callable[[], Any]) -> Any:
     return result
 
 
+class Merged(enum.Enum):
+    """How what replicas write to a variable becomes one value."""
+
+    MEAN = "mean"  # Weighted by rows; also what is equal on all replicas.
+    SUM = "sum"
+    FIRST = "first"  # Of the first replica.
+
+
+class Write(NamedTuple):
+    """What a step writes to a variable on a replica.
+
+    Args:
+        variable: The variable.
+        change: By how much its value changes there.
+        value: Its value after that.
+        merged: How the changes of the replicas become one.
+    """
+
+    variable: Any
+    change: tf.Tensor
+    value: tf.Tensor
+    merged: Merged
+
+
 class Recorded(NamedTuple):
     """What a replica computes in a trial step, in the order of the step.
 
     Args:
         gradients: Each variable with this replica's part of its gradient; the parts add up to the gradient.
-        writes: Each variable with what the step writes on this replica (assigns, adds or subtracts). What variables
-            get is the mean over the replicas, weighted by rows.
+        writes: What the step writes to variables by itself.
     """
 
     gradients: list[tuple[Any, Any]]
-    writes: list[tuple[Any, tf.Tensor]]
+    writes: list[Write]
 
 
 @contextlib.contextmanager
@@ -97,14 +121,28 @@ def record(variables: list[Any], parts: list[Any]) -> bool:
     return True
 
 
-def record_write(variable: Any, value: Any) -> None:
+@contextlib.contextmanager
+def assigning() -> Iterator[None]:
+    """Marks its body as one that assigns values to variables; elsewhere they are added or subtracted."""
+    before, _LOCAL.is_assigning = getattr(_LOCAL, "is_assigning", False), True
+    try:
+        yield
+    finally:
+        _LOCAL.is_assigning = before
+
+
+def record_write(variable: Any, value: Any, merged: Merged = Merged.MEAN) -> None:
     """Records what a step writes to a variable, if this is a trial step.
 
     Args:
         variable: The variable.
-        value: The value that is assigned, added or subtracted on this replica. Only dense numbers are recorded.
+        value: What is assigned (`assigning`), added or subtracted on this replica. Only dense numbers are recorded.
+        merged: How the values of the replicas become one.
     """
     recorded, dtype = getattr(_LOCAL, "recorded", None), variable.dtype
     if recorded is None or isinstance(value, tf.IndexedSlices) or not (dtype.is_floating or dtype.is_integer):
         return
-    recorded.writes.append((variable, tf.convert_to_tensor(value, dtype)))
+    given, before = (tf.cast(tf.convert_to_tensor(one), tf.float64) for one in (value, variable))
+    is_assigned = getattr(_LOCAL, "is_assigning", False)
+    change, after = (given - before, given) if is_assigned else (given, before + given)
+    recorded.writes.append(Write(variable, change, after, merged))
