@@ -44,12 +44,18 @@ def means_of_classes(state: Any, x: Any) -> Any:
     return tf.reduce_mean(sums / tf.cast(counts, tf.float32)[:, None], 0)
 
 
+def most_of_classes(state: Any, x: Any) -> Any:
+    classes, places = tf.unique(tf.cast(x[:, 0] * 2, tf.int32))
+    return tf.reduce_mean(tf.math.unsorted_segment_max(x, places, tf.size(classes)), 0)
+
+
 def product(state: Any, x: Any) -> Any:
     return tf.math.unsorted_segment_prod(x, tf.zeros(tf.shape(x)[0], tf.int32), 1)[0]
 
 
 REFUSED: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "means_of_classes": (means_of_classes, "float32"),
+    "most_of_classes": (most_of_classes, "float32"),
     "product": (product, "float32"),
     "variance": (lambda state, x: 0.9 * state + 0.1 * ops.var(x, axis=0), "float32"),
     "slow_variance": (lambda state, x: 0.999 * (state + 1.0) + 0.001 * ops.var(x, axis=0) - 1.0, "float32"),

@@ -131,7 +131,7 @@ class NumberReader:
             is_alone = not reader.comes_from_rows(operation.inputs[0]) and reader.is_scattered(operation)
             return _EXTREMES[operation.type] if is_alone else None
         if operation.type == "Mean" or operation.type in _EXTREMES:
-            if not reader.is_along_rows(operation):
+            if not reader.is_along_rows(operation) or reader.has_own_places(operation):
                 return None
             if operation.type != "Mean":
                 return _EXTREMES[operation.type]

@@ -63,6 +63,7 @@ class RowReader:
         self.comes_from_rows = Ancestry(
             is_from_dataset, same, lambda one: graphs.is_collective(one) or self._is_other_size(one)
         ).includes
+        self._is_unique = Ancestry(lambda one: one.op.type.startswith("Unique"), same).includes
         self.is_random = Ancestry(graphs.is_unknown, same).includes
         self.may_differ = Ancestry(lambda one: is_from_dataset(one) or graphs.is_unknown(one), same).includes
         shapes = Ancestry(lambda one: one.op.type in ("Shape", "ShapeN", "Size"), is_end=self._is_other_size)
@@ -108,7 +109,7 @@ class RowReader:
         if kind in ("L2Loss", "Size"):
             return self.axis_of_rows(inputs[0]) is not None
         if kind in BY_INDEX:
-            return any(self.has_rows(one) for one in inputs)
+            return any(self.has_rows(one) for one in inputs) and not self.has_own_places(operation)
         if kind in SCATTERED:
             return graphs.is_zero(inputs[0]) and self.is_scattered(operation)
         if kind == "SparseTensorDenseMatMul":
@@ -124,6 +125,10 @@ class RowReader:
             found = {letter for letter in of_rows if letter is not None}
             return len(found) == 1 and not found & set(result)
         return False
+
+    def has_own_places(self, operation: Any) -> bool:
+        """Returns whether entries are combined by places that mean something else on each replica (`tf.unique`)."""
+        return any(self._is_unique(one) for one in operation.inputs)
 
     def is_scattered(self, operation: Any) -> bool:
         """Returns whether an operation scatters values of the rows into entries of its first input."""
