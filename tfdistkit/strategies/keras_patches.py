@@ -182,8 +182,9 @@ def _maybe_symbolic_build(original: Any, model: Any, iterator: Any = None, data_
             fit.build_model(model, data_batch)
         except Exception:
             # A custom train_step may pass `call` other inputs than the first tensor of a batch (an anchor, a positive
-            # and a negative one). In one process Keras does not build ahead of the step.
-            if type(model).train_step is keras.Model.train_step:
+            # and a negative one), and Keras has no symbolic ragged tensors with TensorFlow's methods. In one process
+            # Keras does not build ahead of the step.
+            if type(model).train_step is keras.Model.train_step and not batch_sharding.has_ragged(data_batch):
                 raise
     return None
 

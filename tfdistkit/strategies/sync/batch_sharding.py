@@ -177,6 +177,11 @@ def _bounds(total: Any, replicas: int, ids: Sequence[Any], fills_empty: bool) ->
     return list(zip(*(tf.unstack(values, num=len(ids)) for values in (starts, starts + taken, counts))))
 
 
+def has_ragged(batch: Any) -> bool:
+    """Returns whether a batch, or its element spec, has ragged tensors."""
+    return any(isinstance(one, (tf.RaggedTensor, tf.RaggedTensorSpec)) for one in tf.nest.flatten(batch))
+
+
 def unwrap(args: tuple) -> tuple[tuple, BatchPart | None]:
     """Unwraps the data in the arguments of `strategy.run`.
 
