@@ -1,6 +1,7 @@
-"""Runs what a graph computes in this process alone, without collectives: where that fails, no rank must begin.
+"""Runs what may fail in a graph in this process alone, without collectives: where it fails, no rank must begin.
 
-A rank whose trial fails leaves the others waiting in a collective. So each first runs what needs no other.
+A rank whose trial fails leaves the others waiting in a collective. So each rank first runs the operations that may fail
+for its rows, with what they need, if that needs no other rank. Most steps have none.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 # Operations with a state that wait for nobody: reads of variables and tables, checks, random numbers, handles.
@@ -16,9 +18,16 @@ _READS = (
     *("Stateless", "MutableHashTable", "HashTable", "Placeholder", "Multinomial", "TruncatedNormal"),
 )
 
+# Operations that fail for some rows, or some numbers of them. Others are told by their attributes (`_may_fail`).
+_FAIL = (
+    *("TopK", "InTopK", "GatherV2", "GatherNd", "Split", "Unpack", "EnsureShape", "Assert", "CheckNumerics", "CTC"),
+    *("Cholesky", "Matrix", "BatchMatrix", "SelfAdjointEig", "Qr", "Svd", "Eig", "ScatterNd", "TensorScatter"),
+    *("SegmentSum", "SegmentMean", "UnsortedSegment", "Bincount", "DenseBincount", "Slice", "ParallelConcat"),
+)
+
 
 def local_part(wrapped: Any, arguments: int) -> Callable[..., Any] | None:
-    """Returns a function that runs those operations of a graph that no collective precedes; None without any.
+    """Returns a function that runs those operations of a graph that may fail, and need no collective; None without any.
 
     Args:
         wrapped: What `tf.compat.v1.wrap_function` returned; the function takes its arguments.
@@ -32,19 +41,32 @@ def local_part(wrapped: Any, arguments: int) -> Callable[..., Any] | None:
             needed.add(operation.name)
             waiting += [*(one.op for one in operation.inputs), *operation.control_inputs]
     is_local: dict[str, bool] = {}
-    followed = set[str]()
     for name, operation in operations.items():  # In the order in which they were made: inputs come first.
         before = [*(one.op.name for one in operation.inputs), *(one.name for one in operation.control_inputs)]
         is_local[name] = not _may_wait(operation) and all(is_local.get(one, False) for one in before)
-        if is_local[name] and name in needed:
-            followed.update(before)
-    ends = [operations[name] for name in needed if is_local.get(name) and name not in followed]
-    ends = [operation for operation in ends if operation.type != "Placeholder" and operation.outputs]
+    ends = [operations[name] for name in sorted(needed) if is_local.get(name) and _may_fail(operations[name])]
     if not ends:
         return None
-    names = sorted(operation.name for operation in ends)
-    part: Callable[..., Any] = wrapped.prune(wrapped.inputs[:arguments], [operations[name] for name in names])
+    part: Callable[..., Any] = wrapped.prune(wrapped.inputs[:arguments], ends)
     return part
+
+
+def _may_fail(operation: tf.Operation) -> bool:
+    """Returns whether an operation fails for some rows, or some numbers of them."""
+    if operation.type.startswith(_FAIL):
+        return True
+    if operation.type not in ("StridedSlice", "Reshape"):
+        return False
+    given = operation.inputs[0].shape
+    if not given.rank or given[0] is not None:
+        return False
+    if operation.type == "StridedSlice":  # A row by its number.
+        return bool(operation.get_attr("shrink_axis_mask") & 1)
+    wanted, inner = tf.get_static_value(operation.inputs[1]), given[1:]
+    if wanted is None or not inner.is_fully_defined():
+        return False
+    others = int(np.prod(wanted[wanted >= 0]))
+    return (wanted >= 0).all() or (others > 0 and inner.num_elements() % others != 0)
 
 
 def _may_wait(operation: tf.Operation) -> bool:
