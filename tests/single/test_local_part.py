@@ -26,6 +26,12 @@ def collective(x: tf.Tensor) -> tf.Tensor:
     return tf.ensure_shape(tf.numpy_function(fail, [x], tf.float32), x.shape)
 
 
+def at_call() -> tf.Tensor:
+    """Returns a value that is computed at each call of the function, as keys of collectives in loops are."""
+    graph: Any = tf.compat.v1.get_default_graph()
+    return graph.capture_call_time_value(lambda: tf.constant(9.0), tf.TensorSpec([], tf.float32))
+
+
 def part_of(function: Callable[[tf.Tensor], tf.Tensor]) -> Any:
     return local_part(tf.compat.v1.wrap_function(function, [ROWS]), 1)
 
@@ -51,6 +57,7 @@ QUIET: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
     "dense": lambda x: tf.nn.relu(tf.matmul(x, tf.ones((4, 2)))),
     "column": lambda x: x[:, 0] + tf.reshape(x, [-1, 2, 2])[:, 0, 0],
     "after_a_collective": lambda x: tf.math.top_k(collective(x)[:, 0], 5)[0],
+    "of_a_call": lambda x: tf.gather(x, tf.cast(at_call(), tf.int32)),
     "unused": lambda x: x if tf.math.top_k(x[:, 0], 5) else x,
 }
 

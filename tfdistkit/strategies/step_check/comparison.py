@@ -134,7 +134,8 @@ class StepCheck:
 
     def _try_local_part(self, trial: TrialStep, batch: SmallBatch) -> None:
         """Fails on all ranks if the step fails on a rank: the others would wait for it in a collective."""
-        strategy, failed = self._model.distribute_strategy, None
+        strategy = self._model.distribute_strategy
+        failed: CannotTryError | None = None
         if strategy.num_replicas_in_sync == len(strategy.extended.worker_devices):
             return
         try:
@@ -142,6 +143,8 @@ class StepCheck:
                 trial.run_local_part(elements)
         except tf.errors.OpError as error:
             failed = _failed(error)
+        except Exception as error:  # The check must not end a training that is right.
+            failed = CannotTryError(f"it cannot be run on this rank alone: {str(error) or type(error).__name__}")
         if _is_anywhere(strategy, failed is not None):
             raise failed or CannotTryError("it fails on a few rows of another rank")
 

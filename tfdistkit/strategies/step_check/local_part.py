@@ -40,10 +40,13 @@ def local_part(wrapped: Any, arguments: int) -> Callable[..., Any] | None:
         if operation.name not in needed:
             needed.add(operation.name)
             waiting += [*(one.op for one in operation.inputs), *operation.control_inputs]
+    given = {tensor.op.name for tensor in wrapped.inputs[:arguments]}
     is_local: dict[str, bool] = {}
     for name, operation in operations.items():  # In the order in which they were made: inputs come first.
         before = [*(one.op.name for one in operation.inputs), *(one.name for one in operation.control_inputs)]
         is_local[name] = not _may_wait(operation) and all(is_local.get(one, False) for one in before)
+        if operation.type == "Placeholder":  # Not values that are computed at each call, such as keys of collectives.
+            is_local[name] = name in given or operation.outputs[0].dtype == tf.resource
     ends = [operations[name] for name in sorted(needed) if is_local.get(name) and _may_fail(operations[name])]
     if not ends:
         return None
