@@ -57,6 +57,11 @@ def is_ours(strategy: Any) -> bool:
     return getattr(strategy, "is_tfdistkit_strategy", False)
 
 
+def is_of_keras(thing: Any) -> bool:
+    """Whether Keras defines a class, a function or a method; for another object, whether it defines its class."""
+    return str(getattr(thing, "__module__", None) or type(thing).__module__).partition(".")[0] == "keras"
+
+
 def strategy_of(model: Any) -> Any:
     """Returns the strategy in whose scope a model was made; None when it was made in none."""
     return model._distribute_strategy
@@ -407,15 +412,13 @@ def is_summed(variable: Any) -> bool:
 
 def assign_without_reading(variable: Any, new: Any) -> None:
     """Gives the state of a metric a value on all replicas; TensorFlow would also sum it over them, unused."""
-    own = variable._value
-    own.assign(tf.cast(new, own.dtype), read_value=False)
+    variable._value.assign(tf.cast(new, variable._value.dtype), read_value=False)
 
 
 def local_part(variable: Any, replicas: int) -> tf.Tensor:
     """Returns what a replica adds to the state of a metric that is kept by replicas."""
-    own = variable._value
-    local = tf.convert_to_tensor(own)
-    return local / replicas if own.aggregation == tf.VariableAggregation.MEAN else local
+    local, is_mean = tf.convert_to_tensor(variable._value), variable._value.aggregation == tf.VariableAggregation.MEAN
+    return local / replicas if is_mean else local
 
 
 def replicate(metric: Any) -> None:

@@ -225,6 +225,6 @@ def _is_on_read(variable: keras.Variable) -> bool:
 
 def _saves_by_itself(layer: keras.layers.Layer) -> bool:
     methods = (getattr(type(layer), name, None) for name in ("save_own_variables", "save_assets"))
-    if any(method is not None and not method.__module__.startswith("keras.") for method in methods):
+    if any(method is not None and not private_api.is_of_keras(method) for method in methods):
         return True
     return any(map(_saves_by_itself, getattr(layer, "layers", ())))

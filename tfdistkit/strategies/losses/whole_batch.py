@@ -93,8 +93,7 @@ def reduce_weighted_values(
 def _mixes_rows(step: steps.ReplicaStep, one: LossCall, values: tf.Tensor) -> bool:
     """Returns whether the values of a loss combine rows; in eager execution, whether they may."""
     function, axes = getattr(one.loss, "fn", None), private_api.axes_of(one.loss)
-    is_kerass = type(one.loss).call.__module__.startswith("keras.src.")
-    if is_kerass and (function is None or function_adds_up(function, axes)):
+    if private_api.is_of_keras(type(one.loss).call) and (function is None or function_adds_up(function, axes)):
         return False
     # A dimension of one cannot be told from a single row, and all replicas must decide alike.
     if tf.executing_eagerly() or (step.static_total or 2 * step.replicas) < 2 * step.replicas:

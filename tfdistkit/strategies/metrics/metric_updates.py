@@ -90,7 +90,7 @@ def adds_up_by_class(own: type) -> bool:
     if getattr(own, "tfdistkit_adds_up", False):
         return True
     updating = next(c for c in own.__mro__ if "update_state" in c.__dict__)
-    return updating.__module__.startswith("keras.src.")
+    return private_api.is_of_keras(updating)
 
 
 def function_adds_up(function: Any, axes: Any = -1) -> bool:
@@ -108,7 +108,7 @@ def function_adds_up(function: Any, axes: Any = -1) -> bool:
     if isinstance(function, keras.losses.Loss) or any(one in (None, 0) or one < -1 for one in np.ravel(axes)):
         return False
     name = getattr(function, "__name__", "")
-    return getattr(function, "__module__", "").startswith("keras.src.") and name not in _MIXING_ROWS
+    return private_api.is_of_keras(function) and name not in _MIXING_ROWS
 
 
 def hooked_update(metric: Any, update: Callable[..., Any], args: tuple, kwargs: dict) -> Any:

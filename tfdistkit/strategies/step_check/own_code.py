@@ -22,11 +22,6 @@ def trains_by_own_code(model: Any) -> bool:
     if any(getattr(type(model), name) is not getattr(keras.Model, name) or name in vars(model) for name in methods):
         return True
     losses = keras.tree.flatten(private_api.compile_arguments(model).get("loss"))
-    if any(callable(loss) and not _is_of_keras(loss) for loss in losses):
+    if any(callable(loss) and not private_api.is_of_keras(loss) for loss in losses):
         return True
-    return any(isinstance(one, _LAYERS) or not _is_of_keras(one) for one in private_api.layers_of(model))
-
-
-def _is_of_keras(thing: Any) -> bool:
-    module = getattr(thing, "__module__", None) or type(thing).__module__
-    return module.split(".")[0] == "keras"
+    return any(isinstance(one, _LAYERS) or not private_api.is_of_keras(one) for one in private_api.layers_of(model))

@@ -282,7 +282,7 @@ def is_stock_train_step(model: Any, step_function: Any) -> bool:
     """Returns whether both the train step and the optimizer are Keras's own."""
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     is_train_step = getattr(step_function, "__name__", "") == "train_step" and "train_step" not in vars(model)
-    keras_own = all(type(o).__module__.split(".")[0] == "keras" for o in (model.optimizer, optimizer))
+    keras_own = all(private_api.is_of_keras(type(o)) for o in (model.optimizer, optimizer))
     return is_train_step and type(model).train_step is keras.Model.train_step and keras_own
 
 

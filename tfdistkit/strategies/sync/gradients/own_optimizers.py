@@ -12,6 +12,7 @@ from typing import Any
 
 import keras
 
+from tfdistkit.keras_adapter import private_api
 from tfdistkit.strategies.sync.gradients import gradient_scaling
 
 _AROUND: dict[str, Callable[..., Any]] = {
@@ -30,7 +31,7 @@ def hook_own_methods(kind: type) -> None:
         kind: The class.
     """
     for owner in kind.__mro__:
-        if issubclass(owner, keras.optimizers.Optimizer) and owner.__module__.split(".")[0] != "keras":
+        if issubclass(owner, keras.optimizers.Optimizer) and not private_api.is_of_keras(owner):
             for name in _AROUND:
                 _hook(owner, name)
 
