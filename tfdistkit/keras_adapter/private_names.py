@@ -451,5 +451,5 @@ OVERRIDES: tuple[Attributes, ...] = (
     ),
     Attributes(_MWMS, ("_get_variable_creator_initial_value", "_initialize_local"), "horovod"),
     Attributes(_MIRRORED, ("_get_variable_creator_initial_value",), "variables of several devices"),
-    Attributes(_VALUES, ("_update_replica", "_update_cross_replica"), "state that replicas agree on without a merge"),
+    Attributes(_VALUES, ("_get", "_update_replica", "_update_cross_replica"), "state that replicas agree on"),
 )  # fmt: skip

@@ -39,7 +39,35 @@ def _makes_optimizer() -> bool:
     return getattr(_LOCAL, "makes_optimizer", False)
 
 
-class LayerState(private_api.MirroredVariable):
+class StepVariable(private_api.MirroredVariable):
+    """A variable that a step may write by itself. A trial step writes nothing, and reads what it would have written."""
+
+    def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        with trial.assigning():
+            return super().assign(value, *args, **kwargs)
+
+    def assign_sub(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        with trial.subtracting():
+            return super().assign_sub(value, *args, **kwargs)
+
+    def value(self) -> Any:
+        return super().value() if trial.written_value(self) is None else self._get()
+
+    def _get(self) -> Any:
+        own, written, step = super()._get(), trial.written_value(self), steps.current()
+        if written is None or step is None:
+            return own
+        # A read of the variable, to gradients and to those who read the graph.
+        read = own + tf.stop_gradient(written - own)
+        steps.note_same_on_all(step.replicas, read)
+        return read
+
+    def write_local(self, value: tf.Tensor) -> None:
+        """Writes this replica's copy."""
+        self._get_on_device_or_primary().assign(value)
+
+
+class LayerState(StepVariable):
     """Non-trainable state of a layer or a model: moving statistics, counts, a codebook, weights averaged over steps.
 
     Keras and TensorFlow create it without aggregation, so the copies of the replicas would diverge. What adds up over
@@ -49,10 +77,6 @@ class LayerState(private_api.MirroredVariable):
     accumulates are summed when they are applied). Other integers stay as each replica writes them, and rows themselves
     are refused. In a local step state stays local, and a placeholder row writes nothing.
     """
-
-    def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
-        with trial.assigning():
-            return super().assign(value, *args, **kwargs)
 
     def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
         step = steps.current()
@@ -90,33 +114,22 @@ class LayerState(private_api.MirroredVariable):
         update_fn(own, value)
         return own.assign(step.if_any_rows(tf.convert_to_tensor(own), before), **kwargs)
 
-    def write_local(self, value: tf.Tensor) -> None:
-        """Writes this replica's copy."""
-        self._get_on_device_or_primary().assign(value)
 
-
-class Weight(private_api.MirroredVariable):
+class Weight(StepVariable):
     """A trainable weight, which a step may also assign by itself: `weight.assign_sub(0.1 * gradient)`.
 
     What comes from the rows of a replica, or from state that is averaged at the end of the step, is averaged then, too,
     weighted by rows: this is exact for steps of gradient descent. An optimizer writes what is equal on all replicas.
     """
 
-    def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
-        with trial.assigning():
-            return super().assign(value, *args, **kwargs)
-
     def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
         step = steps.current()
         if step is not None and step.in_keras_step and not (step.is_local or step.gradients_are_reduced):
-            if row_sums.is_of_rows(step, value) or step.layer_state:
-                trial.record_write(self, value)
+            is_own = row_sums.is_of_rows(step, value) or bool(step.layer_state)
+            trial.record_write(self, value, is_compared=is_own)
+            if is_own:
                 step.add_layer_state(self)
         return super()._update_replica(update_fn, value, **kwargs)
-
-    def write_local(self, value: tf.Tensor) -> None:
-        """Writes this replica's copy."""
-        self._get_on_device_or_primary().assign(value)
 
 
 class StepCounter(private_api.MirroredVariable):

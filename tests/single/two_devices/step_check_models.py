@@ -211,7 +211,7 @@ def test_a_step_that_cannot_be_tried_says_why_and_trains(
 
     with caplog.at_level(logging.INFO, "tfdistkit"):
         compiled(strategy, lambda: Own(loss)).fit(X, Y, batch_size=7, verbose=0)
-    assert "are not checked: it draws random numbers (Multinomial)" in caplog.text
+    assert "is not compared with one process: it draws random numbers (Multinomial)" in caplog.text
     assert len(checks) == 1
 
 
@@ -221,7 +221,7 @@ def test_a_step_for_a_fixed_number_of_rows_is_not_tried(
     model = compiled(strategy, lambda: Own(lambda x, y, p: ops.mean(each(tf.ones((4, 2)), p))))
     with caplog.at_level(logging.INFO, "tfdistkit"):
         model.fit(X[:8], Y[:8], batch_size=8, verbose=0)
-    assert "are not checked: it has a fixed number of rows" in caplog.text
+    assert "is not compared with one process: it has a fixed number of rows" in caplog.text
 
 
 @pytest.mark.parametrize("of_rows", (False, True))

@@ -98,7 +98,7 @@ class StepCheck:
         try:
             error = self._difference(elements)
         except CannotTryError as reason:
-            _LOG.info("The gradients of the train step are not checked: %s.", reason)
+            _warn_unchecked(self._model, str(reason))
             return
         if error is not None:
             raise error
@@ -157,9 +157,21 @@ def _failed(error: tf.errors.OpError) -> CannotTryError:
 
 def _is_wanted(model: Any) -> bool:
     strategy = model.distribute_strategy
-    if not strategy.check_step or strategy.reducer.is_local or model.run_eagerly or model.jit_compile is True:
+    if not strategy.check_step or strategy.reducer.is_local or not trains_by_own_code(model):
         return False
-    return trains_by_own_code(model)
+    if model.run_eagerly or model.jit_compile is True:
+        _warn_unchecked(model, "run_eagerly=True" if model.run_eagerly else "jit_compile=True")
+        return False
+    return True
+
+
+def _warn_unchecked(model: Any, reason: str) -> None:
+    _LOG.warning(
+        "The first step of %r is not compared with one process: %s. Its code must compute the gradients of one process "
+        'by itself (docs/exactness.md, "What cannot be detected").',
+        model.name,
+        reason,
+    )
 
 
 def _is_anywhere(strategy: Any, flag: bool) -> bool:

@@ -26,7 +26,8 @@ def other_gradient(model: Any, variable: Any, size: float) -> UnsupportedError:
             "first batch",
             expected="a loss that is computed from losses of each row, and from sums, means and extremes of them",
             do="Compute the loss in an object of a subclass of `keras.losses.Loss`, which gets the rows of all "
-            "replicas; or gather what rows are compared with: `tfdistkit.collectives.all_gather(x)`; or take "
+            "replicas; or gather what rows are compared with, or what a state that the step reads again is computed "
+            "from: `tfdistkit.collectives.all_gather(x)`; or take "
             "`tfdistkit.global_gradients(gradients)` before you change gradients. To train on the rows of each "
             "replica as they are: `tfdistkit.strategy(..., check_step=False)`.",
         )
@@ -66,7 +67,7 @@ def other_log(model: Any, name: str, size: float) -> str:
     """
     return explain(
         f"{name!r} in the logs of {model.name!r} should be that of one process. It combines what each replica computes "
-        "from its own rows. Training is not affected.",
+        "from its own rows. The gradients are those of one process on the rows that were compared.",
         received=f"a value that differs by {size:.2g} of itself, on some rows of the first batch",
         expected="a value that is computed from sums, means and extremes over rows",
         do="Gather the rows first: `rows = tfdistkit.collectives.all_gather(rows)`; for the norm of gradients, take "

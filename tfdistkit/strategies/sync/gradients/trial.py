@@ -84,10 +84,12 @@ class Recorded(NamedTuple):
     Args:
         gradients: Each variable with this replica's part of its gradient; the parts add up to the gradient.
         writes: What the step writes to variables by itself.
+        written: The value of each variable that it wrote, by the id of the variable.
     """
 
     gradients: list[tuple[Any, Any]]
     writes: list[Write]
+    written: dict[int, tf.Tensor]
 
 
 @contextlib.contextmanager
@@ -97,7 +99,7 @@ def recording() -> Iterator[Recorded]:
     Yields:
         What is recorded.
     """
-    _LOCAL.recorded = recorded = Recorded([], [])
+    _LOCAL.recorded = recorded = Recorded([], [], {})
     try:
         yield recorded
     finally:
@@ -123,26 +125,57 @@ def record(variables: list[Any], parts: list[Any]) -> bool:
 
 @contextlib.contextmanager
 def assigning() -> Iterator[None]:
-    """Marks its body as one that assigns values to variables; elsewhere they are added or subtracted."""
-    before, _LOCAL.is_assigning = getattr(_LOCAL, "is_assigning", False), True
+    """Marks its body as one that assigns values to variables; elsewhere they are added."""
+    with _writing("assign"):
+        yield
+
+
+@contextlib.contextmanager
+def subtracting() -> Iterator[None]:
+    """Marks its body as one that subtracts values from variables; elsewhere they are added."""
+    with _writing("subtract"):
+        yield
+
+
+@contextlib.contextmanager
+def _writing(how: str) -> Iterator[None]:
+    before, _LOCAL.how = getattr(_LOCAL, "how", "add"), how
     try:
         yield
     finally:
-        _LOCAL.is_assigning = before
+        _LOCAL.how = before
 
 
-def record_write(variable: Any, value: Any, merged: Merged = Merged.MEAN) -> None:
-    """Records what a step writes to a variable, if this is a trial step.
+def record_write(variable: Any, value: Any, merged: Merged = Merged.MEAN, is_compared: bool = True) -> None:
+    """Records what a step writes to a variable, if this is a trial step, which then reads it again (`written_value`).
 
     Args:
         variable: The variable.
-        value: What is assigned (`assigning`), added or subtracted on this replica. Only dense numbers are recorded.
+        value: What is assigned (`assigning`), subtracted (`subtracting`) or added on this replica. Only dense numbers
+            are recorded.
         merged: How the values of the replicas become one.
+        is_compared: Whether the change is one of those that are compared with one process.
     """
     recorded, dtype = getattr(_LOCAL, "recorded", None), variable.dtype
     if recorded is None or isinstance(value, tf.IndexedSlices) or not (dtype.is_floating or dtype.is_integer):
         return
     given, before = (tf.cast(tf.convert_to_tensor(one), tf.float64) for one in (value, variable))
-    is_assigned = getattr(_LOCAL, "is_assigning", False)
-    change, after = (given - before, given) if is_assigned else (given, before + given)
-    recorded.writes.append(Write(variable, change, after, merged))
+    how = getattr(_LOCAL, "how", "add")
+    change = given - before if how == "assign" else -given if how == "subtract" else given
+    after = given if how == "assign" else before + change
+    recorded.written[id(variable)] = tf.cast(after, dtype)
+    if is_compared:
+        recorded.writes.append(Write(variable, change, after, merged))
+
+
+def written_value(variable: Any) -> tf.Tensor | None:
+    """Returns what this trial step wrote to a variable before, on this replica; None if it did not, or is no trial.
+
+    A trial writes nothing, but a step that writes a running mean and divides by it reads what it wrote.
+    """
+    recorded = getattr(_LOCAL, "recorded", None)
+    value: Any = None if recorded is None else recorded.written.get(id(variable))
+    graph: Any = None if value is None else tf.compat.v1.get_default_graph()
+    while graph is not None and graph is not value.graph:  # What a branch wrote is known in the branch alone.
+        graph = getattr(graph, "outer_graph", None)
+    return None if graph is None else value
