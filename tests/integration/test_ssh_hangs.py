@@ -92,7 +92,8 @@ def test_a_hang_is_explained_and_stopped(two: NetHosts) -> None:
     report = ended.stderr.partition("tfdistkit: the job hung, and was stopped after ")[2].splitlines()
     assert report[0].endswith("no rank made progress for 8 s."), ended.stderr
     assert re.match(r"rank 0 waits, probably for data, in train.py:\d+ looks_for_a_file: training step 2", report[1])
-    assert report[2] == "rank 1 is suspended (SIGSTOP): training step 2 (epoch 1)"
+    spied = r"in train.py:\d+ looks_for_a_file: training step 2 \(epoch 1\) \(stack read by py-spy\)"
+    assert re.fullmatch(rf"rank 1 is suspended \(SIGSTOP\) {spied}", report[2])
 
 
 def test_slow_jobs_are_left_alone(two: NetHosts) -> None:

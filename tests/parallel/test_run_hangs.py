@@ -135,7 +135,8 @@ def test_a_suspended_rank_is_named(tmp_path: Path) -> None:
         os.kill(pids[1], signal.SIGSTOP)
         ended = running.end()
         assert running.left() == []
-    assert "rank 1 is suspended (SIGSTOP): between steps, after training step 1" in ended.stderr
+    where = "in script.py:10 <module>: between steps, after training step 1 (epoch 1) (stack read by py-spy)"
+    assert f"rank 1 is suspended (SIGSTOP) {where}" in ended.stderr
 
 
 WAITED = """

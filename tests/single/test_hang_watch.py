@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,14 @@ def test_work_without_notes_is_progress_for_ten_timeouts(ranks: Ranks) -> None:
     assert ranks.passes(10)
 
 
+def test_workers_of_a_coordinator_are_in_fit_with_it(ranks: Ranks) -> None:
+    ranks.notes[0].enter(Phase.STEP)
+    ranks.notes[1].enter(Phase.SERVING)
+    ranks.busy = True
+    assert not ranks.passes(10 * TIMEOUT_S - 5)
+    assert ranks.passes(10)
+
+
 def test_work_outside_of_fit_has_no_limit(ranks: Ranks) -> None:
     for one in ranks.notes:
         one.enter(Phase.SETUP)
@@ -150,6 +159,22 @@ def test_activity_tells_work_from_waiting() -> None:
         one.stdin.close()
 
 
+def test_threads_that_poll_do_not_work() -> None:
+    words = "import os, threading, time\n"
+    words += "def poll():\n    print(threading.get_native_id(), flush=True)\n    while True: os.stat('/')\n"
+    words += "threading.Thread(target=poll, daemon=True).start()\ntime.sleep(1000)"
+    with subprocess.Popen([sys.executable, "-c", words], stdout=subprocess.PIPE, text=True) as one:
+        assert one.stdout is not None
+        activity = Activity(one.pid)
+        thread = int(one.stdout.readline())
+        for polling, works in (((), True), ((thread,), False)):
+            activity.polling = polling
+            activity.is_busy(0.0)
+            time.sleep(0.5)
+            assert activity.is_busy(0.5) == works
+        one.kill()
+
+
 MAIN, LOADER = 16, 32
 
 
@@ -164,6 +189,12 @@ def answer(phase: Phase, *frames: Frame, call: bytes = b"", state: str = "S", lo
         notes.begin_operation(call)
     threads = (*([Thread(LOADER, (loader,))] if loader else []), Thread(MAIN, frames))
     return Answer(parse_notes(bytes(memory)), state, threads)
+
+
+def horovod(one: Answer) -> Answer:
+    """The same in a job of Horovod, whose threads poll."""
+    assert one.notes is not None
+    return replace(one, notes=replace(one.notes, polling=(7,)))
 
 
 SCRIPT = Frame("/x/train.py", 30, "<module>")
@@ -203,6 +234,41 @@ So rank 0 waits for rank 1.""",
 rank 0 waits in the collective `sum of float32 [3]`, in train.py:30 <module>: training step 41 (epoch 1)
 rank 1 waits in the collective `max of int64`, in train.py:30 <module>: outside of `fit`, after training step 40
 They wait in different collectives: one rank left out a call of the others, or made another one.""",
+    ),
+    (
+        "a disk behind an input pipeline",
+        [replace(answer(Phase.STEP, SCRIPT), text="Blocked in the kernel: reading /nfs/a.csv\n")] * 2,
+        "ranks 0, 1 wait for data in train.py:30 <module>: training step 41 (epoch 1), blocked in the kernel reading "
+        "/nfs/a.csv",
+    ),
+    (
+        "stacks of py-spy, and none",
+        [
+            replace(answer(Phase.BETWEEN, CALLBACK, state="T"), text="Read by py-spy:\n"),
+            replace(answer(Phase.SETUP), threads=(), text="No stack: it did not answer, and py-spy is not installed\n"),
+        ],
+        """\
+rank 0 is suspended (SIGSTOP) in callbacks.py:88 on_epoch_end: between steps, after training step 40 (epoch 1) (stack \
+read by py-spy)
+rank 1 is in its script: before `fit` (no stack: it did not answer, and py-spy is not installed)""",
+    ),
+    (
+        "Horovod, in a step",
+        [horovod(answer(Phase.STEP, SCRIPT)), horovod(answer(Phase.BETWEEN, CALLBACK, KERAS, SCRIPT))],
+        """\
+rank 1 is in callbacks.py:88 on_epoch_end: callbacks after training step 40 (epoch 1)
+rank 0 waits, probably for the other ranks, in train.py:30 <module>: training step 41 (epoch 1)
+So rank 0 waits for rank 1.""",
+    ),
+    (
+        "Horovod, unclear",
+        [horovod(answer(Phase.STEP, SCRIPT))] * 2,
+        "ranks 0, 1 wait, for data or the other ranks, in train.py:30 <module>: training step 41 (epoch 1)",
+    ),
+    (
+        "a function that TensorFlow converted",
+        [answer(Phase.STEP, SCRIPT, loader=Frame("/tmp/__autograph_generated_filex.py", 9, "tf__parse"))],
+        "rank 0 waits for data from the function `parse` in train.py:30 <module>: training step 41 (epoch 1)",
     ),
     (
         "a disk",
@@ -266,7 +332,9 @@ def test_only_processes_that_answer_are_asked(tmp_path: Path, kind: str) -> None
         for _ in range(2):
             (found,) = ask_for_stacks([folder])
             assert process.poll() is None  # the signal would end a process without a handler
-            assert [thread.frames[-1].function for thread in found.threads] == ["<module>"] * (kind == "answers")
+            functions = [thread.frames[-1].function for thread in found.threads]
+            assert functions == ["<module>"] * (kind != "is of another folder")
+            assert found.is_spied == (kind == "has no handler")
         process.stdin.close()
         assert process.wait(timeout=60) == 0
 

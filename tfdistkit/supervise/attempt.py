@@ -17,7 +17,7 @@ from tfdistkit.launcher.spec import JobSpec, ProcessSpec
 from tfdistkit.report.alone import all_worked_alone
 from tfdistkit.report.events import EventLog
 from tfdistkit.report.failures import Failure, first_cause_first, signal_name
-from tfdistkit.report.names import ProcessName
+from tfdistkit.report.names import ProcessName, listed
 from tfdistkit.report.private_files import make_folder
 from tfdistkit.report.progress import read_communication, read_steps
 from tfdistkit.supervise.coordinated import SUSPENDED_S
@@ -88,6 +88,8 @@ class Attempt:
         self._workers: list[WorkerHandle] = []
         self._statuses: list[WorkerStatus] = []
         self._remarks: dict[int, str] = {}
+        # Those that got SIGKILL and did not end: blocked in the kernel.
+        self._killed: list[WorkerHandle] = []
         self._is_closed = False
         self._communication: dict[str, Any] = {}
         self._hangs = HangWatch(job.hang_timeout_s)
@@ -121,12 +123,23 @@ class Attempt:
         if self._is_closed:
             return
         self._is_closed = True
-        if any(not worker.is_gone() for worker in self._workers):
+        remaining = [worker for worker in self._workers if worker not in self._killed and not worker.is_gone()]
+        if remaining:
             self._events.add("stopping", signal="SIGTERM")
-            stop_workers(self._workers, signal.SIGTERM)
+            stop_workers(remaining, signal.SIGTERM)
         self._backend.close()
+        self._report_unkilled()
         for pump in self._pumps:
             pump.finish(_OUTPUT_DEADLINE_S)
+
+    def _report_unkilled(self) -> None:
+        """Reports processes of this machine that SIGKILL does not end."""
+        unkilled = [worker for worker in self._killed if self._job.hosts is None and not worker.is_gone()]
+        if unkilled:
+            self._events.add("unkilled", pids=[worker.pid for worker in unkilled])
+            who, pids = listed([worker.spec.name for worker in unkilled]), ", ".join(str(one.pid) for one in unkilled)
+            why = "blocked in the kernel, until the disk or the network answers"
+            self._console.note(f"tfdistkit: {who} did not end after SIGKILL (pid {pids}): {why}.")
 
     def _start(self, processes: Sequence[ProcessSpec]) -> None:
         self._specs = processes
@@ -340,7 +353,7 @@ class Attempt:
             # Only the coordinator makes backups, and it needs the servers for that.
             coordinators = [worker for worker in self._workers if worker.spec.name.role == "chief"]
             stop_workers(coordinators or self._workers, number, should_stop, BACKUP_GRACE_S)
-        stop_workers(self._workers, number, should_stop)
+        self._killed = stop_workers(self._workers, number, should_stop)
 
     def _log_event(self, event: str, worker: WorkerHandle, **fields: object) -> None:
         name = worker.spec.name

@@ -12,8 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, overload
 
-from tfdistkit.errors import WorkerFailedError, explain
+from tfdistkit.errors import OptionError, WorkerFailedError, explain
 from tfdistkit.launcher.call import read_result, remove_results, write_call
+from tfdistkit.launcher.local.silent_folders import silent_folder
 from tfdistkit.launcher.old_runs import remove_old_runs
 from tfdistkit.launcher.output.background_sink import text_sinks
 from tfdistkit.launcher.output.console import Console
@@ -169,6 +170,8 @@ def launch(
         ```
     """
     check_call(fn, args, kwargs)
+    if problem := silent_folder({"The working directory": ".", "`log_dir`": log_dir}):
+        raise OptionError(problem)
     run_dir = Path(log_dir).absolute() if log_dir is not None else temporary_run_dir(Path(tempfile.gettempdir()))
     require_unused(run_dir)
     open_descriptors()

@@ -24,7 +24,7 @@ def stop_workers(
     number: int,
     should_stop: Callable[[], bool] = lambda: False,
     grace_s: float = GRACE_S,
-) -> None:
+) -> list[WorkerHandle]:
     """Stops workers and all processes that they started.
 
     Args:
@@ -32,6 +32,9 @@ def stop_workers(
         number: The signal that asks them to end.
         should_stop: Whether to kill them now instead of waiting for the deadline.
         grace_s: The time before they are killed, in seconds.
+
+    Returns:
+        The workers that did not end after SIGKILL: they hang in the kernel.
     """
     remaining = [worker for worker in workers if not worker.is_gone()]
     for worker in remaining:
@@ -40,7 +43,7 @@ def stop_workers(
         worker.send_signal(signal.SIGCONT)
     for worker in (remaining := wait_for_end(remaining, grace_s, should_stop)):
         worker.send_signal(signal.SIGKILL)
-    wait_for_end(remaining, _KILLED_S, lambda: False)
+    return wait_for_end(remaining, _KILLED_S, lambda: False)
 
 
 def wait_for_end(

@@ -23,6 +23,7 @@ from tfdistkit.report.summary import describe_run
 from tfdistkit.supervise.attempt import TIMED_OUT_EXIT_CODE, Attempt
 from tfdistkit.supervise.decision import Outcome
 from tfdistkit.supervise.elastic.changes import Changes
+from tfdistkit.supervise.hangs.own_disk import OwnDiskWatch
 from tfdistkit.supervise.restarting import first_of, is_same_failure, pause
 from tfdistkit.supervise.result import History, JobResult
 
@@ -57,6 +58,7 @@ def run_job(
             stack.callback(backend.close)
         changes = changes or Changes(job, console.note)
         stack.callback(changes.close)
+        stack.enter_context(OwnDiskWatch())
         events = stack.enter_context(EventLog(job.run_dir))
         make_folders(job.run_dir, processes)
         backend = backend or load_backend(job.backend, job.job_id, job.size, job.mpi_args, job.backend_options)

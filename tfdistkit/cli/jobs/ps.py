@@ -37,6 +37,7 @@ _WORDS = {
     Phase.EVALUATION: "evaluating",
     Phase.SAVE: "saving",
     Phase.OUTSIDE: "after fit",
+    Phase.SERVING: "serving",
 }
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from tfdistkit.cli.jobs.choice import NO_JOB_EXIT_CODE, add_ranks_option, choose_job, for_a_reader, make_job_parser
 from tfdistkit.cli.jobs.running import Job, JobProcess
 from tfdistkit.errors import OptionError, explain
+from tfdistkit.report.hangs.layout import SPIED_STACKS
 from tfdistkit.supervise.hangs.diagnosis import describe_places
 from tfdistkit.supervise.hangs.requests import Answer, ask_for_stacks
 
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
         print(describe_places([one.name for one in processes], answers))
         for process, answer in zip(processes, answers):
             print(f"\n{process.name}:\n{_stack(answer, options.all_threads)}")
-    return 0 if any(answer.text for answer in answers) else NO_JOB_EXIT_CODE
+    return 0 if any(answer.threads for answer in answers) else NO_JOB_EXIT_CODE
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -76,14 +77,12 @@ def select_processes(job: Job, ranks: Sequence[str]) -> list[JobProcess]:
 
 
 def _stack(answer: Answer, has_all: bool) -> str:
-    if not answer.text:
-        states = {
-            "T": "It is suspended (SIGSTOP), so it does not answer.",
-            "": "It is not on this machine, or has ended.",
-        }
-        return f"  {states.get(answer.state, 'It did not answer.')}"
+    if not answer.threads:
+        reason = answer.no_stack or ("it did not answer" if answer.state else "it is not on this machine, or has ended")
+        return f"  No stack: {reason}."
     if has_all:
         return answer.text.rstrip()
     main = [one for one in answer.threads if answer.notes is not None and one.ident == answer.notes.main_thread]
     frames = (main or answer.threads)[-1].frames
-    return "\n".join(f'  File "{one.file}", line {one.line} in {one.function}' for one in frames)
+    begin = [f"  {SPIED_STACKS}"] if answer.is_spied else []
+    return "\n".join(begin + [f'  File "{one.file}", line {one.line} in {one.function}' for one in frames])

@@ -15,6 +15,7 @@ from tfdistkit.cli.run.script_check import is_pipe, module_problem, piped_elsewh
 from tfdistkit.errors import nearest
 from tfdistkit.launcher.elasticity import ElasticSpec, PreemptionSpec
 from tfdistkit.launcher.hosts import HostsSpec
+from tfdistkit.launcher.local.silent_folders import silent_folder
 from tfdistkit.launcher.registry import own_options, row_of
 from tfdistkit.launcher.slurm.batch_script import SlurmOptions
 from tfdistkit.launcher.spec import HANG_TIMEOUT_S
@@ -82,6 +83,10 @@ def parse(arguments: Sequence[str]) -> RunOptions:
         found.np = hosts.total
     if found.np is None:
         parser.error(workers_missing(before, words))
+    # First, because every other check touches these folders.
+    script = None if found.module else words[0]
+    if problem := silent_folder({"The working directory": ".", "The script": script, "`--log-dir`": found.log_dir}):
+        parser.error(problem)
     problem = (module_problem if found.module else script_problem)(before, words)
     is_piped = not found.module and is_pipe(words[0])
     if found.isolate and (hosts is not None or slurm is not None):

@@ -23,10 +23,14 @@ class Activity:
 
     Args:
         pid: The process.
+
+    Attributes:
+        polling: Its threads that poll for peers all the time (Horovod's): their work does not count.
     """
 
     def __init__(self, pid: int):
         self.pid = pid
+        self.polling: tuple[int, ...] = ()
         self._before: dict[int, tuple[int, int]] = {}
         self._ticks = 0
 
@@ -38,7 +42,7 @@ class Activity:
         """
         if process_state(self.pid) == "t":
             return True
-        now = {pid: _used(pid) for pid in self._processes()}
+        now = {pid: self._used(pid) for pid in self._processes()}
         # Only those that were there before: what a new one counts may be older than the last look.
         pairs = [(now[pid], self._before[pid]) for pid in now if pid in self._before]
         self._before = now
@@ -53,8 +57,16 @@ class Activity:
         Args:
             elapsed_s: The time since the last call, in seconds.
         """
-        before, self._ticks = self._ticks, _ticks(self.pid)
+        before, (self._ticks, _) = self._ticks, self._used(self.pid)
         return self._ticks - before >= 0.1 * elapsed_s * _TICKS_PER_S
+
+    def _used(self, pid: int) -> tuple[int, int]:
+        """Returns the CPU time in ticks, with that of children that have ended, and the bytes read and written."""
+        ticks, size_bytes = _used(f"/proc/{pid}")
+        for thread in self.polling if pid == self.pid else ():
+            more_ticks, more_bytes = _used(f"/proc/{pid}/task/{thread}")
+            ticks, size_bytes = ticks - more_ticks, size_bytes - more_bytes
+        return ticks, size_bytes
 
     def _processes(self) -> list[int]:
         with contextlib.suppress(OSError):
@@ -63,22 +75,21 @@ class Activity:
         return [self.pid]  # Processes of other ranks are in its group, as under mpirun.
 
 
-def _used(pid: int) -> tuple[int, int]:
-    """Returns the CPU time in ticks, with that of children that have ended, and the bytes read and written."""
-    return _ticks(pid), _bytes(pid)
+def _used(folder: str) -> tuple[int, int]:
+    return _ticks(f"{folder}/stat"), _bytes(f"{folder}/io")
 
 
-def _ticks(pid: int) -> int:
+def _ticks(path: str) -> int:
     try:
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        fields = Path(path).read_bytes().rpartition(b")")[2].split()
     except OSError:
         return 0
     return sum(map(int, fields[11:15]))  # utime, stime, cutime, cstime: see proc_pid_stat(5)
 
 
-def _bytes(pid: int) -> int:
+def _bytes(path: str) -> int:
     try:
-        lines = Path(f"/proc/{pid}/io").read_text(encoding="ascii").splitlines()
+        lines = Path(path).read_text(encoding="ascii").splitlines()
     except OSError:
         return 0
     return sum(int(line.partition(":")[2]) for line in lines if line.startswith(("rchar", "wchar")))

@@ -62,9 +62,9 @@ class LocalProcess:
 
     def collect(self) -> None:
         """Reaps the ended process; from now on its process id can be reused."""
-        self.exit_code()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._child.wait(timeout=1)
+        if self.exit_code() is not None:  # One that is blocked in the kernel cannot be reaped.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._child.wait(timeout=1)
 
 
 class Launcher:

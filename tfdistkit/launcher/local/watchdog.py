@@ -19,8 +19,9 @@ from collections.abc import Iterable
 
 # Poll interval for the launcher's death: a process that it forked can hold the pipe open.
 _POLL_S = 1.0
-# A killed process ends in milliseconds, unless it hangs in the kernel.
+# A killed process ends in milliseconds, unless it hangs in the kernel: then it ends when its disk answers.
 _KILL_DEADLINE_S = 5.0
+_IN_KERNEL_S = 1.0
 
 
 def group_members(group: int) -> list[int]:
@@ -43,16 +44,18 @@ def marked_processes(mark: str) -> list[int]:
 
 
 def kill_all(groups: Iterable[int], mark: str) -> None:
-    """Kills process groups and all marked processes, and waits until they are gone."""
+    """Kills process groups and all marked processes, and waits until they are gone, or all blocked in the kernel."""
     groups = list(groups)
-    deadline = time.monotonic() + _KILL_DEADLINE_S
-    while time.monotonic() < deadline:
+    began = time.monotonic()
+    while (elapsed_s := time.monotonic() - began) < _KILL_DEADLINE_S:
         # Repeated: a process may have forked before it was killed.
         pids = {pid for group in groups for pid in group_members(group)} | set(marked_processes(mark))
         if not pids:
             return
         for pid in pids:
             _kill(pid)
+        if elapsed_s > _IN_KERNEL_S and all(process_state(pid) in ("D", "") for pid in pids):
+            return
         time.sleep(0.01)
 
 

@@ -13,9 +13,12 @@ FILE_NAME = "progress"
 # without them (macOS) have no such request.
 STACKS_FILE = "stacks"
 STACKS_SIGNAL: int | None = signal.SIGRTMIN + 9 if hasattr(signal, "SIGRTMIN") else None
-SIZE_BYTES = 256
+# Lines in it that are not faulthandler's: the first one of stacks that py-spy read, and the beginnings of one that
+# stands for stacks that are not known, and of one for each file that blocks a thread.
+SPIED_STACKS, NO_STACKS, BLOCKED = "Read by py-spy:", "No stack: ", "Blocked in the kernel: "
+SIZE_BYTES = 320
 # The first number marks a file that is initialized, and the version of its layout.
-VERSION = 0x7464_6B01
+VERSION = 0x7464_6B02
 
 # Positions of the numbers, of eight bytes each.
 PID, MAIN_THREAD, CHANGES, PHASE, SINCE, STEPS, EPOCH, EVALUATED = range(1, 9)
@@ -25,8 +28,11 @@ WINDOW_BEGIN, WINDOW_STEPS = 13, 15
 _COUNT = 17
 # The collective that was entered last, as text.
 CALL_OFFSET, CALL_BYTES = 160, 96
+# The threads of a library that poll for peers, as many as there are, then zeros.
+POLLING_OFFSET, POLLING_COUNT = 256, 8
 
 _NUMBERS = struct.Struct(f"{_COUNT}q")
+_POLLING = struct.Struct(f"{POLLING_COUNT}q")
 
 
 class Phase(enum.IntEnum):
@@ -39,6 +45,10 @@ class Phase(enum.IntEnum):
     EVALUATION = 4
     SAVE = 5
     OUTSIDE = 6  # After `fit`.
+    SERVING = 7  # A worker or parameter server, which runs what the coordinator sends.
+
+
+IN_FIT = (Phase.STEP, Phase.BETWEEN, Phase.EVALUATION, Phase.SAVE)
 
 
 @dataclass(frozen=True)
@@ -60,6 +70,7 @@ class Notes:
         ring_ended: Those that have ended.
         call: The collective that it entered last through shared memory, as text.
         window: When the steps that count for `steps_per_s` began, and the number of steps before.
+        polling: Its threads that poll for peers all the time: their CPU time is no progress.
     """
 
     pid: int
@@ -76,11 +87,17 @@ class Notes:
     ring_ended: int
     call: str
     window: tuple[float, int]
+    polling: tuple[int, ...] = ()
 
     @property
     def is_in_collective(self) -> bool:
         """Whether it waits in a collective for its peers."""
         return self.begun > self.ended or self.ring_begun > self.ring_ended
+
+    @property
+    def begun_steps(self) -> int:
+        """The number of training steps that it has begun."""
+        return self.steps + (self.phase is Phase.STEP)
 
     @property
     def has_begun(self) -> bool:
@@ -151,4 +168,5 @@ def parse_notes(data: bytes) -> Notes | None:
         ring_ended=numbers[RING_ENDED],
         call=data[CALL_OFFSET : CALL_OFFSET + CALL_BYTES].rstrip(b"\0").decode(errors="replace"),
         window=(begin / 1e9, before),
+        polling=tuple(one for one in _POLLING.unpack_from(data, POLLING_OFFSET) if one),
     )

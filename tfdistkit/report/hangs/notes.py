@@ -11,7 +11,7 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ from tfdistkit.report.hangs.layout import (
     MAIN_THREAD,
     PHASE,
     PID,
+    POLLING_COUNT,
+    POLLING_OFFSET,
     RING_BEGUN,
     RING_ENDED,
     SINCE,
@@ -119,6 +121,11 @@ class ProgressNotes:
         """Notes how many of TensorFlow's own collectives have begun and ended."""
         self._numbers[RING_BEGUN], self._numbers[RING_ENDED] = begun, ended
 
+    def note_polling(self, threads: Collection[int]) -> None:
+        """Notes native threads of a library that poll for peers all the time, also while this process waits."""
+        for place, thread in enumerate(sorted(threads)[:POLLING_COUNT]):
+            self._numbers[POLLING_OFFSET // 8 + place] = thread
+
 
 own = ProgressNotes(bytearray(SIZE_BYTES))
 
@@ -156,6 +163,23 @@ def noting(phase: int) -> Iterator[None]:
         yield
     finally:
         own.enter(before)
+
+
+@contextlib.contextmanager
+def noting_polling() -> Iterator[None]:
+    """Notes the threads that its body starts, which poll for peers."""
+    before = _own_threads()
+    try:
+        yield
+    finally:
+        own.note_polling(_own_threads() - before)
+
+
+def _own_threads() -> set[int]:
+    try:
+        return {int(name) for name in os.listdir("/proc/self/task")}
+    except OSError:  # no Linux
+        return set()
 
 
 def noting_steps(function: Callable[[Any], Any], steps: int | None) -> Callable[[Any], Any]:

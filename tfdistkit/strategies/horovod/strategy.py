@@ -21,6 +21,7 @@ from tfdistkit.communication.reducer import needs_hosts
 from tfdistkit.communication.sums import densify
 from tfdistkit.errors import ClusterConfigError, OptionError, TooLateError, UnsupportedError, explain
 from tfdistkit.keras_adapter import private_api
+from tfdistkit.report.hangs import notes
 from tfdistkit.strategies import keras_patches
 from tfdistkit.strategies.consistency.optimizer_comparison import AgreedOptimizers
 from tfdistkit.strategies.consistency.shuffling import AgreedShuffling, set_seed_of_job
@@ -224,11 +225,13 @@ def _join(lists: list[list[int]] | None, world_size: int) -> Any:
     is_first = not hvd.is_initialized()
     if lists is None or lists == [list(range(world_size))]:
         if is_first:
-            hvd.init()
+            with notes.noting_polling():
+                hvd.init()
         return hvd.global_process_set
     if is_first:
         _process_sets.update({tuple(ranks): hvd.ProcessSet(ranks) for ranks in lists})
-        hvd.init(process_sets=list(_process_sets.values()))
+        with notes.noting_polling():
+            hvd.init(process_sets=list(_process_sets.values()))
         atexit.register(_end_together)
     elif any(tuple(ranks) not in _process_sets for ranks in lists):
         raise TooLateError(

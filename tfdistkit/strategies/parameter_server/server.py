@@ -25,6 +25,8 @@ from tfdistkit.cluster.liveness import Sign, look
 from tfdistkit.cluster.own_address import check_own_address
 from tfdistkit.cluster.spec import ClusterSpec
 from tfdistkit.errors import RendezvousError, explain
+from tfdistkit.report.hangs import notes
+from tfdistkit.report.hangs.layout import Phase
 from tfdistkit.strategies.devices import require_not_started, take_gpu_of_local_rank
 
 # Seconds to wait for the restart of a coordinator that is gone.
@@ -82,6 +84,7 @@ def serve(cluster: ClusterSpec, timeout_s: float) -> NoReturn:
     sys.stderr.flush()
     signals = _EndSignals()
     signals.listen()
+    notes.own.enter(Phase.SERVING)
     _watch(cluster.addresses["chief"][0], timeout_s, f"{task.role} {task.index}", signals)
     sys.exit(0)
 

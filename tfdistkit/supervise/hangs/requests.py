@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tfdistkit import env
-from tfdistkit.launcher.local.stack_request import is_runnable, request_stacks
+from tfdistkit.launcher.local.stack_request import StackRequest, is_runnable
 from tfdistkit.launcher.local.watchdog import process_state
 from tfdistkit.report.hangs import mirror as mirrors
-from tfdistkit.report.hangs.layout import Notes, read_notes
+from tfdistkit.report.hangs.layout import BLOCKED, NO_STACKS, SPIED_STACKS, STACKS_FILE, Notes, read_notes
 from tfdistkit.report.hangs.mirror import Mirror, read_mirror
-from tfdistkit.report.hangs.stacks import FILE_NAME, Thread, parse_stacks
+from tfdistkit.report.hangs.stacks import Thread, parse_stacks
 
-# A process answers within milliseconds, unless the machine is very busy.
-_ANSWER_S = 2.0
+# The longest request of a process of this machine.
+_LONGEST_S = 4.0
 # The agent of a host waits as long, and its answer has to be sent.
 _ANSWER_ELSEWHERE_S = 6.0
 _POLL_S = 0.05
@@ -31,7 +31,7 @@ class Answer:
         notes: Its progress notes; None without them.
         state: The kernel's letter for its state (`T` if it is suspended); empty if it has ended.
         threads: The stacks of its threads, the main thread last; empty if it did not answer.
-        text: The stacks as text.
+        text: The stacks as text, or why there are none.
         is_runnable: Whether one of its threads computes, or waits for a core.
     """
 
@@ -41,28 +41,39 @@ class Answer:
     text: str = ""
     is_runnable: bool = False
 
+    @property
+    def is_spied(self) -> bool:
+        """Whether py-spy read the stacks."""
+        return SPIED_STACKS in self.text.splitlines()
 
-def ask_for_stacks(folders: Sequence[Path], timeout_s: float | None = None) -> list[Answer]:
-    """Asks processes for their stacks, all at once.
+    @property
+    def no_stack(self) -> str:
+        """Why there are no stacks; empty if there are some, or if the process has ended."""
+        return next(self._lines(NO_STACKS), "") if not self.threads else ""
+
+    @property
+    def blocked(self) -> tuple[str, ...]:
+        """What its threads are blocked by in the kernel (see `launcher.local.blocked`)."""
+        return tuple(self._lines(BLOCKED))
+
+    def _lines(self, begin: str) -> Iterator[str]:
+        return (line.removeprefix(begin) for line in self.text.splitlines() if line.startswith(begin))
+
+
+def ask_for_stacks(folders: Sequence[Path]) -> list[Answer]:
+    """Asks processes for their stacks, all at once; waits a few seconds for the slowest.
 
     Args:
         folders: The folders of the processes.
-        timeout_s: How long to wait for the slowest, in seconds. Default: 2, with processes on other hosts 6.
 
     Returns:
         An answer for each.
     """
-    asked = [_ask(folder) for folder in folders]
-    if timeout_s is None:
-        timeout_s = _ANSWER_S if all(one.mirror is None for one in asked) else _ANSWER_ELSEWHERE_S
+    asked = [_Here(folder) if read_mirror(folder) is None else _Elsewhere(folder) for folder in folders]
+    timeout_s = max((one.timeout_s for one in asked), default=0.0)
     deadline = time.monotonic() + timeout_s
-    before: list[int] = []
-    while time.monotonic() < deadline:
+    while not all([one.poll() for one in asked]) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
-        sizes = [_size(folder) for folder in folders]
-        if all(one.has_answered for one in asked) and sizes == before:  # Complete: the file has not grown since.
-            break
-        before = sizes
     return [one.answer() for one in asked]
 
 
@@ -80,59 +91,70 @@ def is_process_of(pid: int, folder: Path) -> bool:
     return f"{env.TASK_DIR}={folder}".encode() in variables
 
 
-def _ask(folder: Path) -> _Asked:
-    notes, mirror, begin = read_notes(folder), read_mirror(folder), _size(folder)
-    if mirror is not None:
-        mirrors.request_stacks(folder)
-        return _Asked(folder, notes, begin, mirror)
-    will_answer = notes is not None and is_process_of(notes.pid, folder) and request_stacks(notes.pid)
-    return _Asked(folder, notes, begin if will_answer else None)
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """A process that was asked for its stacks.
+class _Here:
+    """A process on this machine that was asked for its stacks.
 
     Args:
         folder: Its folder.
-        notes: Its notes.
-        begin: Where in the file of stacks the answer begins; None if none will come.
-        mirror: Its mirror before the request if it is on another host; None on this machine.
     """
 
-    folder: Path
-    notes: Notes | None
-    begin: int | None
-    mirror: Mirror | None = None
+    timeout_s = _LONGEST_S
 
-    @property
-    def has_answered(self) -> bool:
-        """Whether the answer has arrived, at least in part, or will never arrive."""
-        if self.begin is None:
-            return True
-        if self.mirror is None:
-            return _size(self.folder) > self.begin
-        now = read_mirror(self.folder)
-        return now is not None and now.answers > self.mirror.answers
+    def __init__(self, folder: Path):
+        self._folder, self._notes = folder, read_notes(folder)
+        self._request = StackRequest(folder, self._pid())
+
+    def poll(self) -> bool:
+        """Returns whether the answer has arrived, or will never arrive."""
+        return self._request.poll()
 
     def answer(self) -> Answer:
         """Returns the answer."""
-        notes, text = self.notes, ""
-        if self.begin is not None and self.has_answered:
-            with contextlib.suppress(OSError), (self.folder / FILE_NAME).open("rb") as file:
-                file.seek(self.begin)
+        self._request.close()
+        pid, text = self._pid(), self._request.text()
+        runs = pid is not None and self._notes is not None and is_runnable(pid, self._notes.polling)
+        state = process_state(pid) if pid is not None else ""
+        return Answer(self._notes, state, tuple(parse_stacks(text)), text, runs)
+
+    def _pid(self) -> int | None:
+        pid = self._notes.pid if self._notes is not None else None
+        return pid if pid is not None and is_process_of(pid, self._folder) else None
+
+
+class _Elsewhere:
+    """A process on another host that was asked for its stacks, by its agent.
+
+    Args:
+        folder: Its folder on this machine.
+    """
+
+    timeout_s = _ANSWER_ELSEWHERE_S
+
+    def __init__(self, folder: Path):
+        self._folder, self._notes = folder, read_notes(folder)
+        self._begin = self._size = self._size_now()
+        self._answers = self._answers_now()
+        mirrors.request_stacks(folder)
+
+    def poll(self) -> bool:
+        """Returns whether the answer has arrived."""
+        before, self._size = self._size, self._size_now()
+        return self._answers_now() > self._answers and before == self._size
+
+    def answer(self) -> Answer:
+        """Returns the answer."""
+        text = ""
+        if self._answers_now() > self._answers:
+            with contextlib.suppress(OSError), (self._folder / STACKS_FILE).open("rb") as file:
+                file.seek(self._begin)
                 text = file.read().decode(errors="replace")
-        mirror = read_mirror(self.folder) if self.mirror is not None else None
-        if mirror is not None:
-            state, runs = mirror.state, mirror.is_runnable
-        else:
-            state = process_state(notes.pid) if notes is not None and is_process_of(notes.pid, self.folder) else ""
-            runs = bool(state) and notes is not None and is_runnable(notes.pid)
-        return Answer(notes, state, tuple(parse_stacks(text)), text, runs)
+        mirror = read_mirror(self._folder) or Mirror()
+        return Answer(self._notes, mirror.state, tuple(parse_stacks(text)), text, mirror.is_runnable)
 
+    def _answers_now(self) -> int:
+        return (read_mirror(self._folder) or Mirror()).answers
 
-def _size(folder: Path) -> int:
-    try:
-        return (folder / FILE_NAME).stat().st_size
-    except OSError:
+    def _size_now(self) -> int:
+        with contextlib.suppress(OSError):
+            return (self._folder / STACKS_FILE).stat().st_size
         return 0

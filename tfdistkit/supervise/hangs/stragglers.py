@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tfdistkit.launcher.local.activity import Activity
-from tfdistkit.report.hangs.layout import Notes, Phase, read_notes
+from tfdistkit.report.hangs.layout import IN_FIT, Notes, Phase, read_notes
 from tfdistkit.report.names import ProcessName
 
 _EVERY_S = 0.25
@@ -20,7 +20,6 @@ _EVERY_S = 0.25
 _FEWEST_SAMPLES = 40
 # A straggler is behind in at least this share of the samples, and this many times as often as any other rank.
 _SHARE, _TIMES = 0.2, 3.0
-_IN_FIT = (Phase.STEP, Phase.BETWEEN, Phase.EVALUATION, Phase.SAVE)
 _WORDS = {Phase.BETWEEN: "callbacks", Phase.EVALUATION: "evaluation", Phase.SAVE: "saving"}
 _COMPUTING, _INPUT = "computing", "waiting for data"
 
@@ -72,7 +71,7 @@ class Stragglers:
             return
         self._sample_at = now + _EVERY_S
         found = [read_notes(folder) for folder in self._folders]
-        notes = [one for one in found if one is not None and one.steps and one.phase in _IN_FIT]
+        notes = [one for one in found if one is not None and one.steps and one.phase in IN_FIT]
         if len(notes) == len(self._names):
             self.add(notes)
 
@@ -105,6 +104,7 @@ class Stragglers:
     def _is_busy(self, index: int, notes: Notes) -> bool:
         if self._activities[index].pid != notes.pid:
             self._activities[index] = Activity(notes.pid)
+            self._activities[index].polling = notes.polling
         return self._activities[index].is_computing(_EVERY_S)
 
 
@@ -112,8 +112,4 @@ def _is_behind(notes: Notes, of_all: Sequence[Notes]) -> bool:
     """Returns whether others wait for a rank; without notes of collectives (a ring, Horovod) by their steps alone."""
     if any(one.begun for one in of_all):
         return any(one.is_in_collective and one.begun > notes.begun for one in of_all)
-    return _begun_steps(notes) < max(map(_begun_steps, of_all))
-
-
-def _begun_steps(notes: Notes) -> int:
-    return notes.steps + (notes.phase is Phase.STEP)
+    return notes.begun_steps < max(one.begun_steps for one in of_all)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tfdistkit.launcher.local.activity import Activity
-from tfdistkit.report.hangs.layout import Notes, Phase, read_notes
+from tfdistkit.report.hangs.layout import IN_FIT, Notes, Phase, read_notes
 from tfdistkit.report.hangs.mirror import read_mirror
 
 # The number of timeouts without a note, in `fit`, that count as a hang even if ranks use CPU time.
@@ -23,7 +23,6 @@ _LOOKS = 20
 _SHORTEST_S, _LONGEST_S = 0.25, 2.0
 # A launcher that did not poll for this time was suspended itself, probably together with its job.
 _SUSPENDED_S = 10.0
-_IN_FIT = (Phase.STEP, Phase.BETWEEN, Phase.EVALUATION, Phase.SAVE)
 
 
 @dataclass
@@ -51,6 +50,7 @@ class _Rank:
         if notes is not None and self.activity.pid != notes.pid:
             is_elsewhere = read_mirror(self.folder) is not None
             self.activity = _MirroredActivity(self.folder, notes.pid) if is_elsewhere else Activity(notes.pid)
+        self.activity.polling = notes.polling if notes is not None else ()
         is_busy = self.activity.is_busy(elapsed_s) if notes is not None else False
         if notes is not None and (before is None or notes.changes != before.changes):
             self.noted_at = self.moved_at = now
@@ -114,5 +114,7 @@ class HangWatch:
             return False
         if now - max(rank.moved_at for rank in ranks) >= self._timeout_s:
             return True
-        in_fit = all(rank.notes is not None and rank.notes.phase in _IN_FIT for rank in with_notes)
+        # Workers and parameter servers are in `fit` with their coordinator.
+        phases = {rank.notes.phase for rank in with_notes if rank.notes is not None} - {Phase.SERVING}
+        in_fit = bool(phases) and phases <= set(IN_FIT)
         return in_fit and now - max(rank.noted_at for rank in ranks) >= _WORK_TIMEOUTS * self._timeout_s

@@ -12,14 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tfdistkit.launcher.local.activity import Activity
-from tfdistkit.launcher.local.stack_request import is_runnable, request_stacks
+from tfdistkit.launcher.local.stack_request import StackRequest, is_runnable
 from tfdistkit.launcher.local.watchdog import process_state
 from tfdistkit.launcher.ssh.agent.protocol import encode
-from tfdistkit.report.hangs.layout import FILE_NAME, STACKS_FILE, parse_notes
+from tfdistkit.report.hangs.layout import FILE_NAME, parse_notes
 
 _EVERY_S = 1.0
-# A process answers within milliseconds, unless the machine is very busy.
-_ANSWER_S = 2.0
 
 
 class Progress:
@@ -35,23 +33,23 @@ class Progress:
         self._activity = Activity(0)
         self._sent: tuple[bytes, str] = (b"", "")
         self._looked_at = 0.0
-        # Until when stacks are waited for, and the size of their file: before, and at the last look.
-        self._asked_until: float | None = None
-        self._begin = self._size = 0
+        self._request: StackRequest | None = None
 
     def ask(self) -> None:
         """Asks the worker for its stacks; a later `poll` yields the answer."""
         notes = parse_notes(self._read(FILE_NAME))
-        self._begin = len(self._read(STACKS_FILE))
-        self._size = -1
-        will_answer = notes is not None and request_stacks(notes.pid)
-        self._asked_until = time.monotonic() + (_ANSWER_S if will_answer else 0)
+        if self._request is not None:
+            self._request.close()
+        self._request = StackRequest(self._folder, notes.pid if notes is not None else None)
 
     def poll(self) -> Iterator[bytes]:
         """Yields messages about what is new since the last call."""
         now = time.monotonic()
-        if self._asked_until is not None:
-            yield from self._answer(now)
+        if self._request is not None and self._request.poll():
+            pid, text = self._activity.pid, self._request.text().encode()
+            self._request = None
+            runnable = is_runnable(pid, self._activity.polling)
+            yield self._message("stacks", text, state=process_state(pid), runnable=runnable)
         elapsed_s = now - self._looked_at
         if elapsed_s < _EVERY_S:
             return
@@ -62,19 +60,11 @@ class Progress:
             return
         if self._activity.pid != notes.pid:
             self._activity = Activity(notes.pid)
+        self._activity.polling = notes.polling
         is_busy, state = self._activity.is_busy(elapsed_s), process_state(notes.pid)
         if is_busy or self._sent != (data, state):
             self._sent = (data, state)
             yield self._message("progress", data, state=state, busy=is_busy, now_s=now)
-
-    def _answer(self, now: float) -> Iterator[bytes]:
-        assert self._asked_until is not None
-        text = self._read(STACKS_FILE)[self._begin :]
-        is_complete, self._size = 0 < len(text) == self._size, len(text)
-        if is_complete or now >= self._asked_until:
-            self._asked_until = None
-            pid = self._activity.pid
-            yield self._message("stacks", text, state=process_state(pid), runnable=is_runnable(pid))
 
     def _message(self, what: str, payload: bytes, **fields: object) -> bytes:
         return encode({"is": what, "worker": self._worker, **fields}, payload)
