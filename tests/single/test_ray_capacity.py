@@ -7,17 +7,21 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tfdistkit.cluster.environments.host_list import HostSlots
 from tfdistkit.errors import OptionError
+from tfdistkit.launcher.backend import NoRoomError
 from tfdistkit.launcher.elasticity import ElasticSpec
+from tfdistkit.launcher.preparing import Prepared
 from tfdistkit.launcher.ray import capacity as module
 from tfdistkit.launcher.ray.capacity import Capacity
 from tfdistkit.launcher.ray.cluster import RaySpec
 from tfdistkit.launcher.spec import JobSpec
+from tfdistkit.supervise.elastic import changes
 from tfdistkit.supervise.elastic.notices import _named
 from tfdistkit.supervise.elastic.room import Room
 
@@ -148,3 +152,35 @@ def test_a_cluster_of_its_own_has_the_room_of_this_machine(tmp_path: Path, monke
 
 def test_a_notice_names_a_host_of_nodes() -> None:
     assert _named("node2, other", ["node1/3f2a9c01", "node2/11111111"]) == {"node2/11111111"}
+
+
+def test_an_attempt_whose_room_was_taken_is_planned_again(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "Capacity", lambda job, note: watched.capacity)
+    tried: list[int] = []
+
+    def prepare(job: JobSpec, attempt: int, should_stop: object) -> Prepared:
+        tried.append(job.world_size)
+        if len(tried) == 1:
+            watched.tell(*[FEWER] * 3)
+            raise NoRoomError("it is taken")
+        return Prepared((), nodes=("a/1",))
+
+    monkeypatch.setattr(changes, "prepare_attempt", prepare)
+    watched.tell(*[NODES] * 3)
+    job, prepared = changes.Changes(watched.job, watched.notes.append).prepare(0)
+    assert tried == [3, 1] and job.world_size == 1 and prepared.nodes == ("a/1",)
+    assert watched.notes == ["tfdistkit: it is taken"]
+
+
+def test_the_time_for_room_is_limited(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "Capacity", lambda job, note: watched.capacity)
+
+    def prepare(job: JobSpec, attempt: int, should_stop: object) -> Prepared:
+        time.sleep(0.1)
+        raise NoRoomError("it is taken")
+
+    monkeypatch.setattr(changes, "prepare_attempt", prepare)
+    watched.tell(*[NODES] * 3)
+    job = replace(watched.job, elastic=ElasticSpec(1, 4, wait_s=0.05))
+    with pytest.raises(NoRoomError):
+        changes.Changes(job, watched.notes.append).prepare(0)
