@@ -144,6 +144,8 @@ def rate(learning_rate: float, epochs: int = 1) -> float:
         ),
         ((rate(1), 2), {}, "`fn` must be a function. Received: fn=1.\nGive the function"),
         (("train.py",), {}, "For a script, type: tfdistkit run -np 2 train.py"),
+        ((rate, (1,)), {"np": "2:3"}, "`np` must be one number: `tfdistkit.launch` starts a fixed number of workers"),
+        ((rate, (1,)), {"np": (2, 3)}, "Received: np=(2, 3).\nWrite the function into a script, and start it with"),
     ],
 )
 def test_an_invalid_call_names_the_fix(tmp_path: Path, words: tuple, named: dict, told: str) -> None:

@@ -184,7 +184,7 @@ def test_a_node_that_is_killed(cluster: RayCluster, tmp_path: Path) -> None:
         pids = pids_of(running)
         raylets = {rank: actor_of(pid).ppid() for rank, pid in pids.items()}
         assert len(set(raylets.values())) == 2
-        cluster.kill_second_node()
+        cluster.kill_node()
         ended = running.end(DEADLINE_S)
         (lost,) = (rank for rank, raylet in raylets.items() if not alive([raylet]))
         assert ended.code == 255 and f"rank {lost} was lost with its Ray actor on" in ended.stderr, ended.stderr

@@ -56,7 +56,7 @@ def test_addresses(address: str) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--backend", "ray", "-np", "1:2"], "-np must be one number with --backend ray. Received: -np 1:2."),
+        (["--backend", "ray", "-np", "1:2", "--host-discovery-script", "x"], "Remove --host-discovery-script."),
         (["--backend", "ray", "-np", "2", "-H", "h1"], "Ray chooses the hosts, and needs no ssh. Remove -H."),
         (["--backend", "ray", "-np", "2", "--ssh-port", "2"], "Remove --ssh-port."),
         (["--backend", "ray", "-np", "2", "--ray-address", "head"], "must be the address of a Ray cluster"),

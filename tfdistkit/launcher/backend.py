@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import IO, Protocol
 
+from tfdistkit.errors import UnsupportedError
 from tfdistkit.launcher.process_spec import ProcessSpec
+
+
+class NoRoomError(UnsupportedError):
+    """A cluster had no room for the workers after all: an elastic job tries again with the room of then."""
 
 
 @dataclass(frozen=True)

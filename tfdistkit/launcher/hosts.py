@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tfdistkit.cluster.addresses import LOOPBACK_HOSTS
@@ -61,6 +61,26 @@ class HostsSpec:
     def where(self) -> str:
         """The hosts in a sentence."""
         return ", ".join(one.host for one in self.slots)
+
+    @property
+    def fixed_slots(self) -> tuple[HostSlots, ...]:
+        """The hosts of an elastic job whose hosts do not change, each with the most workers."""
+        return self.slots
+
+    @property
+    def how_to_add_slots(self) -> str:
+        """What the user can do if the slots are too few, as a sentence."""
+        return "Give the hosts more slots: -H HOST:SLOTS."
+
+    def limited_to(self, slots: Sequence[HostSlots], workers: int) -> HostsSpec:
+        """Returns the same with the hosts of an attempt.
+
+        Args:
+            slots: The hosts with room, in order.
+            workers: The number of workers.
+        """
+        used = set(spread(slots, workers))
+        return replace(self, slots=tuple(one for index, one in enumerate(slots) if index in used))
 
     @property
     def total(self) -> int:

@@ -19,11 +19,13 @@ class Prepared:
         processes: The processes to start.
         backend: The open backend, which the caller must close; None if `registry.load_backend` still has to open one.
         report: The preflight report for the user; empty without one.
+        nodes: The name of the node of each process, where the backend has chosen it (`BackendRow.capacity`).
     """
 
     processes: tuple[ProcessSpec, ...]
     backend: Backend | None = None
     report: str = ""
+    nodes: tuple[str, ...] = ()
 
 
 def prepare_attempt(job: JobSpec, attempt: int = 0, stop_requested: Callable[[], bool] = lambda: False) -> Prepared:
@@ -46,4 +48,4 @@ def prepare_attempt(job: JobSpec, attempt: int = 0, stop_requested: Callable[[],
     except BaseException:
         backend.close()
         raise
-    return Prepared(processes, backend, backend.table)
+    return Prepared(processes, backend, backend.table, getattr(backend, "nodes", ()))

@@ -46,6 +46,10 @@ class BackendRow:
             as the keyword argument `options`, unless it is None. None for a backend without options.
         watches_hosts: Whether the launcher sees the progress of workers on other hosts (`report.hangs.mirror`).
         is_elastic: Whether the number of its workers may change (`-np MIN:MAX`).
+        capacity: `module:function` that makes what tells the room of a cluster for an elastic job, as
+            `supervise.elastic.discovery.Discovery` does, of the JobSpec and a function that shows a message; the
+            function returns None for a cluster without one. The class of `on_hosts` then has `nodes`, too: the name of
+            the node of each process. None for a backend whose user names the hosts.
         suffix: What `tfdistkit: starting 2 workers` adds, such as ` by mpirun`.
         default_variables: Takes the network interface of a process, and returns variables for it that the user's win
             over.
@@ -61,6 +65,7 @@ class BackendRow:
     options: str | None = None
     watches_hosts: bool = False
     is_elastic: bool = False
+    capacity: str | None = None
     suffix: str = ""
     default_variables: Callable[[str], dict[str, str]] = rank_variables.nccl_interface
 
@@ -92,7 +97,7 @@ class BackendRow:
         """Imports what a field names.
 
         Args:
-            where: The value of `launcher`, `on_hosts` or `submit`. Default: that of `launcher`.
+            where: The value of `launcher`, `on_hosts`, `submit` or `capacity`. Default: that of `launcher`.
         """
         module, _, name = (where or self.launcher).partition(":")
         return getattr(importlib.import_module(module), name)
@@ -142,6 +147,8 @@ _BUILT_IN: Mapping[str, BackendRow] = {
         has_roles=True,
         options="tfdistkit.cli.run.ray_options",
         watches_hosts=True,
+        is_elastic=True,
+        capacity="tfdistkit.launcher.ray.capacity:capacity_of",
         suffix=" as Ray actors",
     ),
     "slurm": BackendRow(

@@ -57,6 +57,28 @@ def check_call(fn: Any, args: Any, kwargs: Any) -> None:
         ) from None
 
 
+def require_fixed(np: object) -> None:
+    """Checks that the number of workers of a call is one number.
+
+    Args:
+        np: The number of workers.
+
+    Raises:
+        OptionError: for a range, such as `"2:3"` or `(2, 3)`.
+    """
+    is_text = isinstance(np, str) and ":" in np
+    if not is_text and not (isinstance(np, (tuple, list, range)) and len(np) > 1):
+        return
+    raise OptionError(
+        explain(
+            "`np` must be one number: `tfdistkit.launch` starts a fixed number of workers, each with one result.",
+            received=f"np={_shown(np)}",
+            do="Write the function into a script, and start it with `tfdistkit run -np MIN:MAX script.py`. Or use "
+            "`max_restarts`: with BackupAndResume in `fit` a restart continues from the last backup.",
+        )
+    )
+
+
 def _wrong_args(args: object, do: str) -> OptionError:
     what = "`args` must be a tuple or a list of the function's arguments."
     expected = "a tuple such as (0.1,); the number of workers is `np`"

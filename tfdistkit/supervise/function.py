@@ -25,7 +25,7 @@ from tfdistkit.report.events import require_unused
 from tfdistkit.report.names import ProcessName
 from tfdistkit.report.startup_lines import StartupLines, are_wanted
 from tfdistkit.report.summary import describe_run
-from tfdistkit.supervise.call_arguments import check_call
+from tfdistkit.supervise.call_arguments import check_call, require_fixed
 from tfdistkit.supervise.decision import Outcome
 from tfdistkit.supervise.result import JobResult
 from tfdistkit.supervise.signals import SignalInbox
@@ -170,6 +170,7 @@ def launch(
         ```
     """
     check_call(fn, args, kwargs)
+    require_fixed(np)
     if problem := silent_folder({"The working directory": ".", "`log_dir`": log_dir}):
         raise OptionError(problem)
     run_dir = Path(log_dir).absolute() if log_dir is not None else temporary_run_dir(Path(tempfile.gettempdir()))

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable
 from typing import NoReturn
 
-from tfdistkit.cli.run import elastic_options
 from tfdistkit.errors import OptionError
 from tfdistkit.launcher.hosts import START_TIMEOUT_S
 from tfdistkit.launcher.ray.cluster import RaySpec, chosen_address
@@ -25,6 +24,7 @@ _OF_SSH = (
     ("hostfile", "--hostfile"),
     ("ssh_port", "--ssh-port"),
     ("ssh_identity_file", "--ssh-identity-file"),
+    ("host_discovery_script", "--host-discovery-script"),
 )
 
 
@@ -61,12 +61,6 @@ def read(found: argparse.Namespace, error: Callable[[str], NoReturn]) -> RaySpec
     for name, spelling in _OF_SSH:
         if getattr(found, name) is not None:
             error(f"Ray chooses the hosts, and needs no ssh. Remove {spelling}.")
-    if isinstance(found.np, elastic_options.Bounds):
-        least, most = found.np
-        error(
-            f"-np must be one number with --backend ray. Received: -np {least}:{most}. Use -np {most} --max-restarts "
-            "N: BackupAndResume resumes the training after a restart."
-        )
     try:
         return RaySpec(
             slots=(),

@@ -56,7 +56,9 @@ class AgentActor:
             )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        return {"host": os.uname().nodename, "address": ray.util.get_node_ip_address(), "pid": os.getpid()}
+        node = ray.get_runtime_context().get_node_id()
+        address = ray.util.get_node_ip_address()
+        return {"host": os.uname().nodename, "address": address, "node": node, "pid": os.getpid()}
 
     def write(self, data: bytes) -> None:
         """Writes bytes to the agent; does nothing when it is gone, which `read` tells."""

@@ -6,6 +6,7 @@ the bytes between the launcher and the agents; this process imports no Ray.
 
 from __future__ import annotations
 
+import secrets
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from tfdistkit import env
 from tfdistkit.launcher.local import backend as local
 from tfdistkit.launcher.local import watchdog
 from tfdistkit.launcher.planning import available_cores, roles_of_tasks
-from tfdistkit.launcher.ray.cluster import LOCAL, RaySpec, require_ray
+from tfdistkit.launcher.ray.cluster import LOCAL, RaySpec, bundle_of, group_of, require_ray
 from tfdistkit.launcher.ray.connection import ActorConnection, Pipes
 from tfdistkit.launcher.ray.driver_process import DriverProcess
 from tfdistkit.launcher.ray.nodes import check_nodes, ranks_by_node
@@ -53,9 +54,11 @@ class Launcher(local.Launcher):
         self._driver: DriverProcess | None = None
         # Of each process, in order.
         self._connections: list[ActorConnection] = []
+        # The name of the Ray node of each process, in order.
+        self.nodes: tuple[str, ...] = ()
         try:
             version, addresses = self._connect(job, should_stop)
-            checked = check_nodes(self._pool, self._connections, addresses, job, should_stop)
+            checked = check_nodes(self._pool, self._connections, addresses, job, should_stop, self.nodes)
             # The Python of each process: nodes may have it at different paths. The plan shows the first.
             self._pythons = [self._cluster.python or python for python in checked.pythons]
             self.python = self._pythons[0]
@@ -109,7 +112,9 @@ class Launcher(local.Launcher):
         cluster = self._cluster
         task = {
             "address": cluster.ray_address,
-            "bundles": [_bundle(cluster, role) for role in roles_of_tasks(job)],
+            "group": f"{group_of(job.job_id)}{secrets.token_hex(4)}",
+            "nodes": cluster.nodes,
+            "bundles": [bundle_of(cluster, role) for role in roles_of_tasks(job)],
             "timeout_s": cluster.start_timeout_s,
             "cores": available_cores(),
             "command": AGENT_OPTIONS,
@@ -125,10 +130,5 @@ class Launcher(local.Launcher):
             line = agent_line(self._mark_of(number))
             self._connections.append(ActorConnection(nodes[index]["host"], pipes[index], line))
             self._pool.add(self._connections[-1])
+        self.nodes = tuple(str(nodes[index]["node"]) for index in order)
         return version, [str(nodes[index]["address"]) for index in order]
-
-
-def _bundle(cluster: RaySpec, role: str) -> dict[str, float]:
-    """Returns what Ray reserves for one process: GPUs are for workers."""
-    gpus = {"GPU": cluster.gpus} if cluster.gpus and role == "worker" else {}
-    return {"CPU": cluster.cpus, **gpus}

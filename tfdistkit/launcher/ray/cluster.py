@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib.util
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from tfdistkit import env
+from tfdistkit.cluster.environments.host_list import HostSlots
 from tfdistkit.errors import MissingDependencyError, OptionError, explain
 from tfdistkit.launcher.hosts import HostsSpec
+from tfdistkit.launcher.planning import available_cores
 
 # Starts a cluster on this machine; the other word, `auto`, finds one that runs here. Both are Ray's.
 LOCAL = "local"
@@ -28,11 +31,13 @@ class RaySpec(HostsSpec):
         ray_address: `HOST:PORT`, `ray://HOST:PORT`, `auto` or `local`, as `ray.init(address=...)` takes it.
         cpus: The CPUs that Ray reserves for each process; they also are its threads.
         gpus: The GPUs that Ray reserves for each worker, at most 1: a worker trains on one.
+        nodes: The nodes that Ray may choose from (`driver.name_of`); None for all.
     """
 
     ray_address: str = LOCAL
     cpus: float = 1.0
     gpus: float = 0.0
+    nodes: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -62,6 +67,18 @@ class RaySpec(HostsSpec):
             return "a Ray cluster on this machine"
         return f"the Ray cluster {self.ray_address}"
 
+    @property
+    def fixed_slots(self) -> tuple[HostSlots, ...]:
+        return (HostSlots("localhost", int(available_cores() / self.cpus + 1e-4)),)
+
+    @property
+    def how_to_add_slots(self) -> str:
+        return "Let each worker reserve less (--cpus-per-worker 0.5), or use a larger cluster: --ray-address."
+
+    def limited_to(self, slots: Sequence[HostSlots], workers: int) -> RaySpec:
+        is_own = self.ray_address == LOCAL
+        return self if is_own else replace(self, nodes=tuple(one.host for one in slots))
+
 
 def chosen_address(option: str | None) -> str:
     """Returns the address of the cluster: the option, else RAY_ADDRESS, else `local`.
@@ -70,6 +87,26 @@ def chosen_address(option: str | None) -> str:
         option: The value of `--ray-address`.
     """
     return option or env.text(_VARIABLE) or LOCAL
+
+
+def bundle_of(cluster: RaySpec, role: str) -> dict[str, float]:
+    """Returns what Ray reserves for one process: GPUs are for workers.
+
+    Args:
+        cluster: The cluster.
+        role: The role of the process.
+    """
+    gpus = {"GPU": cluster.gpus} if cluster.gpus and role == "worker" else {}
+    return {"CPU": cluster.cpus, **gpus}
+
+
+def group_of(job_id: str) -> str:
+    """Returns the beginning of the names of a job's placement groups, one for each attempt.
+
+    Args:
+        job_id: The job's mark.
+    """
+    return f"tfdistkit-{job_id}-"
 
 
 def require_ray() -> None:

@@ -38,6 +38,9 @@ _DEAD = re.compile(
     r"(?:The actor is dead because|actor died because)\s+(.*?)(?:There are some|Some common causes|$)", re.DOTALL
 )
 _LONGEST_REASON = 300
+# The label that Ray gives each node, and how much of its id names it to the user.
+_NODE_LABEL = "ray.io/node-id"
+_ID_DIGITS = 8
 
 Tell = Callable[..., None]
 
@@ -62,7 +65,7 @@ def main(task: dict[str, Any], tell: Tell) -> None:
         task: What to do, see `driver_process.DriverProcess`.
         tell: Sends the launcher a line.
     """
-    address = _connect(task)
+    address = connect(task)
     tell("connected", address=address, version=ray.__version__)
     actors = _place(task)
     facts = _start_agents(actors, task)
@@ -72,7 +75,27 @@ def main(task: dict[str, Any], tell: Tell) -> None:
     tell("ready", nodes=facts)
 
 
-def _connect(task: dict[str, Any]) -> str:
+def name_of(node: dict[str, Any]) -> str:
+    """Returns the name of a node: its host, and the beginning of its id, as a host may have several nodes.
+
+    Args:
+        node: One of `ray.nodes()`.
+    """
+    return f"{node['NodeManagerHostname']}/{node['NodeID'][:_ID_DIGITS]}"
+
+
+def connect(task: dict[str, Any]) -> str:
+    """Connects to the cluster, or starts it.
+
+    Args:
+        task: `address`, and `cores` for a cluster of the job's own.
+
+    Returns:
+        The address of the cluster.
+
+    Raises:
+        Refused: if that fails.
+    """
     address = task["address"]
     options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "logging_level": "error"}
     if address == "local":
@@ -89,7 +112,7 @@ def _connect(task: dict[str, Any]) -> str:
         os.environ.pop("RAY_ADDRESS", None)
         ray.init(address=address, **options)
     except Exception as error:
-        raise Refused("connect", address=address, why=_described(error)) from error
+        raise Refused("connect", address=address, why=described(error)) from error
     if address.startswith("ray://"):
         return str(address)
     return str(ray.get_runtime_context().gcs_address)
@@ -115,7 +138,7 @@ def _place(task: dict[str, Any]) -> list[Any]:
     asked = _sum(bundles)
     if task["address"] == "local" and not _fits(asked, ray.cluster_resources()):
         raise Refused("resources", asked=asked, total=_named(ray.cluster_resources(), asked), free={}, waited_s=0)
-    group = placement_group(bundles, strategy="PACK")
+    group = placement_group(bundles, strategy="PACK", name=task["group"], bundle_label_selector=_selectors(task))
     if not group.wait(task["timeout_s"]):
         total, free = (_named(one, asked) for one in (ray.cluster_resources(), ray.available_resources()))
         raise Refused("resources", asked=asked, total=total, free=free, waited_s=task["timeout_s"])
@@ -135,13 +158,23 @@ def _place(task: dict[str, Any]) -> list[Any]:
     return actors
 
 
+def _selectors(task: dict[str, Any]) -> list[dict[str, str]] | None:
+    """Returns what limits each process to the nodes that the task allows; None where it allows all."""
+    if task["nodes"] is None:
+        return None
+    ids = [one["NodeID"] for one in ray.nodes() if one["Alive"] and name_of(one) in task["nodes"]]
+    # Without one of them nothing fits: such a node does not exist.
+    return [{_NODE_LABEL: f"in({','.join(ids or ['none'])})"}] * len(task["bundles"])
+
+
 def _start_agents(actors: Sequence[Any], task: dict[str, Any]) -> list[dict[str, Any]]:
     asked = [one.start.remote(task["command"], _OF_RAY) for one in actors]
     try:
         facts = ray.get(asked, timeout=max(task["timeout_s"], _ANSWER_S))
     except Exception as error:
-        raise Refused("actors", why=_described(error)) from error
-    return list(facts)
+        raise Refused("actors", why=described(error)) from error
+    names = {one["NodeID"]: name_of(one) for one in ray.nodes()}
+    return [{**one, "node": names[one["node"]]} for one in facts]
 
 
 def _carry_in(actor: Any, reading: int) -> None:
@@ -184,8 +217,12 @@ def _reason(error: BaseException) -> str:
     return f"The actor died: {_short(found[1] if found else f'{type(error).__name__}: {error}')}"
 
 
-def _described(error: BaseException) -> str:
-    """Returns an error of Ray with its cause, which often says more."""
+def described(error: BaseException) -> str:
+    """Returns an error of Ray with its cause, which often says more.
+
+    Args:
+        error: The error.
+    """
     text = f"{type(error).__name__}: {_short(str(error))}"
     cause = error.__cause__ or error.__context__
     return text if cause is None else f"{text} ({type(cause).__name__}: {_short(str(cause))})"
@@ -209,6 +246,20 @@ def _fits(asked: dict[str, float], there: dict[str, float]) -> bool:
     return all(there.get(name, 0.0) >= amount for name, amount in asked.items())
 
 
+def teller(answers: int) -> Tell:
+    """Returns a function that sends the launcher a line: what it is, and facts.
+
+    Args:
+        answers: The descriptor to write to.
+    """
+
+    def tell(what: str, **facts: Any) -> None:
+        with contextlib.suppress(OSError):
+            _write(answers, json.dumps({"is": what, **facts}).encode() + b"\n")
+
+    return tell
+
+
 def run() -> None:
     """Runs the driver until the launcher closes its stdin."""
     # Only the launcher ends the driver: Ctrl-C goes to the workers first.
@@ -217,17 +268,14 @@ def run() -> None:
     answers = int(sys.argv[1])
     task = json.loads(sys.stdin.buffer.readline())
 
-    def tell(what: str, **facts: Any) -> None:
-        with contextlib.suppress(OSError):
-            _write(answers, json.dumps({"is": what, **facts}).encode() + b"\n")
-
+    tell = teller(answers)
     try:
         main(task, tell)
         sys.stdin.buffer.read()
     except Refused as refused:
         tell("refused", **refused.facts)
     except Exception as error:
-        tell("refused", kind="connect", address=task["address"], why=_described(error))
+        tell("refused", kind="connect", address=task["address"], why=described(error))
     finally:
         # Ends the actors, and a cluster that this process started.
         ray.shutdown()

@@ -21,7 +21,7 @@ from tfdistkit.launcher.ray.connection import Pipes
 
 _POLL_S = 0.1
 # To start a cluster on this machine takes Ray 3 to 10 seconds, more on a busy machine; to connect to one, 1 or 2.
-_CONNECT_S = 90.0
+CONNECT_S = 90.0
 # To create the actors, once their resources are reserved: each is a new process that imports Ray.
 _ACTORS_S = 60.0
 # Time for the driver to end its actors, and the cluster that it started.
@@ -30,14 +30,15 @@ _LINE_BYTES = 65_536
 _LOG_BYTES = 2_000
 
 # Not the current folder: a `ray.py` there would hide Ray.
-_PROGRAM = "import sys; sys.path[:] = {path!r}; from tfdistkit.launcher.ray.driver import run; run()"
+_PROGRAM = "import sys; sys.path[:] = {path!r}; from tfdistkit.launcher.ray.{module} import run; run()"
 
 
 class DriverProcess:
     """The process of the Ray driver.
 
     Args:
-        task: What it does, as plain data: `address`, `bundles`, `timeout_s`, `cores` and the agents' `command`.
+        task: What it does, as plain data: `address`, `bundles`, `group`, `nodes`, `timeout_s`, `cores` and
+            the agents' `command`.
         pipes: The pipes to each agent.
         variables: Its environment.
         log: The file for what Ray itself prints.
@@ -49,7 +50,7 @@ class DriverProcess:
         descriptors = [one.driver_ends for one in pipes]
         with log.open("wb") as file:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM.format(path=_import_path()), str(answers)],
+                [*program_of("driver"), str(answers)],
                 env=dict(variables),
                 stdin=subprocess.PIPE,
                 stdout=file,
@@ -80,7 +81,7 @@ class DriverProcess:
         Raises:
             TfdistkitError: if the driver cannot connect, or place the actors.
         """
-        connected = self._next("to connect", _CONNECT_S, should_stop)
+        connected = self._next("to connect", CONNECT_S, should_stop)
         # The driver has a deadline of its own for the resources; this one is the last resort.
         placing_s = self._task["timeout_s"] * 2 + _ACTORS_S
         ready = self._next("to start the actors", placing_s, should_stop)
@@ -131,6 +132,15 @@ class DriverProcess:
             said = file.read().decode(errors="replace").strip()
         do = f"Its output:\n{said}" if said else None
         return UnsupportedError(explain(f"The Ray driver failed {what}.", received=received, do=do))
+
+
+def program_of(module: str) -> list[str]:
+    """Returns the command that runs a module of this folder, which imports Ray.
+
+    Args:
+        module: Its name.
+    """
+    return [sys.executable, "-c", _PROGRAM.format(path=_import_path(), module=module)]
 
 
 def _import_path() -> list[str]:

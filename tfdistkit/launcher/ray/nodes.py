@@ -12,6 +12,7 @@ from tfdistkit.launcher.ssh.connection import Connection
 from tfdistkit.launcher.ssh.connection_pool import ConnectionPool
 from tfdistkit.launcher.ssh.preflight import Preflight, own_checksum, places_of, require_ready, wanted_of
 from tfdistkit.launcher.ssh.preflight_report import HostReport, compare, describe
+from tfdistkit.launcher.ssh.problems import HostsNotReady
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ def check_nodes(
     addresses: Sequence[str],
     job: JobSpec,
     should_stop: Callable[[], bool],
+    nodes: Sequence[str],
 ) -> CheckedNodes:
     """Runs the preflight check of the nodes, by the first agent on each.
 
@@ -59,9 +61,11 @@ def check_nodes(
         addresses: The address of the node of each process.
         job: The job.
         should_stop: Whether to abort the check.
+        nodes: The name of the Ray node of each process.
 
     Raises:
-        HostsNotReady: if a node fails the check; the message holds the report and the fixes.
+        HostsNotReady: if a node fails the check; the message holds the report and the fixes, and its problems are by
+            the name of the node.
     """
     cluster = job.hosts
     assert isinstance(cluster, RaySpec)
@@ -77,7 +81,12 @@ def check_nodes(
     compare(listed, own_checksum(job), needs_horovod=False)
     preflight.connect_all()
     table = describe(listed)
-    require_ready(listed, table)
+    try:
+        require_ready(listed, table)
+    except HostsNotReady as failed:
+        by_node = {node: names[address] for node, address in zip(nodes, addresses, strict=True)}
+        failed.problems = {node: failed.problems[name] for node, name in by_node.items() if name in failed.problems}
+        raise
     places = places_of([names[address] for address in addresses], listed)
     # Workers have the threads for the CPUs that they reserved, not for all of the node.
     sized = tuple(replace(one, cores=cluster.threads * list(addresses).count(at)) for one, at in zip(places, addresses))

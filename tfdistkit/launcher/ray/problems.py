@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdistkit.errors import TfdistkitError, UnsupportedError, explain
+from tfdistkit.launcher.backend import NoRoomError
 from tfdistkit.launcher.ray.cluster import LOCAL
 
 
@@ -24,7 +25,7 @@ def error_of(refused: Mapping[str, Any]) -> TfdistkitError:
         return too_small(refused["asked"], refused["total"], refused["free"], refused["waited_s"])
     if kind == "connect":
         return no_connection(refused["address"], refused["why"])
-    return UnsupportedError(explain("Ray could not start the actors.", received=refused["why"]))
+    return NoRoomError(explain("Ray could not start the actors.", received=refused["why"]))
 
 
 def no_answer(address: str, why: str) -> UnsupportedError:
@@ -54,7 +55,7 @@ def no_connection(address: str, why: str) -> UnsupportedError:
 
 def too_small(
     asked: Mapping[str, float], total: Mapping[str, float], free: Mapping[str, float], waited_s: float
-) -> UnsupportedError:
+) -> NoRoomError:
     """Error: the cluster lacks resources, now or at all."""
     received = f"{_listed(asked)} for the workers; the cluster has {_listed(total)}"
     if free:
@@ -68,7 +69,7 @@ def too_small(
         else "Wait until other jobs end (ray status lists what is used; --start-timeout SECONDS waits longer), or "
         "start fewer workers (-np). Each worker's share must fit on one node."
     )
-    return UnsupportedError(
+    return NoRoomError(
         explain(f"The Ray cluster must have room for all workers at once{waited}.", received=received, do=do)
     )
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from tfdistkit.errors import UnsupportedError, explain
-from tfdistkit.launcher.backend import WorkerHandle
+from tfdistkit.launcher.backend import NoRoomError, WorkerHandle
 from tfdistkit.launcher.preparing import Prepared, prepare_attempt
 from tfdistkit.launcher.spec import JobSpec, ProcessSpec
 from tfdistkit.launcher.ssh.problems import HostsNotReady
@@ -158,6 +158,7 @@ class Changes:
         if self._elastic is None:
             return self._job, prepare_attempt(self._job, attempt, should_stop)
         self._room.require_hosts(should_stop)
+        deadline = time.monotonic() + self._elastic.wait_s
         while True:
             self._wait_for_room(should_stop, self._elastic.wait_s)
             job = self._room.job_now()
@@ -169,8 +170,16 @@ class Changes:
                 self._say(f"tfdistkit: {problem}")
                 self._leave_out(list(problem.problems))
                 continue
+            except NoRoomError as problem:
+                # Other jobs took the room, or a node died meanwhile.
+                if should_stop() or self._room.is_fixed or time.monotonic() >= deadline:
+                    raise
+                self._say(f"tfdistkit: {problem}")
+                self._room.require_hosts(should_stop)
+                continue
+            self._room.settle(prepared.nodes)
             if attempt:
-                self._announce(job)
+                self._announce(job, prepared.nodes)
             return job, prepared
 
     def close(self) -> None:
@@ -198,8 +207,9 @@ class Changes:
     def _record(self, result: JobResult, ranks: Sequence[int], processes: Sequence[ProcessSpec]) -> None:
         """Records lost workers by host, and whether they were lost soon after the start."""
         unreachable = unreachable_hosts(result.failures)
-        hosts = Counter(self._room.name_of(processes[rank].host) for rank in ranks)
-        gone = {self._room.name_of(processes[rank].host) for rank in ranks if rank in unreachable}
+        hosts = Counter(self._room.name_of(processes[rank]) for rank in ranks)
+        lost = () if self._room.tells_life else [processes[rank] for rank in ranks if rank in unreachable]
+        gone = {self._room.name_of(process) for process in lost}
         now = time.monotonic()
         for host, workers in hosts.items():
             self._room.members.lose(host, workers, now, is_unreachable=host in gone)
@@ -249,13 +259,14 @@ class Changes:
             self._say(f"tfdistkit: host {host} failed again or does not answer: left out for {left_out[host]:.0f} s.")
             self._add_event("host_left_out", host=host, seconds=round(left_out[host]))
 
-    def _announce(self, job: JobSpec) -> None:
-        """Reports the number of workers of the next attempt."""
+    def _announce(self, job: JobSpec, nodes: Sequence[str]) -> None:
+        """Reports the number of workers of the next attempt, and where they are."""
         if not self._is_change and job.world_size == self._size:
             return  # a restart
         change = f"{_workers(job.world_size)} instead of {self._size}"
         change = change if job.world_size != self._size else f"{_workers(self._size)} as before"
-        where = f" on {', '.join(one.host for one in job.hosts.slots)}" if job.hosts is not None else ""
+        names = nodes or [one.host for one in job.hosts.slots] if job.hosts is not None else ()
+        where = f" on {', '.join(dict.fromkeys(names))}" if names else ""
         self._say(f"tfdistkit: the job continues with {change}{where}, from its last backup.")
         if self._incident and self._history is not None:
             self._history.incidents.append(f"{self._incident}: the job continued with {change}.")

@@ -68,6 +68,8 @@ class Discovery:
         self._last: tuple[HostSlots, ...] | None = None
         self._changes = 0
         self.problem = ""
+        # The script knows hosts, not what the workers of a lost attempt left: its last list counts.
+        self.is_current = True
 
     def poll(self) -> Sequence[HostSlots] | None:
         """Returns the hosts if a run has just confirmed the list of the run before; never waits."""
@@ -83,6 +85,9 @@ class Discovery:
             self.problem = ""
             self.note(f"tfdistkit: {self._script} prints hosts again.")
         return self._confirmed(hosts)
+
+    def renew(self) -> None:
+        """Does nothing: the last list still counts (see `launcher.ray.capacity.Capacity`)."""
 
     def close(self) -> None:
         """Ends a run of the script."""

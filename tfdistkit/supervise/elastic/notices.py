@@ -88,6 +88,6 @@ class Notices:
 
 
 def _named(text: str, hosts: Collection[str]) -> frozenset[str]:
-    """Returns the hosts of the job that a text names, with or without a user name."""
+    """Returns the hosts of the job that a text names, with or without a user name, or the id of a Ray node."""
     words = set(text.replace(",", " ").split())
-    return frozenset(host for host in hosts if {host, host.rpartition("@")[2]} & words)
+    return frozenset(host for host in hosts if {host, host.rpartition("@")[2], host.partition("/")[0]} & words)

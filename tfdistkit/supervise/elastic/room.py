@@ -1,4 +1,4 @@
-"""Tracks the hosts and slots of a job by a discovery script and preemption notices."""
+"""Tracks the hosts and slots of a job by a discovery script or the room of a cluster, and preemption notices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from tfdistkit.cluster.environments.host_list import HostSlots
 from tfdistkit.errors import OptionError, explain
 from tfdistkit.launcher.elasticity import ElasticSpec
 from tfdistkit.launcher.hosts import is_this_machine, spread
-from tfdistkit.launcher.spec import JobSpec
+from tfdistkit.launcher.registry import row_of
+from tfdistkit.launcher.spec import JobSpec, ProcessSpec
 from tfdistkit.supervise.elastic.discovery import Discovery
 from tfdistkit.supervise.elastic.membership import Membership
 from tfdistkit.supervise.elastic.notices import Notice, Notices
@@ -37,13 +38,19 @@ class Room:
         # A command that runs when the launcher is killed has the job's mark, so the watchdog ends it.
         variables = env.child_env({env.JOB_ID: job.job_id})
         script = job.elastic.discovery if job.elastic is not None else None
+        capacity = row_of(job.backend).capacity if job.elastic is not None and job.hosts is not None else None
+        # What tells the hosts: the user's script, or the cluster. Others do not change.
         self.discovery = Discovery(script, variables, note) if script else None
+        if capacity is not None:
+            self.discovery = row_of(job.backend).load(capacity)(job, note)
         self._notices = Notices(job.preemption, variables, note) if job.preemption is not None else None
         self._job = job
-        self.members = Membership(self._first_hosts(), *_bounds(job), is_fixed=script is None)
+        self.members = Membership(self._first_hosts(), *_bounds(job), is_fixed=self.discovery is None)
         self._notice: Notice | None = None
         # Workers by host in the current attempt.
         self._used: Counter[str] = Counter()
+        # The name of the host of each process, where the cluster has chosen it.
+        self._nodes: Sequence[str] = ()
 
     @property
     def signals(self) -> tuple[int, ...]:
@@ -57,11 +64,11 @@ class Room:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether no host can be added, because there is no discovery script."""
+        """Whether no host can be added, because neither a script nor a cluster tells the hosts."""
         return self.discovery is None
 
     def poll(self) -> None:
-        """Reads the discovery script and the preemption notices; never waits."""
+        """Reads the discovered hosts and the preemption notices; never waits."""
         hosts = self.discovery.poll() if self.discovery is not None else None
         if hosts is not None:
             self.members.replace(hosts)
@@ -70,15 +77,19 @@ class Room:
             self.members.leave(self._notice.hosts if self._notice is not None else ())
 
     def require_hosts(self, should_stop: Callable[[], bool]) -> None:
-        """Waits for the first list of the discovery script.
+        """Waits for the first list of the hosts, or of a cluster for a list from after now.
 
         Args:
             should_stop: Whether to stop waiting.
 
         Raises:
-            OptionError: if its first run fails.
+            OptionError: if there is none.
         """
-        while self.discovery is not None and not self.members.names and not should_stop():
+        if self.discovery is not None:
+            self.discovery.renew()
+        while self.discovery is not None and not (self.members.names and self.discovery.is_current):
+            if should_stop():
+                return
             self.poll()
             if self.discovery.problem:
                 raise OptionError(self.discovery.problem)
@@ -94,17 +105,33 @@ class Room:
             return replace(self._job, world_size=size)
         hosts = self._job.hosts or (self._elastic.remote if self._elastic is not None else None)
         assert hosts is not None
-        return replace(self._job, world_size=size, hosts=replace(hosts, slots=tuple(used)))
+        return replace(self._job, world_size=size, hosts=hosts.limited_to(slots, size))
 
-    def name_of(self, host: str) -> str:
+    def settle(self, nodes: Sequence[str]) -> None:
+        """Records where a cluster has placed the processes of an attempt.
+
+        Args:
+            nodes: The name of the node of each process; empty if the plan of `job_now` holds.
+        """
+        if self.discovery is not None and nodes:
+            self._nodes, self._used = nodes, Counter(nodes)
+
+    def name_of(self, process: ProcessSpec) -> str:
         """Returns the name in the list for the host of a process.
 
         Args:
-            host: The host as the plan names it.
+            process: The process.
         """
-        if host in self._used:
-            return host
-        return next(iter(self._used), host)
+        if self._nodes:
+            return self._nodes[process.number]
+        if process.host in self._used:
+            return process.host
+        return next(iter(self._used), process.host)
+
+    @property
+    def tells_life(self) -> bool:
+        """Whether the list of hosts itself tells which of them live: that of a cluster does."""
+        return bool(self._nodes)
 
     def is_urgent(self) -> bool:
         """Returns whether a host in use is about to end or has been taken from the list."""
@@ -127,11 +154,12 @@ class Room:
         if self.discovery is not None:
             return ()
         hosts = self._job.hosts
-        slots = hosts.slots if hosts is not None else (HostSlots(_HERE, _bounds(self._job)[1]),)
+        slots = hosts.fixed_slots if hosts is not None else (HostSlots(_HERE, _bounds(self._job)[1]),)
         total, elastic = sum(one.slots for one in slots), self._elastic
         if elastic is not None and total < elastic.least:
             what = f"MIN of `-np MIN:MAX` must be at most {total}, the number of slots."
-            raise OptionError(explain(what, received=f"-np {elastic}", do="Give the hosts more slots: -H HOST:SLOTS."))
+            do = hosts.how_to_add_slots if hosts is not None else None
+            raise OptionError(explain(what, received=f"-np {elastic}", do=do))
         return slots
 
 
