@@ -1,4 +1,4 @@
-"""Two hosts and a slow link: the time to the same loss with each way to send, and the speed of two hosts over one.
+"""Two hosts and a link: the bytes of each way to send, the time to the same loss, and the speed of two hosts over one.
 
 `wide`: a net of 25M weights learns scikit-learn's digits, projected to 1,000 numbers, over 100 Mbit/s. Its losses
 without a compression are those of one process on the same batches, and a step takes as long as its 100 MB travel: some
@@ -9,8 +9,11 @@ what the bytes of `none` take on the link.
 `words`: a language model of 4.6M weights on Python's own sources, one host of one thread against two over 1 Gbit/s,
 with the same rows a host; `apart` are two hosts that do not communicate, which is what the machine allows.
 
+`bytes`: what a step of a net of a million weights sends and receives, by the counters of a host's network interface,
+against the exact sum. They are those of the second epoch, after every warm-up; the averages of an epoch's end count.
+
 Needs root: the hosts are network namespaces with sshd, and the link is shaped.
-Run: python benchmarks/slow_links.py wide|words [--rate 100mbit] [--only NAME ...] [--save FILE]
+Run: python benchmarks/slow_links.py wide|words|bytes [--rate 100mbit] [--only NAME ...] [--save FILE]
 """
 
 from __future__ import annotations
@@ -105,6 +108,55 @@ if tfdistkit.rank() == 0 or is_alone:
     sent = timer.model.history.history.get("bytes_per_step", [0.0])[-1]
     found = {"seconds": watch.seconds, "processor": watch.processor, "losses": watch.found, "bytes": sent}
     print("found " + json.dumps(found), flush=True)
+"""
+# Name -> what sums gradients, the optimizer, the steps of an epoch, and the goal for the share of the bytes.
+_BYTES: dict[str, tuple[str, str, int, float | None]] = {
+    "none": ("Average()", "SGD(0.01)", 50, None),
+    "FP16()": ("c.FP16()", "SGD(0.01)", 50, 0.51),
+    "ByteGrad()": ("c.ByteGrad()", "SGD(0.01)", 50, 0.27),
+    "PowerSGD(2)": ("c.PowerSGD(2)", "SGD(0.01)", 50, 0.05),
+    "TopK(0.01)": ("c.TopK(0.01)", "SGD(0.01)", 50, 0.03),
+    "OneBitAdam": ("Average()", "c.OneBitAdam(1e-4, freeze_after=10)", 50, 0.05),
+    "LocalSGD(10)": ("a.LocalSGD(10)", "SGD(0.01)", 200, 1.05 / 10),
+    "LocalSGD(100)": ("a.LocalSGD(100)", "SGD(0.01)", 500, 1.05 / 100),
+    "DiLoCo(500)": ("a.DiLoCo(500)", "SGD(0.01)", 1000, 1 / 400),
+    "DiLoCo(500), AdamW": ("a.DiLoCo(500)", "AdamW(1e-4)", 1000, 1 / 400),
+}
+_BYTES_SCRIPT = """
+import json, sys
+import tfdistkit
+from tfdistkit import algorithms as a, compression as c
+from tfdistkit.communication import Average
+strategy = tfdistkit.strategy("multiworker")
+import keras, numpy as np
+from keras.optimizers import SGD, AdamW
+
+def of_interface():
+    with open("/proc/net/dev") as file:
+        [line] = [line for line in file if line.strip().startswith("eth0:")]
+    numbers = line.partition(":")[2].split()
+    return int(numbers[0]) + int(numbers[8])
+
+class Bytes(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        tfdistkit.collectives.barrier()
+        self.begin = of_interface()
+    def on_epoch_end(self, epoch, logs=None):
+        tfdistkit.collectives.barrier()
+        self.each = (of_interface() - self.begin) / self.params["steps"]
+
+for name, (reducer, optimizer, steps, _) in json.loads(sys.argv[1]).items():
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        strategy.reducer = eval(reducer)
+        layers = [keras.layers.Dense(1000, "relu"), keras.layers.Dense(500, "relu"), keras.layers.Dense(10)]
+        model = keras.Sequential([keras.Input((500,)), *layers])
+        model.compile(eval(optimizer), "mse")
+    x = np.random.default_rng(0).normal(size=(4 * steps, 500)).astype("float32")
+    counted = Bytes()
+    model.fit(x, x[:, :10], batch_size=4, epochs=2, verbose=0, callbacks=[counted])
+    if tfdistkit.rank() == 0:
+        print("found " + json.dumps([name, counted.each, 4 * model.count_params()]), flush=True)
 """
 _DEADLINE_S = 1500
 # Steps of `words`, without the traced ones.
@@ -213,6 +265,26 @@ def words(hosts: NetHosts, rate: str, rounds: int, steps: int) -> None:
             print(f"{name}: loss {loss:.4f} after {at} steps", flush=True)
 
 
+def count_bytes(hosts: NetHosts, names: list[str]) -> None:
+    """Prints the bytes of a step with each way to send."""
+    hosts.write("bytes.py", _BYTES_SCRIPT)
+    shape(hosts, None)
+    chosen = {name: _BYTES[name] for name in dict.fromkeys(["none", *names])}
+    given = [word for name, value in {**_QUIET, **_ONE_THREAD}.items() for word in ("-x", f"{name}={value}")]
+    words = ["run", "-H", "h1,h2", *given, "--start-timeout", "120", str(hosts.work / "bytes.py"), json.dumps(chosen)]
+    job = hosts.command(0, sys.executable, "-m", "tfdistkit", *words)
+    done = subprocess.run(job, capture_output=True, text=True, timeout=_DEADLINE_S)
+    if done.returncode:
+        raise SystemExit(f"failed: {done.stdout}\n{done.stderr}")
+    whole = 0.0
+    for line in (line for line in done.stdout.splitlines() if "found [" in line):
+        name, size, of_weights = json.loads(line[line.index("[", line.index("found")) :])
+        whole, goal = whole or size, _BYTES[name][3]
+        wanted = "" if goal is None else f" (goal {goal:.5f}: {'met' if size / whole <= goal else 'missed'})"
+        print(f"{name:<20} {size / 1e6:9.4f} MB a step, of none {size / whole:.5f}{wanted}, "
+              f"of the weights {size / of_weights:.5f}", flush=True)  # fmt: skip
+
+
 def rate_of(rate: str) -> float:
     """Returns the bytes in a second of a rate as `tc` writes it."""
     return float(rate[:-4]) * {"gbit": 1e9, "mbit": 1e6}[rate[-4:]] / 8
@@ -220,19 +292,24 @@ def rate_of(rate: str) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("task", choices=["wide", "words"])
+    parser.add_argument("task", choices=["wide", "words", "bytes"])
     parser.add_argument("--rate", help="rate of the link in the syntax of `tc` (default: 100mbit for wide, else 1gbit)")
     parser.add_argument("--steps", type=int, help="steps of none for wide, of both for the loss of words")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of words")
-    parser.add_argument("--only", nargs="+", choices=list(_WIDE), default=[name for name in _WIDE if name != "none"])
+    parser.add_argument("--only", nargs="+", help="names of wide or bytes. Default: all")
     parser.add_argument("--save", type=Path, help="a file for the losses over time of wide, which pictures.py draws")
     args = parser.parse_args()
+    known = [name for name in (_BYTES if args.task == "bytes" else _WIDE) if name != "none"]
+    if unknown := [name for name in args.only or [] if name not in known]:
+        parser.error(f"--only: {', '.join(unknown)}; known are {', '.join(known)}")
     if why_no_hosts():
         raise SystemExit(f"cannot create hosts: {why_no_hosts()}")
     with tempfile.TemporaryDirectory() as folder, net_hosts(Path(folder, "net"), 2) as hosts:
         hosts.write("train.py", _SCRIPT)
-        if args.task == "wide":
-            wide(hosts, args.rate or "100mbit", args.only, args.steps or 160, args.save)
+        if args.task == "bytes":
+            count_bytes(hosts, args.only or known)
+        elif args.task == "wide":
+            wide(hosts, args.rate or "100mbit", args.only or known, args.steps or 160, args.save)
         else:
             words(hosts, args.rate or "1gbit", args.rounds, 1000 if args.steps is None else args.steps)
 

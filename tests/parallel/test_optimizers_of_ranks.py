@@ -1,4 +1,4 @@
-"""Optimizers whose options differ between ranks are refused on all of them, before they are built."""
+"""Optimizers that differ between ranks, or whose gradients travel otherwise, are refused on all of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.tensorflow
 SCRIPT = """
     import json, sys
     import tfdistkit
-    from tfdistkit.compression import OneBitAdam, QAdam
+    from tfdistkit.compression import FP16, Chain, OneBitAdam, PowerSGD, QAdam, Where
     strategy, rank = tfdistkit.strategy(sys.argv[1]), tfdistkit.rank()
     import keras, numpy as np, tensorflow as tf
     x, y = np.ones((8, 3), "float32"), np.ones((8, 1), "float32")
@@ -23,6 +23,19 @@ SCRIPT = """
             model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
             model.compile(make(), "mse")
         model.fit(x, y, batch_size=4, verbose=0)
+
+    def chosen(predicate, names=("dense", "top")):
+        def built():
+            strategy.reducer = Where(predicate, Chain(PowerSGD(2), FP16()))
+            with strategy.scope():
+                layers = [keras.layers.Dense(4, name=names[0]), keras.layers.Dense(1, name=names[1])]
+                model = keras.Sequential([keras.Input((3,)), *layers])
+                model.compile("sgd", "mse")
+            model.fit(x, y, batch_size=4, verbose=0)
+        try:
+            return told(built)
+        finally:
+            strategy.reducer = tfdistkit.communication.Average()
 
     def loop(make, compiled):
         with strategy.scope():
@@ -41,6 +54,7 @@ SCRIPT = """
             return str(error)
         return "built"
 
+    random = np.random.default_rng(0)
     decay = keras.optimizers.schedules.ExponentialDecay
     found = {
         "freeze_after": told(fit, lambda: OneBitAdam(1e-3, freeze_after=5 + rank)),
@@ -54,6 +68,10 @@ SCRIPT = """
         "equal eager loop": told(loop, lambda: OneBitAdam(freeze_after=5), False),
         "equal loop": told(loop, lambda: OneBitAdam(freeze_after=5), True),
         "names": told(fit, lambda: keras.optimizers.Adam(name=f"own{rank}")),
+        "predicate": chosen(lambda v: "kernel" in v.path and (rank == 1 or "top" in v.path)),
+        "path": chosen(lambda v: "/dense/kernel" in v.path, (("dense", "top"), ("dense_1", "top"))[rank]),
+        "equal predicate": chosen(lambda v: "kernel" in v.path, (f"dense{rank}", "top")),
+        "random of one seed": chosen(lambda v: "kernel" in v.path or bool(random.integers(2))),
         # Variables, which are made with the value of rank 0, and compared in each epoch (test_training_comparison).
         "rates": told(fit, lambda: keras.optimizers.SGD(0.1 * (rank + 1))),
     }
@@ -69,6 +87,12 @@ REFUSED = {
     "class": ("The optimizer must be the same", "rank 0: 'SGD'; rank 1: 'Adam'"),
     "eager loop": ("`freeze_after` of the optimizer OneBitAdam", "rank 0: 5; rank 1: 6"),
     "loop": ("`freeze_after` of the optimizer OneBitAdam", "rank 0: 5; rank 1: 6"),
+    "predicate": (
+        "variable 0: ",
+        "/dense/kernel` of shape (3, 4) and float32, by Average on rank 0; ",
+        ", by Chain(PowerSGD(",
+    ),
+    "path": ("/dense/kernel` of shape (3, 4) and float32, by Chain(", "/dense_1/kernel` of shape (3, 4)", "Average on"),
 }
 
 
@@ -80,5 +104,5 @@ def test_options_that_differ_are_told_to_all_ranks(request: pytest.FixtureReques
     for name, words in REFUSED.items():
         assert all(word in ranks[0][name] for word in words), f"{name}: {ranks[0][name]}"
     assert {name: text for name, text in ranks[0].items() if name not in REFUSED} == dict.fromkeys(
-        ("equal eager loop", "equal loop", "names", "rates"), "built"
+        ("equal eager loop", "equal loop", "names", "equal predicate", "random of one seed", "rates"), "built"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from typing import Any
 
 import pytest
@@ -301,3 +302,38 @@ def test_texts_that_ranks_compare() -> None:
     assert c.Chain(c.Where(bool, c.TopK(0.5)), c.FP16()).describe() == (
         "Chain(Where(TopK(clip_norm=None, min_size=0, momentum=0.0, ratio=0.5, warmup_steps=0), Average), FP16)"
     )
+
+
+def test_what_a_predicate_chose_is_told_for_each_variable_and_stays() -> None:
+    import keras
+    import numpy as np
+
+    c, answers = tfdistkit.compression, iter([True, False, True])
+    where = c.Where(lambda variable: next(answers), c.Chain(c.Int8(min_size=5), c.FP16()), c.TopK(0.5))
+    variables = [keras.Variable(np.zeros(size, "float32")) for size in ((2, 3), (4,), (1,))]
+    int8 = f"{c.Int8(min_size=5).describe()}"
+    told = [f"Chain({int8}, FP16)", c.TopK(0.5).describe(), f"Chain({int8} (uncompressed), FP16)"]
+    assert where.choices(variables) == told
+    assert where.choices(variables[::-1]) == told[::-1]  # The predicate is not asked again: it has no answers left.
+    diloco = tfdistkit.algorithms.DiLoCo(3, compression=where)
+    assert diloco.choices(variables) == [f"{diloco.describe()} by {one}" for one in told]
+    of_sum = tfdistkit.communication.Sum(c.FP16())
+    assert of_sum.choices(variables[:1]) == ["Sum(FP16)"]
+
+
+def test_variables_whose_gradients_travel_otherwise_are_named() -> None:
+    from tfdistkit.strategies.consistency import choice_comparison
+
+    kernel, bias = choice_comparison.Choice([2, 3], "float32", "FP16"), choice_comparison.Choice([3], "float32", "Sign")
+    paths = [["dense/kernel", "dense/bias"]] * 3
+    choice_comparison.require_same([[kernel, bias]] * 3, paths)
+    for change, words in (
+        ({"reducer": "Average"}, "variable 1: `dense/bias` of shape (3,) and float32, by Sign on rank 0; "
+         "`dense/bias` of shape (3,) and float32, by Average on rank 2"),
+        ({"shape": [4]}, "of shape (4,) and float32 on rank 2"),
+        ({"dtype": "float16", "reducer": "FP16"}, "of shape (3,) and float16 on rank 2"),
+    ):  # fmt: skip
+        with pytest.raises(OptionError, match=re.escape(words)):
+            choice_comparison.require_same([[kernel, bias], [kernel, bias], [kernel, bias._replace(**change)]], paths)
+    with pytest.raises(OptionError, match="2 variables on rank 0; 1 variables on rank 1"):
+        choice_comparison.require_same([[kernel, bias], [kernel]], paths)

@@ -217,6 +217,17 @@ class Reducer:
         """
         return None
 
+    def choices(self, variables: list[Any]) -> list[str]:
+        """Returns a text for each variable that tells how its gradient travels.
+
+        Ranks compare the texts when an optimizer is built, and fail if one differs. A reducer that treats variables
+        differently overrides it.
+
+        Args:
+            variables: The Keras variables that the optimizer updates.
+        """
+        return [self.describe()] * len(variables)
+
     def reduce(self, gradients: list[Any], variables: list[Any], state: list[Any], wire: Wire) -> list[Any]:
         """Returns the gradients of the global batch; called in every replica, before clipping and the update.
 

@@ -29,6 +29,9 @@ class Sum(Reducer):
     def build(self, variables: list[Any], make_state: MakeState) -> list[Any] | None:
         return self.inner.build(variables, make_state)
 
+    def choices(self, variables: list[Any]) -> list[str]:
+        return [f"Sum({choice})" for choice in self.inner.choices(variables)]
+
     def after_apply(self, variables: list[Any], state: list[Any], wire: Wire) -> None:
         self.inner.after_apply(variables, state, wire)
 

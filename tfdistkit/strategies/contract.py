@@ -167,6 +167,14 @@ class KerasStrategyMixin:
             optimizer: The Keras optimizer.
         """
 
+    def check_choices(self, reducer: Reducer, variables: list[Any]) -> None:
+        """Checks how gradients travel (`Reducer.choices`) before an optimizer is built; all ranks call it.
+
+        Args:
+            reducer: The reducer of the gradients.
+            variables: The variables of the optimizer.
+        """
+
     def require_own_processes(self, reducer: Reducer) -> None:
         """Requires each replica to have a process of its own, if a reducer needs that.
 

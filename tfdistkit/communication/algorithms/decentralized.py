@@ -47,6 +47,9 @@ class Decentralized(LocalSGD):
         compression = None if self.compression is None else self.compression.describe()
         return f"{type(self).__name__}(peers={self.peers!r}, every={self.every}, compression={compression})"
 
+    def choices(self, variables: list[Any]) -> list[str]:
+        return rounds.choices_of(self.describe(), self.compression, variables)
+
     def build_outer(self, variables: list[Any], make_state: MakeState) -> list[Any]:
         # Since the last average: the rows since all variables were averaged are in `rows`.
         fresh = make_state(variables[0], "local_fresh", shape=(), dtype="float32", of_replica=True)

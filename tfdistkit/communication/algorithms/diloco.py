@@ -88,6 +88,9 @@ class DiLoCo(LocalSGD):
             outer += f", compression={compression}, fragments={self.fragments}, delay={self.delay}, mix={self.mix:g}"
         return f"{super().describe()[:-1]}, {outer})"
 
+    def choices(self, variables: list[Any]) -> list[str]:
+        return rounds.choices_of(self.describe(), self.compression, variables)
+
     def build_outer(self, variables: list[Any], make_state: MakeState) -> list[Any]:
         names = ("outer_anchor", "outer_velocity")
         outer: list[Any] = [tuple(make_state(v, name, saved=False) for name in names) for v in variables]

@@ -60,6 +60,9 @@ class Hierarchical(Reducer):
         inside = None if self.inside is None else self.inside.describe()
         return f"{type(self).__name__}(inside={inside}, across={self.across.describe()})"
 
+    def choices(self, variables: list[Any]) -> list[str]:
+        return rounds.choices_of(self.describe(), self.inside, variables)
+
     def check_optimizer(self, optimizer: Any) -> None:
         self._optimizer = optimizer
         self.across.check_optimizer(optimizer)

@@ -76,6 +76,19 @@ def required_compression(compression: Any, algorithm: str, option: str = "compre
     return chosen
 
 
+def choices_of(own: str, compression: Reducer | None, variables: list[Any]) -> list[str]:
+    """Returns, for each variable, what an algorithm and its compression do with it (`Reducer.choices`).
+
+    Args:
+        own: The description of the algorithm.
+        compression: Its compression.
+        variables: The variables.
+    """
+    if compression is None:
+        return [own] * len(variables)
+    return [f"{own} by {choice}" for choice in compression.choices(variables)]
+
+
 def build_compression(compression: Reducer | None, variables: list[Any], make_state: MakeState) -> list[Any]:
     """Makes the state of a compression for each variable; None where it keeps none."""
     made = None if compression is None else compression.build(variables, make_state)

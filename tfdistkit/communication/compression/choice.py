@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -14,12 +15,14 @@ class Where(Reducer):
     """Chooses a compression for each variable.
 
     Args:
-        predicate: Called with a Keras variable; returns whether `then` compresses it. The same on all ranks.
+        predicate: Called once with each Keras variable; returns whether `then` compresses it. It must return the same
+            on all ranks, which compare what it chose when an optimizer is built.
         then: Compresses the gradients of these variables.
         otherwise: Compresses the gradients of the other variables. Default: no compression.
 
     Raises:
-        OptionError: (a ValueError) if an argument is not a compression, or `predicate` is not callable.
+        OptionError: (a ValueError) if an argument is not a compression, or `predicate` is not callable; when the
+            optimizer is built, if `predicate` chose otherwise on another rank.
 
     Example:
         ```python
@@ -34,6 +37,8 @@ class Where(Reducer):
             )
         self.predicate = predicate
         self._parts = (_required(then), _required(otherwise or Average()))
+        # By `id`, because Keras variables have no hash: each variable, and what the predicate chose for it.
+        self._chosen: dict[int, tuple[weakref.ref[Any], bool]] = {}
 
     @property
     def needs_processes(self) -> bool:  # type: ignore[override]
@@ -55,9 +60,23 @@ class Where(Reducer):
             part.check_optimizer(optimizer)
 
     def _divided(self, variables: list[Any]) -> list[tuple[Reducer, list[int]]]:
-        chosen = [bool(self.predicate(variable)) for variable in variables]
+        chosen = [self._is_chosen(variable) for variable in variables]
         places = [[i for i, one in enumerate(chosen) if one is wanted] for wanted in (True, False)]
         return [(part, of_part) for part, of_part in zip(self._parts, places) if of_part]
+
+    def _is_chosen(self, variable: Any) -> bool:
+        """Calls the predicate once for each variable: a later answer would not fit the state that `build` made."""
+        known = self._chosen.get(id(variable))
+        if known is None or known[0]() is not variable:
+            known = self._chosen[id(variable)] = weakref.ref(variable), bool(self.predicate(variable))
+        return known[1]
+
+    def choices(self, variables: list[Any]) -> list[str]:
+        chosen = [""] * len(variables)
+        for part, places in self._divided(variables):
+            for i, choice in zip(places, part.choices([variables[i] for i in places])):
+                chosen[i] = choice
+        return chosen
 
     def build(self, variables: list[Any], make_state: MakeState) -> list[Any] | None:
         states: list[Any] = [None] * len(variables)
@@ -127,6 +146,9 @@ class Chain(Reducer):
 
     def check_optimizer(self, optimizer: Any) -> None:
         self.first.check_optimizer(optimizer)
+
+    def choices(self, variables: list[Any]) -> list[str]:
+        return [f"Chain({choice}, {self.then.describe()})" for choice in self.first.choices(variables)]
 
     def build(self, variables: list[Any], make_state: MakeState) -> list[Any] | None:
         return self.first.build(variables, make_state)

@@ -28,6 +28,10 @@ class Compression(Reducer):
         options = ", ".join(f"{name}={value!r}" for name, value in sorted(vars(self).items()))
         return f"{type(self).__name__}({options})"
 
+    def choices(self, variables: list[Any]) -> list[str]:
+        own = self.describe()
+        return [own if self.takes(variable) else f"{own} (uncompressed)" for variable in variables]
+
     def takes(self, tensor: Any) -> bool:
         """Returns whether a gradient, or the gradient of a variable, is compressed."""
         if isinstance(tensor, tf.IndexedSlices):

@@ -1,4 +1,4 @@
-"""Compares the options of an optimizer between the ranks when it is built.
+"""Compares an optimizer between the ranks when it is built: its options, and how its gradients travel.
 
 Where they differ, weights drift apart without an error; and where an optimizer compresses its momentum after some steps
 (`OneBitAdam`), ranks that begin at different steps wait for each other for ever.
@@ -6,12 +6,15 @@ Where they differ, weights drift apart without an error; and where an optimizer 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from tfdistkit.cluster.rendezvous.protocol import printable
+from tfdistkit.communication.reducer import Reducer
 from tfdistkit.errors import OptionError, explain
+from tfdistkit.strategies.consistency import choice_comparison
 from tfdistkit.strategies.consistency.data_comparison import compared
 
 # Most ranks that an error names.
@@ -30,14 +33,25 @@ class AgreedOptimizers:
         Raises:
             OptionError: on all ranks, if an option differs.
         """
-        strategy: Any = self
-        here = len(strategy.extended.worker_devices)
-        if strategy.num_replicas_in_sync == here or (here > 1 and _in_replica(strategy)):
-            return
-        with tf.init_scope():  # A step may be traced now, which builds its optimizer.
-            everyone = _compared_outside(strategy, options_of(optimizer))
+        everyone = _everyone(self, lambda: options_of(optimizer))
         if everyone is not None:
             require_same(everyone)
+
+    def check_choices(self, reducer: Reducer, variables: list[Any]) -> None:
+        """Compares how the gradient of each variable travels; all ranks call it before an optimizer is built.
+
+        Args:
+            reducer: The reducer of the gradients.
+            variables: The variables of the optimizer.
+
+        Raises:
+            OptionError: on all ranks, if they would send the gradient of a variable in other ways.
+        """
+        everyone = _everyone(self, lambda: choice_comparison.choices_of(reducer, variables))
+        if everyone is not None:
+            paths = _everyone(self, lambda: choice_comparison.paths_of(variables), always=True) or []
+            chosen = [[choice_comparison.Choice(*one) for one in of_rank] for of_rank in everyone]
+            choice_comparison.require_same(chosen, paths)
 
 
 def options_of(optimizer: Any) -> dict[str, Any]:
@@ -94,16 +108,31 @@ def _in_replica(strategy: Any) -> bool:
     return not tf.distribute.in_cross_replica_context() and tf.distribute.get_strategy() is strategy
 
 
-def _compared_outside(strategy: Any, options: dict[str, Any]) -> list[dict[str, Any]] | None:
-    """Compares the options outside of replicas, also where an eager step builds its optimizer."""
+def _everyone(strategy: Any, own_facts: Callable[[], Any], always: bool = False) -> list[Any] | None:
+    """Returns the facts of all ranks if they differ, or with `always`; else None, as where there are no other ranks.
+
+    Args:
+        strategy: The strategy.
+        own_facts: Returns the facts of this rank, which may read variables.
+        always: Whether to return them even if they are equal.
+    """
+    here = len(strategy.extended.worker_devices)
+    if strategy.num_replicas_in_sync == here or (here > 1 and _in_replica(strategy)):
+        return None
+    with tf.init_scope():  # A step may be traced now, which builds its optimizer.
+        return _compared_outside(strategy, own_facts(), always)
+
+
+def _compared_outside(strategy: Any, facts: Any, always: bool) -> list[Any] | None:
+    """Compares facts outside of replicas, also where an eager step builds its optimizer."""
     if not _in_replica(strategy):
-        return compared(strategy, options)
+        return compared(strategy, facts, always)
     found: list[Any] = []
 
     @tf.autograph.experimental.do_not_convert
     def compare(_: Any) -> None:
-        found.append(compared(strategy, options))
+        found.append(compared(strategy, facts, always))
 
     tf.distribute.get_replica_context().merge_call(compare)
-    everyone: list[dict[str, Any]] | None = found[0]
+    everyone: list[Any] | None = found[0]
     return everyone

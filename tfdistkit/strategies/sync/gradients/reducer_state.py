@@ -38,7 +38,9 @@ def _build(original: Any, optimizer: Any, variables: list[Any]) -> None:
     strategy: Any = tf.distribute.get_strategy()
     is_ours = private_api.is_ours(strategy) and not hasattr(optimizer, "inner_optimizer")
     if is_ours:
-        strategy.check_optimizer(optimizer)  # Before it makes variables, of which other optimizers have others.
+        # Before it makes variables, of which other optimizers have others.
+        strategy.check_optimizer(optimizer)
+        strategy.check_choices(reducer_of(optimizer), variables)
     original(optimizer, variables)
     if not is_ours:
         return
