@@ -2,7 +2,7 @@
 
 TensorFlow treats Horovod's operations as pure functions. It prunes an operation whose result is unused, and folds an
 operation on constants while it traces: on this rank, and perhaps not on its peers, which then hang. So in a graph no
-input is a constant (`opaque`), and every operation runs (`_kept`).
+input is a constant (`opaque`), and every operation runs (`kept`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any
 import tensorflow as tf
 
 from tfdistkit.collectives import horovod_transport as transport
-from tfdistkit.collectives import registry
 from tfdistkit.collectives.communicators import Communicator
 from tfdistkit.collectives.horovod_transport import hvd, next_name, opaque
 from tfdistkit.errors import UnsupportedError, explain
@@ -45,30 +44,30 @@ class HorovodCommunicator(Communicator):
         """
         if timeout_s is not None:
             return self._within(timeout_s, tensors)
-        return [_kept(t) for t in transport.all_reduce(tensors, tf.distribute.ReduceOp.SUM, self._process_set)]
+        return [transport.kept(t) for t in transport.all_reduce(tensors, tf.distribute.ReduceOp.SUM, self._process_set)]
 
     def gather(self, tensor: tf.Tensor) -> tf.Tensor:
         """Concatenates along axis 0, in rank order; lengths may differ."""
-        return _kept(transport.all_gather(tensor, 0, self._process_set))
+        return transport.kept(transport.all_gather(tensor, 0, self._process_set))
 
     def extreme(self, tensor: tf.Tensor, op: str) -> tf.Tensor:
         """Returns the minimum ("min") or the maximum ("max") over the ranks."""
         chosen = hvd.Min if op == "min" else hvd.Max
-        return _kept(hvd.allreduce(opaque(tensor), op=chosen, **self._as(f"all_reduce_{op}")))
+        return transport.kept(hvd.allreduce(opaque(tensor), op=chosen, **self._as(f"all_reduce_{op}")))
 
     def broadcast(self, tensor: tf.Tensor, root_rank: int) -> tf.Tensor:
         """Returns the tensor of `root_rank`, a rank of the process set."""
         ranks = self._process_set.ranks or range(self.size)
-        return _kept(transport.broadcast(tensor, ranks[root_rank], self._process_set))
+        return transport.kept(transport.broadcast(tensor, ranks[root_rank], self._process_set))
 
     def reduce_scatter(self, tensor: tf.Tensor) -> tf.Tensor:
         """Sums, and returns this rank's share of the rows; the first ranks get one more if the division is uneven."""
-        return _kept(hvd.reducescatter(opaque(tensor), op=hvd.Sum, **self._as("reduce_scatter")))
+        return transport.kept(hvd.reducescatter(opaque(tensor), op=hvd.Sum, **self._as("reduce_scatter")))
 
     def all_to_all(self, tensor: tf.Tensor, splits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Sends `splits[r]` rows to rank r; returns the received rows, in rank order, and how many came from each."""
         result, received = hvd.alltoall(opaque(tensor), opaque(splits), **self._as("all_to_all"))
-        return _kept(result), received
+        return transport.kept(result), received
 
     def _within(self, timeout_s: float, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         if not tf.executing_eagerly():
@@ -98,13 +97,6 @@ class HorovodCommunicator(Communicator):
     def _as(self, kind: str) -> dict[str, Any]:
         name = next_name(kind, self._process_set)
         return {"name": name, "ignore_name_scope": True, "process_set": self._process_set}
-
-
-def _kept(result: tf.Tensor) -> tf.Tensor:
-    last = registry.last_made()
-    if not tf.executing_eagerly() and last is not None and last.calls is not None:
-        last.calls.keep(result)
-    return result
 
 
 def job_size() -> int:

@@ -164,6 +164,17 @@ def awaited(results: Any) -> Any:
     return results
 
 
+def kept(result: tf.Tensor) -> tf.Tensor:
+    """Keeps TensorFlow from pruning the operation behind a tensor on a rank that has no use for the result.
+
+    TensorFlow treats Horovod's operations as pure functions, and the other ranks would wait for this one.
+    """
+    last = registry.last_made()
+    if not tf.executing_eagerly() and last is not None and last.calls is not None:
+        last.calls.keep(result)
+    return result
+
+
 def opaque(tensor: tf.Tensor) -> tf.Tensor:
     """Hides from the traced graph that a tensor is a constant.
 

@@ -58,15 +58,17 @@ class HorovodWire(Wire):
         return tf.reshape(tf.cast(tf.bitcast(gathered, tf.bfloat16), tf.float32), [-1])[: tf.size(flat)]
 
     def gather(self, tensor: tf.Tensor) -> tf.Tensor:
-        gathered = transport.all_gather(tensor[None], 0, self._process_set)
+        gathered = transport.kept(transport.all_gather(tensor[None], 0, self._process_set))
         return tf.ensure_shape(gathered, [self.replicas, *tensor.shape])
 
     def exchange(self, rows: tf.Tensor) -> tf.Tensor:
-        return tf.ensure_shape(transport.all_to_all(rows, self._process_set), rows.shape)
+        # Of a short vector a rank may have no part to sum, and so no use for what it receives.
+        return tf.ensure_shape(transport.kept(transport.all_to_all(rows, self._process_set)), rows.shape)
 
     def swap(self, data: tf.Tensor, partner: tf.Tensor) -> tf.Tensor:
         splits = tf.one_hot(partner, self.replicas, dtype=tf.int32)
-        return tf.ensure_shape(transport.all_to_all(data[None], self._process_set, splits)[0], data.shape)
+        received = transport.kept(transport.all_to_all(data[None], self._process_set, splits))
+        return tf.ensure_shape(received[0], data.shape)
 
     def background(self) -> HorovodBackground:
         return HorovodBackground(self._process_set)
