@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
+import subprocess
+import sys
+import textwrap
 from typing import Any
 
 import pytest
@@ -52,10 +56,28 @@ def test_wrong_periods(every: Any) -> None:
             algorithm(every)
 
 
+def test_numbers_of_the_outer_optimizer() -> None:
+    import keras
+
+    given = tfdistkit.algorithms.DiLoCo(5, {"learning_rate": 0.5, "nesterov": False})
+    assert given.describe() == tfdistkit.algorithms.DiLoCo(5, keras.optimizers.SGD(0.5, momentum=0.9)).describe()
+
+
+def test_algorithms_are_made_before_tensorflow_starts() -> None:
+    code = """
+        from tensorflow.python.eager import context
+        from tfdistkit import algorithms as a
+        made = [a.DiLoCo(5), a.DiLoCo(5, {"momentum": 0.5}, compression="fp16"), a.Hierarchical(across=a.DiLoCo(5))]
+        assert not context.context()._initialized
+    """
+    variables = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=variables, check=True, timeout=120)
+
+
 def test_wrong_outer_optimizers() -> None:
     import keras
 
-    for outer in ("sgd", keras.optimizers.Adam()):
+    for outer in ("sgd", keras.optimizers.Adam(), {"rate": 0.5}, {"learning_rate": "high"}, {"momentum": -1.0}):
         with pytest.raises(OptionError, match="`outer` must be a keras.optimizers.SGD"):
             tfdistkit.algorithms.DiLoCo(10, outer)
 

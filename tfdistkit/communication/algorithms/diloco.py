@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -25,8 +25,9 @@ class DiLoCo(LocalSGD):
 
     Args:
         every: As in `LocalSGD`; a number of steps with any of the last four arguments.
-        outer: The outer optimizer, a `keras.optimizers.SGD`, of which the learning rate, `momentum` and `nesterov`
-            count. Default: a learning rate of 0.7, and a Nesterov momentum of 0.9.
+        outer: The `learning_rate`, `momentum` and `nesterov` of the outer optimizer: a dict with some of them, or a
+            `keras.optimizers.SGD`. In a job of several processes an optimizer cannot be made before the strategy, so
+            pass a dict. Default: a learning rate of 0.7, and a Nesterov momentum of 0.9.
         warmup_steps: As in `LocalSGD`.
         compression: The compression of the outer gradient: a name, or an object of `tfdistkit.compression`.
         fragments: The variables are divided into so many parts of about the same size, which are averaged in turn,
@@ -52,14 +53,8 @@ class DiLoCo(LocalSGD):
         mix: float = 0.5,
     ):
         super().__init__(every, warmup_steps)
-        if outer is None:
-            outer = keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)
-        if type(outer) is not keras.optimizers.SGD:
-            raise OptionError(
-                explain("`outer` must be a keras.optimizers.SGD.", received=f"outer={type(outer).__name__}")
-            )
-        self.learning_rate = float(outer.learning_rate)
-        self.momentum, self.nesterov = float(outer.momentum), bool(outer.nesterov)
+        outer = _required_outer(outer)
+        self.learning_rate, self.momentum, self.nesterov = outer
         self.compression = rounds.required_compression(compression, type(self).__name__)
         if self.compression is not None:
             self.compression.check_optimizer(outer)
@@ -194,6 +189,39 @@ class DiLoCo(LocalSGD):
             own = tf.convert_to_tensor(variable)
             variable.assign(keeping * own + (1.0 - keeping) * anchor if keeping else anchor)
         return True
+
+
+class _OuterSGD(NamedTuple):
+    """The numbers of an outer optimizer; an optimizer of Keras would start TensorFlow before the strategy does."""
+
+    learning_rate: float = 0.7
+    momentum: float = 0.9
+    nesterov: bool = True
+
+
+def _required_outer(outer: Any) -> _OuterSGD:
+    if outer is None:
+        return _OuterSGD()
+    if type(outer) is keras.optimizers.SGD:
+        return _OuterSGD(float(outer.learning_rate), float(outer.momentum), bool(outer.nesterov))
+    if (
+        not isinstance(outer, dict)
+        or not set(outer) <= set(_OuterSGD._fields)
+        or not all(map(_is_number, outer.values()))
+    ):
+        raise OptionError(
+            explain(
+                "`outer` must be a keras.optimizers.SGD, or a dict of its numbers.",
+                received=f"outer={outer!r}" if isinstance(outer, dict) else f"outer={type(outer).__name__}",
+                expected='{"learning_rate": 0.7, "momentum": 0.9, "nesterov": True}, say',
+            )
+        )
+    whole = _OuterSGD(**outer)
+    return _OuterSGD(float(whole.learning_rate), float(whole.momentum), bool(whole.nesterov))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (bool, int, float)) and 0 <= value < math.inf
 
 
 def divided(variables: list[Any], parts: int) -> list[list[int]]:
