@@ -91,3 +91,19 @@ def test_the_check_changes_nothing(strategy: Any, checks: list[str], loss: str) 
     for one, other in zip(trained(True), trained(False), strict=True):
         np.testing.assert_array_equal(one, other)
     assert checks == ["equal"]
+
+
+def test_rows_that_hide_a_median_are_tried_in_another_order(strategy: Any, checks: list[str]) -> None:
+    """The three smallest errors of rows 0 to 5 are also the smallest halves of rows 0 to 3, and of 4 and 5."""
+
+    def below_median(x: Any, y: Any, p: Any) -> Any:
+        errors = ops.abs(y - p)[:, 0]
+        return ops.mean(ops.minimum(errors, ops.stop_gradient(ops.median(errors))))
+
+    model = compiled(strategy, lambda: Own(below_median, regularize=False))
+    model.build((None, 6))
+    model.set_weights([np.zeros_like(one) if one.shape[-1] == 2 else one for one in model.get_weights()])
+    errors = np.array([1, 2, 10, 11, 3, 12, 13, 14], "float32")
+    with pytest.raises(UnsupportedError, match="must have the gradients of one process"):
+        model.fit(X[:8], np.stack([errors, errors], 1), batch_size=8, shuffle=False, verbose=0)
+    assert checks == ["different"]

@@ -7,6 +7,7 @@ the step computes them. One process is a replica that has all rows, while the ot
 
 from __future__ import annotations
 
+import itertools
 import logging
 import warnings
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from tfdistkit.strategies.consistency.read_ahead import read_ahead
 from tfdistkit.strategies.consistency.row_exchange import table
 from tfdistkit.strategies.step_check.differences import other_gradient, other_log, other_state
 from tfdistkit.strategies.step_check.own_code import trains_by_own_code
-from tfdistkit.strategies.step_check.small_batch import SmallBatch, small_batch
+from tfdistkit.strategies.step_check.small_batch import SmallBatch, small_batches
 from tfdistkit.strategies.step_check.trial_steps import TrialStep
 from tfdistkit.strategies.sync.gradients.trial import CannotTryError
 
@@ -105,16 +106,29 @@ class StepCheck:
 
     def _difference(self, elements: list[Any]) -> UnsupportedError | None:
         strategy = self._model.distribute_strategy
-        batch = small_batch(strategy, elements)
+        batches = small_batches(strategy, elements)
         trial, why = None, ""
         try:
-            trial = TrialStep(strategy, self._model, self._step_function, self._is_stock, batch.split)
+            trial = TrialStep(strategy, self._model, self._step_function, self._is_stock, batches[0].split)
         except Exception as error:  # Any exception of the user's code: the real step will raise it again.
             why = str(error) or type(error).__name__
         if _is_anywhere(strategy, bool(why)):
             raise CannotTryError(why or "another rank cannot try it")
         assert trial is not None
-        self._try_local_part(trial, batch)
+        self._try_local_part(trial, batches)
+        warning = None
+        for batch in batches:
+            found = self._difference_on(trial, batch)
+            if isinstance(found, UnsupportedError):
+                return found
+            warning = warning or found
+        if warning:
+            warnings.warn(warning, stacklevel=2)
+        return None
+
+    def _difference_on(self, trial: TrialStep, batch: SmallBatch) -> UnsupportedError | str | None:
+        """Returns the error for what differs, or the warning if that is only a value in the logs."""
+        strategy = self._model.distribute_strategy
         try:
             own, wanted = trial.run(batch.split), trial.run(batch.on_first)
         except tf.errors.OpError as error:
@@ -129,17 +143,17 @@ class StepCheck:
         if differs[1]:
             return other_state(self._model, trial.written[found[1][0]], found[1][1])
         if differs[2]:
-            warnings.warn(other_log(self._model, trial.logged[found[2][0]], found[2][1]), stacklevel=2)
+            return other_log(self._model, trial.logged[found[2][0]], found[2][1])
         return None
 
-    def _try_local_part(self, trial: TrialStep, batch: SmallBatch) -> None:
+    def _try_local_part(self, trial: TrialStep, batches: list[SmallBatch]) -> None:
         """Fails on all ranks if the step fails on a rank: the others would wait for it in a collective."""
         strategy = self._model.distribute_strategy
         failed: CannotTryError | None = None
         if strategy.num_replicas_in_sync == len(strategy.extended.worker_devices):
             return
         try:
-            for elements in batch:
+            for elements in itertools.chain(*batches):
                 trial.run_local_part(elements)
         except tf.errors.OpError as error:
             failed = _failed(error)

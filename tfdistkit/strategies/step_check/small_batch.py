@@ -34,12 +34,16 @@ class SmallBatch(NamedTuple):
     on_first: list[Any]
 
 
-def small_batch(strategy: Any, elements: list[Any]) -> SmallBatch:
+def small_batches(strategy: Any, elements: list[Any]) -> list[SmallBatch]:
     """Takes the first rows of each replica's part of a batch; all ranks call it.
 
     Args:
         strategy: The strategy.
         elements: The element of each replica of this process.
+
+    Returns:
+        The rows in their order and backwards, so that replicas have other rows: one arrangement may hide by chance what
+        a step makes of a median, or of the hardest rows.
 
     Raises:
         CannotTryError: on all ranks, if the rows cannot be taken or sent.
@@ -56,9 +60,14 @@ def small_batch(strategy: Any, elements: list[Any]) -> SmallBatch:
     elif why:
         raise CannotTryError(why)
     whole = tf.nest.map_structure(lambda *values: _joined(values), *(data for data, rows in own if rows))
-    rows = sum(rows for _, rows in own)
-    on_first = [_with_rows(one, rows, whole, has_rows=first + i == 0) for i, one in enumerate(parts)]
-    return SmallBatch(parts, on_first)
+    counts = [rows for _, rows in own]
+    backwards = _backwards(whole, sum(counts))
+    moved = [_with_part(one, backwards, counts, first + i) for i, one in enumerate(parts)]
+    arranged = ((parts, whole), (moved, backwards))
+    return [
+        SmallBatch(split, [_with_rows(one, sum(counts), data, first + i == 0) for i, one in enumerate(parts)])
+        for split, data in arranged
+    ]
 
 
 def data_of(element: Any) -> Any:
@@ -118,18 +127,34 @@ def _first_rows(data: Any) -> int:
     return next((int(one[0]) for one in counted if one is not None), 0)
 
 
-def _cut(data: Any, rows: int) -> Any:
+def _cut(data: Any, rows: int, start: int = 0) -> Any:
     before = _first_rows(data)
 
     def cut(value: Any) -> Any:
         counted = None if value is None else count_rows(value)
-        return value if counted is None or int(counted[0]) != before else value[:rows]
+        return value if counted is None or int(counted[0]) != before else value[start : start + rows]
 
     return tf.nest.map_structure(cut, data)
 
 
 def _joined(values: tuple[Any, ...]) -> Any:
     return values[0] if values[0] is None or not values[0].shape.rank else tf.concat(values, 0)
+
+
+def _backwards(whole: Any, rows: int) -> Any:
+    def backwards(value: Any) -> Any:
+        counted = None if value is None else count_rows(value)
+        is_of_rows = counted is not None and int(counted[0]) == rows
+        return tf.gather(value, tf.range(rows - 1, -1, -1)) if is_of_rows else value
+
+    return tf.nest.map_structure(backwards, whole)
+
+
+def _with_part(part: Any, whole: Any, counts: list[int], replica: int) -> Any:
+    """Returns an element with the rows of a replica out of other rows of the batch, as many as before."""
+    start, rows = sum(counts[:replica]), counts[replica]
+    data = _cut(whole, max(rows, 1), start if rows else 0)
+    return part._replace(data=data) if isinstance(part, KerasPart) else data
 
 
 def _with_rows(part: Any, total: int, whole: Any, has_rows: bool) -> Any:
