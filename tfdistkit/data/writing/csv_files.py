@@ -162,7 +162,9 @@ def _read(path: str, delimiter: str) -> Iterator[tuple[int, Cells]]:
                 width = width or len(cells)
                 if len(cells) != width:
                     what = f"line {reader.line_num} has {len(cells)} cells, the first row has {width}"
-                    raise _wrong(path, what, 'Quote cells that hold the delimiter: "a, b".')
+                    too_many = 'Quote cells that hold the delimiter: "a, b".'
+                    too_few = f"Keep the delimiters of a missing cell: `1{delimiter}{delimiter}3`."
+                    raise _wrong(path, what, too_many if len(cells) > width else too_few)
                 yield reader.line_num, cells
     except UnicodeDecodeError as error:
         raise _wrong(path, f"it is not UTF-8 ({error.reason})", "Convert it: iconv -f latin1 -t utf-8.") from None
