@@ -107,10 +107,12 @@ def test_a_main_thread_that_a_disk_blocks(tmp_path: Path, monkeypatch: pytest.Mo
         with process(tmp_path, kind, str(disk / "train.csv")) as one:
             try:
                 wait_for_a_call(one.pid)
-                found = asked(tmp_path)
+                # On a busy machine py-spy may not end within its deadline.
+                found = next((answer for answer in (asked(tmp_path) for _ in range(5)) if answer.threads), None)
             finally:
                 one.kill()
                 stack.close()  # Only then does the process end.
+    assert found is not None
     assert found.is_spied == (kind == "one thread") and functions(found)[-2:] == ["waits", "<module>"]
     assert found.blocked == (f"reading {disk / 'train.csv'}",)
 
