@@ -26,6 +26,9 @@ _SOME = {
     "single/test_factory.py": ("unknown_names", "old_version", "devices_by_name", "too_late"),
     "single/test_model_scope.py": ("[one_device]",),
     "single/test_table_rows.py": ("adagrad", "ids", "stateless", "output"),
+    "single/test_two_devices.py": (
+        *("eager", "losses", "predicting", "ragged", "reads", "reducers", "stateful", "thread", "variables"),
+    ),
     "single/test_worker_as_plain_python.py": ("exits",),
 }
 
