@@ -26,11 +26,11 @@ _SOME = {
     "single/test_factory.py": ("unknown_names", "old_version", "devices_by_name", "too_late"),
     "single/test_model_scope.py": ("[one_device]",),
     "single/test_table_rows.py": ("adagrad", "ids", "stateless", "output"),
-    "single/test_two_devices.py": (
-        *("eager", "losses", "predicting", "ragged", "reads", "reducers", "stateful", "thread", "variables"),
-    ),
     "single/test_worker_as_plain_python.py": ("exits",),
 }
+
+# Of the tests of two devices, the files that take as long as all others together.
+_LONG_FILES = ("compared_rows.py", "step_check_models.py", "step_check_state.py")
 
 # Of the parity table, the cases that `mirrored` and `multiworker` run each time: one of each kind.
 QUICK_CASES = (
@@ -51,6 +51,8 @@ def is_slow(path: str, name: str, parameters: dict[str, object]) -> bool:
     folder, _, file = path.partition("/")
     if path == "parity/test_exactness.py" and "case" in parameters:
         return parameters["engine"] not in ("mirrored", "multiworker") or parameters["case"] not in QUICK_CASES
+    if path == "single/test_two_devices.py":
+        return getattr(parameters["file"], "name", "") in _LONG_FILES
     if path in _SOME:
         return not any(word in name for word in _SOME[path])
     if path == "fuzz/test_fuzz.py":
