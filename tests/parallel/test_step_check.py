@@ -48,6 +48,7 @@ FIT = """
 """
 SQUARE = "ops.mean(ops.square(y - p))"
 PAIRS = "ops.mean(ops.square(p[:, 0][:, None] - p[:, 0]))"
+TRANSPORTS = ("shm", pytest.param("ring", marks=pytest.mark.thorough))
 
 
 def code(loss: str, rest: str = FIT, communication: str = "auto", check: bool = True) -> str:
@@ -55,13 +56,13 @@ def code(loss: str, rest: str = FIT, communication: str = "auto", check: bool = 
     return model + rest
 
 
-@pytest.mark.parametrize("communication", ("shm", "ring"))
+@pytest.mark.parametrize("communication", TRANSPORTS)
 def test_all_ranks_refuse_a_loss_of_pairs(tmp_path: Path, communication: str) -> None:
     for printed in run_workers(code(PAIRS, communication=communication), tmp_path):
         assert "refused True" in printed
 
 
-@pytest.mark.parametrize("communication", ("shm", "ring"))
+@pytest.mark.parametrize("communication", TRANSPORTS)
 def test_a_mean_trains_as_without_the_check(tmp_path: Path, communication: str) -> None:
     checked, unchecked = (
         run_workers(code(SQUARE, communication=communication, check=check), tmp_path) for check in (True, False)
@@ -74,7 +75,7 @@ def test_a_mean_trains_as_without_the_check(tmp_path: Path, communication: str) 
 HARDEST = "ops.mean(tf.math.top_k(ops.mean(ops.square(y - p), axis=1), 5)[0])"
 
 
-@pytest.mark.parametrize("communication", ("shm", "ring"))
+@pytest.mark.parametrize("communication", TRANSPORTS)
 def test_a_step_that_needs_more_rows_than_are_tried_trains(tmp_path: Path, communication: str) -> None:
     # Of 13 rows the second rank has 6, and 4 in the trial, where it fails: the first must not wait for it there.
     rest = FIT.replace("batch(5)", "batch(13)")

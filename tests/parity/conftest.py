@@ -129,8 +129,8 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 _SOME = {
     "mirrored": (8, 0),
     "central_storage": (6, 0),
-    "multiworker_ring": (8, 2),
-    "horovod": (12, 1),
+    "multiworker_ring": (16, 2),
+    "horovod": (24, 1),
     "horovod_mpi": (48, 4),
 }
 
