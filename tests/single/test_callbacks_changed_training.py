@@ -115,7 +115,11 @@ OTHER_DATA: dict[str, tuple[Callable[[], Data], Callable[[], Data], str]] = {
     ),
     "dataset": (lambda: of_tensors(1.0), lambda: of_tensors(1.1), "the values differ"),
     "its batches": (lambda: of_tensors(1.0), lambda: of_tensors(1.0, 5), "batch_size: 5, in the backup 4"),
-    "its buffer": (lambda: of_tensors(1.0), lambda: of_tensors(1.0, buffer=9), "9, in the backup 22"),
+    "its buffer": (
+        lambda: of_tensors(1.0),
+        lambda: of_tensors(1.0, buffer=9),
+        "shuffle(buffer_size): 9, in the backup 22",
+    ),
     "PyDataset": (lambda: {"x": Sequence(1.0)}, lambda: {"x": Sequence(1.1)}, "the values differ"),
 }
 

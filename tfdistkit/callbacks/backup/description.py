@@ -197,12 +197,20 @@ def differences(now: Any, then: Any, path: str = "") -> list[str]:
     if isinstance(now, list) and isinstance(then, list):
         if len(now) != len(then):
             return [_differs(path, f"{len(now)} items", f"{len(then)} items")]
-        found = [differences(a, b, f"{path} {i}") for i, (a, b) in enumerate(zip(now, then))]
+        found = [_differences_of_items(a, b, path, i) for i, (a, b) in enumerate(zip(now, then))]
         return [one for each in found for one in each]
     if isinstance(now, np.ndarray) and isinstance(then, np.ndarray):
         return [] if _close(now, then) else [f"{path}: the values differ"]
     is_same = _close(np.asarray(now), np.asarray(then)) if _is_number(now) and _is_number(then) else now == then
     return [] if is_same else [_differs(path, now, then)]
+
+
+def _differences_of_items(now: Any, then: Any, path: str, index: int) -> list[str]:
+    """Lists the differences of two items of lists; a pair of a name and a value is called by its name."""
+    if all(isinstance(one, list) and len(one) == 2 and isinstance(one[0], str) for one in (now, then)):
+        if now[0] == then[0]:
+            return differences(now[1], then[1], f"{path}, {now[0]}")
+    return differences(now, then, f"{path} {index}")
 
 
 def _is_number(value: Any) -> bool:
