@@ -25,10 +25,10 @@ def other_gradient(model: Any, variable: Any, size: float) -> UnsupportedError:
             received=f"a gradient of `{name_of(variable)}` that differs by {size:.2g} of its norm, on some rows of the "
             "first batch",
             expected="a loss that is computed from losses of each row, and from sums, means and extremes of them",
-            do="Compute the loss in an object of a subclass of `keras.losses.Loss`, which gets the rows of all "
-            "replicas; or gather what rows are compared with, or what a state that the step reads again is computed "
-            "from: `tfdistkit.collectives.all_gather(x)`; or take "
-            "`tfdistkit.global_gradients(gradients)` before you change gradients. To train on the rows of each "
+            do="Where the step clips or changes gradients, take `tfdistkit.global_gradients(gradients)` first. Where "
+            "the loss combines rows, compute it in an object of a subclass of `keras.losses.Loss`, which gets the "
+            "rows of all replicas; or gather what rows are compared with, or what a state that the step reads again "
+            "is computed from: `tfdistkit.collectives.all_gather(x)`. To train on the rows of each "
             "replica as they are: `tfdistkit.strategy(..., check_step=False)`.",
         )
     )
