@@ -52,10 +52,8 @@ def _cases() -> dict[str, list[Program]]:
 
 
 def _drawn() -> dict[str, list[Program]]:
-    drawn, eager = (
-        draw_programs(max(part.stop for part in parts.values()), first=first)
-        for parts, first in ((EXAMPLES, 0), (EAGER, 5000))
-    )
+    drawn = draw_programs(max(part.stop for part in EXAMPLES.values()))
+    eager = draw_programs(max(part.stop for part in EAGER.values()), first=5000)
     return {
         engine: drawn[part] + [program.changed(eager=True, execution=1) for program in eager[EAGER[engine]]]
         for engine, part in EXAMPLES.items()
