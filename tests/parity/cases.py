@@ -82,6 +82,8 @@ _LAYERS = (
         model=by("mlp", by("layers.BatchNormalization", momentum=0.9, synchronized=True)),
     ),
     yes_or_no("embedding", model=by("embedding"), data="tokens"),
+    # Adam squares the rows of a sparse gradient one by one.
+    yes_or_no("lookups", model=by("lookups"), data="tokens", optimizer=adam()),
     yes_or_no(
         "embedding_clip", run="fit_only", model=by("embedding"), data="tokens", optimizer=sgd(0.5, global_clipnorm=0.01)
     ),

@@ -35,6 +35,29 @@ def embedding() -> keras.Model:
     return chain((7,), *stack, dtype="int32")
 
 
+@keras.saving.register_keras_serializable("parity")
+class Lookups(layers.Layer):
+    """Looks up tokens, positions, relative positions (an index several times), and averages of sets of tokens."""
+
+    def build(self, shape: Any) -> None:
+        self.tokens, self.positions, self.sets = (layers.Embedding(50, 8) for _ in range(3))
+        for table in (self.tokens, self.positions, self.sets):
+            table.build()
+        self.distances = self.add_weight(shape=(shape[1], 8), name="distances")
+
+    def call(self, tokens: Any) -> Any:
+        n = tokens.shape[1]
+        distance = tf.abs(tf.range(n)[:, None] - tf.range(n)[None])
+        pairs = ops.mean(tf.gather(self.distances, tf.reshape(distance, [-1])), axis=0)
+        sets = tf.nn.embedding_lookup_sparse(self.sets.embeddings.value, tf.sparse.from_dense(tokens), None, combiner="mean")
+        return self.tokens(tokens) + self.positions(ops.arange(ops.shape(tokens)[1])) + pairs + sets[:, None]
+
+
+def lookups() -> keras.Model:
+    """A model whose sparse gradients have other indices than those of tokens."""
+    return chain((7,), Lookups(), layers.GlobalMaxPooling1D(), layers.Dense(1, activation="sigmoid"), dtype="int32")
+
+
 def lstm() -> keras.Model:
     """A recurrent model with one output for each sequence."""
     stack = layers.Embedding(50, 8), layers.LSTM(8), layers.Dense(1, activation="sigmoid")

@@ -26,6 +26,7 @@ from tfdistkit.strategies.devices import Devices, resolve_devices, resolve_param
 from tfdistkit.strategies.prerequisites import require_single_process
 from tfdistkit.strategies.sync import collective_keys
 from tfdistkit.strategies.sync import step as steps
+from tfdistkit.strategies.sync.gradients import sparse_lookups
 from tfdistkit.strategies.sync.replica import ReplicaMixin, own_tensors
 from tfdistkit.validation import require_bool
 
@@ -194,7 +195,8 @@ def _sum_on_parameter_device(strategy: Any, gradients: list[Any]) -> list[Any]:
 def _sum(parts: tuple[Any, ...]) -> Any:
     if isinstance(parts[0], tf.IndexedSlices):  # The same order of rows as in one process.
         values, indices = (tf.concat([getattr(p, name) for p in parts], 0) for name in ("values", "indices"))
-        return tf.IndexedSlices(values, indices, parts[0].dense_shape)
+        total = tf.IndexedSlices(values, indices, parts[0].dense_shape)
+        return sparse_lookups.with_rows_added(total, sparse_lookups.lookup_of(parts[0]), len(parts))
     return tf.add_n(parts)
 
 

@@ -21,7 +21,7 @@ from tfdistkit.keras_adapter.dataset_tuning import without_idle_tuning
 from tfdistkit.strategies.local_steps import layer_state
 from tfdistkit.strategies.step_clock import StepClock
 from tfdistkit.strategies.sync import batch_sharding, peer_errors, step
-from tfdistkit.strategies.sync.gradients import reducer_state, sparse_gradients
+from tfdistkit.strategies.sync.gradients import reducer_state, sparse_gradients, sparse_lookups
 from tfdistkit.strategies.variables import of_an_optimizer
 
 
@@ -109,7 +109,12 @@ class KerasStrategyMixin:
         own, state = step.current(), reducer_state.state_of(reducer, optimizer, variables)
 
         def reduce(parts: list[Any]) -> list[Any]:
-            return reducer.reduce(parts, variables, state or [None] * len(parts), self._wire_of_step())
+            lookups = [sparse_lookups.lookup_of(part) for part in parts]
+            sums = reducer.reduce(parts, variables, state or [None] * len(parts), self._wire_of_step())
+            if reducer.is_local:  # Each replica keeps its own rows.
+                return sums
+            replicas = self.num_replicas_in_sync
+            return [sparse_lookups.with_rows_added(total, one, replicas) for total, one in zip(sums, lookups)]
 
         if own is not None and own.traffic is not None:
             own.traffic.count_exact(gradients)

@@ -252,13 +252,16 @@ class ReplicaStep:
         if not self.may_be_empty or not tensors:
             return tensors
         flat = tf.nest.flatten(tensors, expand_composites=True)
-        # Only values can be NaN; indices and shapes of IndexedSlices pass as they are.
+        # Only values can be NaN. Indices and shapes of IndexedSlices pass as they are: `sparse_lookups` reads their graph.
+        values = [t for t in flat if t.dtype.is_floating]
         kept = tf.cond(
             tf.greater(self.rows, 0),
-            lambda: [tf.identity(t) for t in flat],
-            lambda: [tf.zeros_like(t) if t.dtype.is_floating else tf.identity(t) for t in flat],
+            lambda: [tf.identity(t) for t in values],
+            lambda: [tf.zeros_like(t) for t in values],
         )
-        return tf.nest.pack_sequence_as(tensors, tf.nest.flatten(kept), expand_composites=True)
+        of_values = iter(tf.nest.flatten(kept))
+        merged = [next(of_values) if t.dtype.is_floating else t for t in flat]
+        return tf.nest.pack_sequence_as(tensors, merged, expand_composites=True)
 
     def begin_sum(self, parts: Any) -> Callable[[Any], None]:
         """Measures a sum over the replicas, if the step has a clock.
