@@ -253,13 +253,28 @@ ONE_STAYS_AWAY = """
 TRACED_AT_OTHER_TIMES = """
     import tensorflow as tf
 
-    @tf.function
     def total(x):
         return tf.distribute.get_replica_context().all_reduce("SUM", tf.constant(float(x.shape[0])))
 
-    for step in range(4):
-        rows = 2 + 2 * step * rank  # Rank 1 traces in each step, rank 0 in the first.
-        print(float(strategy.run(total, args=(tf.ones([rows, 1]),))))
+    def total_of_vector(x):
+        return tf.distribute.get_replica_context().all_reduce("SUM", tf.constant([float(x.shape[0])] * 2))[1]
+
+    for function in map(tf.function, (total, total_of_vector)):
+        for step in range(4):
+            rows = 2 + 2 * step * rank  # Rank 1 traces in each step, rank 0 in the first.
+            print(float(strategy.run(function, args=(tf.ones([rows, 1]),))))
+"""
+
+# Keras gathers how many rows each rank has, which is a constant of the traced step.
+UNEVEN_PREDICTIONS = """
+    import keras
+    import tensorflow as tf
+
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="ones")])
+        model.compile()
+    for _ in range(4):
+        print(*model.predict_on_batch(tf.constant([[1.0], [2.0], [4.0]]))[:, 0])
 """
 
 # A model with labels for outputs; the last batch gives one rank no row.

@@ -92,7 +92,13 @@ def test_strings_are_predicted(printed: list[str]) -> None:
 @pytest.mark.part(parts.TRACED_AT_OTHER_TIMES)
 @on_two_ranks
 def test_a_sum_of_constants_is_not_folded(printed: list[str]) -> None:
-    assert [text.split() for text in printed] == [["4.0", "6.0", "8.0", "10.0"]] * 2
+    assert [text.split() for text in printed] == [["4.0", "6.0", "8.0", "10.0"] * 2] * 2
+
+
+@pytest.mark.part(parts.UNEVEN_PREDICTIONS)
+@on_two_ranks
+def test_batches_are_predicted_whose_parts_differ(printed: list[str]) -> None:
+    assert printed == ["1.0 2.0 4.0\n" * 4] * 2
 
 
 @pytest.mark.horovod

@@ -58,9 +58,14 @@ class CallCounts:
         """
         if tensor.shape.rank == 0:  # TensorFlow would fold the reshape of a scalar.
             return tensor + tf.cast(self._zero.read_value(), tensor.dtype)
-        with tf.device("CPU:0"):
-            shape = tf.shape(tensor) + self._zero.read_value()
-        hidden = tf.reshape(tensor, shape)  # Does not copy.
+        if tensor.shape.rank == 1:  # Also that of a vector, whose only dimension it infers.
+            with tf.device("CPU:0"):
+                begin = tf.reshape(self._zero.read_value(), [1])
+            hidden = tf.slice(tensor, begin, [-1])
+        else:
+            with tf.device("CPU:0"):
+                shape = tf.shape(tensor) + self._zero.read_value()
+            hidden = tf.reshape(tensor, shape)  # Does not copy.
         hidden.set_shape(tensor.shape)
         return hidden
 
