@@ -321,6 +321,7 @@ _LOOPS = (
             ("own_recurrence", by("OwnRecurrence"), {}),
             ("own_accumulation", by("OwnAccumulation"), {}),
             ("sharpness_aware", by("SharpnessAware"), {}),
+            ("own_descent", by("OwnDescent"), {}),
         )
         for rows in (103,)
     ),

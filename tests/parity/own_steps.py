@@ -217,6 +217,17 @@ class OwnAccumulation(OwnMean):
         return {"loss": loss}
 
 
+class OwnDescent(OwnMean):
+    """Gradient descent without an optimizer."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(*data)
+        for weight, gradient in zip(self.trainable_variables, tape.gradient(loss, self.trainable_variables)):
+            weight.assign_sub(0.05 * gradient)
+        return {"loss": loss}
+
+
 class SharpnessAware(OwnMean):
     """Ascends along the gradient of the global batch, takes the gradient there (SAM), and clips it."""
 

@@ -26,15 +26,20 @@ from tfdistkit.strategies.devices import Devices, resolve_devices, resolve_param
 from tfdistkit.strategies.prerequisites import require_single_process
 from tfdistkit.strategies.sync import collective_keys
 from tfdistkit.strategies.sync import step as steps
-from tfdistkit.strategies.sync.gradients import sparse_lookups
+from tfdistkit.strategies.sync.aggregates import row_sums
+from tfdistkit.strategies.sync.gradients import sparse_lookups, trial
 from tfdistkit.strategies.sync.replica import ReplicaMixin, own_tensors
+from tfdistkit.strategies.variables import StepVariable
 from tfdistkit.validation import require_bool
 
 _LOCAL = threading.local()
 
 
-class CentralVariable(private_api.MirroredVariable):
-    """A variable with one copy that all replicas share."""
+class CentralVariable(StepVariable):
+    """A variable with one copy that all replicas share.
+
+    What a Keras step assigns to it by itself is the mean of the replicas, weighted by rows, as `Weight` is elsewhere.
+    """
 
     def _get_replica(self, replica_id: int) -> Any:
         return self.values[0]
@@ -53,8 +58,19 @@ class CentralVariable(private_api.MirroredVariable):
 
         if isinstance(value, (int, float)):
             value = tf.constant(value, self.dtype)
-        merge_replicas(merge, own_tensors(value))
+        merge_replicas(merge, own_tensors(self._mean_over_rows(value)))
         return self
+
+    def _mean_over_rows(self, value: Any) -> Any:
+        step = steps.current()
+        if step is None or not step.in_keras_step or step.is_local or step.gradients_are_reduced:
+            return value
+        is_plain = self.aggregation == tf.VariableAggregation.NONE and self.dtype.is_floating
+        if not is_plain or isinstance(value, tf.IndexedSlices):
+            return value
+        is_own = row_sums.is_of_rows(step, value) or bool(step.layer_state)
+        trial.record_write(self, value, is_compared=is_own)
+        return step.weighted_sum(tf.convert_to_tensor(value, self.dtype)) if is_own else value
 
 
 class _Placement:
