@@ -62,3 +62,41 @@ def test_custom_metrics_are_updated_in_batch_order(printed: list[str]) -> None:
             names = ["state"]  # Its logs are those of one step, which does not include concurrent steps.
         for name in names:
             assert together[name] == pytest.approx(alone[name], rel=2e-6, abs=1e-6), (kind, name)
+
+
+# Every batch is the same one, for the logs of an epoch are those of whichever step was the last.
+OWN_LOSS = """
+    import contextlib, os
+    os.environ["TFDISTKIT_OWN_MODELS"] = "1"  # For the reference model of the coordinator.
+    class OwnLoss(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.error = keras.layers.Dense(1, kernel_initializer="ones"), keras.metrics.Mean(name="error")
+        def call(self, x):
+            return self.layer(x)
+        def test_step(self, data):
+            x, y = data
+            loss = tf.reduce_mean((self(x) - y) ** 2)
+            self.error.update_state(tf.abs(self(x) - y))
+            return {"loss": loss, "double": 2.0 * loss, "error": self.error.result()}
+        train_step = test_step
+    def results(scope):
+        with scope:
+            model = OwnLoss()
+            model.compile()
+        x = tf.tile([[1.0, 2.0], [3.0, 5.0], [2.0, 2.0], [0.0, 1.0]], [6, 1])
+        data = tf.data.Dataset.from_tensor_slices((x, tf.ones([24, 1]))).batch(4)
+        history = model.fit(data, epochs=2, verbose=0, validation_data=data).history
+        tested = model.evaluate(data, verbose=0, return_dict=True)
+        return {**history, **{f"test {name}": value for name, value in tested.items()}}
+    report(alone=results(contextlib.nullcontext()), together=results(strategy.scope()))
+"""
+
+
+@pytest.mark.part(OWN_LOSS, setup=SETUP)
+def test_a_loss_in_the_logs_of_a_step_is_not_that_of_an_idle_metric(printed: list[str]) -> None:
+    found = last_report(printed)
+    assert found["alone"]["loss"][0] > 1.0
+    assert set(found["together"]) == set(found["alone"])
+    for name, values in found["alone"].items():
+        assert found["together"][name] == pytest.approx(values, rel=1e-6), name

@@ -49,7 +49,9 @@ class Lookups(layers.Layer):
         n = tokens.shape[1]
         distance = tf.abs(tf.range(n)[:, None] - tf.range(n)[None])
         pairs = ops.mean(tf.gather(self.distances, tf.reshape(distance, [-1])), axis=0)
-        sets = tf.nn.embedding_lookup_sparse(self.sets.embeddings.value, tf.sparse.from_dense(tokens), None, combiner="mean")
+        sets = tf.nn.embedding_lookup_sparse(
+            self.sets.embeddings.value, tf.sparse.from_dense(tokens), None, combiner="mean"
+        )
         return self.tokens(tokens) + self.positions(ops.arange(ops.shape(tokens)[1])) + pairs + sets[:, None]
 
 

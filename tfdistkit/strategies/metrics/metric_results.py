@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfdistkit.keras_adapter import private_api
 from tfdistkit.strategies.metrics.metric_updates import WholeBatch
+from tfdistkit.strategies.parameter_server import atomic_updates
 from tfdistkit.strategies.sync import step as steps
 
 
@@ -30,7 +31,10 @@ def hooked_result(metric: Any, result: Callable[..., Any]) -> Any:
     """
     step = steps.current()
     if step is None or not step.in_keras_step or isinstance(step, WholeBatch) or private_api.is_stateless():
-        return _as_tensors(result())
+        value, updates = _as_tensors(result()), atomic_updates.current()
+        if updates is not None:
+            updates.results.append(value)
+        return value
     mapping = _merged(step, metric) if step.merges_results else []
     if not mapping:
         found = _as_tensors(result())

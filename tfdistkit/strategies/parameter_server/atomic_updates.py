@@ -29,10 +29,14 @@ class Updates:
 
     Args:
         collected: Keras variables whose sums are collected and not written.
+
+    Attributes:
+        results: What metrics returned in the call.
     """
 
     def __init__(self, collected: Sequence[Any] = ()):
         self.collected = list(collected)
+        self.results: list[Any] = []
         self._collected_ids = {id(v) for v in collected}
         self._graph = _graph()
         # By variable: its value, and the graph of that value.

@@ -2,12 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
+import tensorflow as tf
 
-def with_results(logs: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
-    """Returns logs with the results of the metrics that they name, also those of a group (`compile_metrics`)."""
+
+def names_of_results(logs: Any, results: list[Any]) -> frozenset[str]:
+    """Returns the names in the logs of a step whose values are results of metrics, also of those of a group.
+
+    A step may log a number of its own under the name of a metric: `{"loss": loss, ...}`, where nothing updates the
+    metric `loss` of Keras.
+
+    Args:
+        logs: The logs of a step that is traced.
+        results: What the metrics returned in it.
+    """
+    known = {id(one) for one in tf.nest.flatten(results)}
+    names: set[str] = set()
+    for name, value in logs.items() if isinstance(logs, dict) else ():
+        if isinstance(value, dict):
+            names |= names_of_results(value, results)
+        elif id(value) in known:
+            names.add(name)
+    return frozenset(names)
+
+
+def with_results(logs: dict[str, Any], results: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Returns logs with the results of the metrics that they name, also those of a group (`compile_metrics`).
+
+    Args:
+        logs: The logs of the last step.
+        results: The result of each metric of the model.
+        names: The names in the logs that stand for results.
+    """
     return {
-        name: with_results(value, results) if isinstance(value, dict) else results.get(name, value)
+        name: with_results(value, results, names)
+        if isinstance(value, dict)
+        else results.get(name, value)
+        if name in names
+        else value
         for name, value in logs.items()
     }

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tfdistkit.keras_adapter import data_position, private_api
 from tfdistkit.strategies.parameter_server import atomic_updates, replayed_updates
-from tfdistkit.strategies.parameter_server.epoch_logs import with_results
+from tfdistkit.strategies.parameter_server.epoch_logs import names_of_results, with_results
 from tfdistkit.strategies.parameter_server.inflight import InflightStep, step_ended
 from tfdistkit.strategies.parameter_server.packed_sums import added, packed, same, unpacked
 from tfdistkit.strategies.parameter_server.profiling import CoordinatedClock, stopwatch, with_input
@@ -27,8 +27,7 @@ from tfdistkit.strategies.parameter_server.worker_datasets import WorkerIterator
 
 # Fallback poll interval, in seconds, for steps that finish without a notification, such as failed ones.
 _POLL_EVERY_S = 0.05
-# Seconds between two liveness checks of the tasks.
-_CHECK_EVERY_S = 0.5
+_CHECK_EVERY_S = 0.5  # Seconds between two liveness checks of the tasks.
 
 
 class CoordinatedFunction:
@@ -208,7 +207,7 @@ class _Job:
         self.logs: Any = None
         # The logs that Keras received last. For a train_step with its own logs, Keras uses them for the epoch.
         self.returned: Any = None
-        self.logs_are_metrics = False
+        self.logs_are_metrics, self._result_names = False, frozenset[str]()
         self._results: Any = None
         # The metrics that may not be additive, once a step with such metrics was traced.
         self._replayed: replayed_updates.Replayed | None = None
@@ -289,6 +288,7 @@ class _Job:
                 replayed_updates.recording() as records,
             ):
                 logs = self._strategy.run(self._step_function, args=(batch,))
+                self._result_names = names_of_results(logs, updates.results)
                 self.logs_are_metrics = isinstance(logs, dict) and set(logs) == set(model.get_metrics_result())
             if records.updates and self._replayed is None:
                 self._replayed = replayed_updates.Replayed(records.updates)
@@ -383,7 +383,7 @@ class _Job:
     def complete_logs(self) -> None:
         """Updates the last logs, which Keras uses for the epoch, with the metrics after the last step."""
         if not self.logs_are_metrics and isinstance(self.logs, dict) and isinstance(self.returned, dict):
-            self.returned.update(with_results(self.logs, self._model.get_metrics_result()))
+            self.returned.update(with_results(self.logs, self._model.get_metrics_result(), self._result_names))
 
     def _results_of(self, sums: list[tf.Tensor]) -> Any:
         state = [] if self._replayed is None else self._replayed.state()

@@ -252,7 +252,7 @@ class ReplicaStep:
         if not self.may_be_empty or not tensors:
             return tensors
         flat = tf.nest.flatten(tensors, expand_composites=True)
-        # Only values can be NaN. Indices and shapes of IndexedSlices pass as they are: `sparse_lookups` reads their graph.
+        # Only values can be NaN. Indices of IndexedSlices pass as they are: `sparse_lookups` reads their graph.
         values = [t for t in flat if t.dtype.is_floating]
         kept = tf.cond(
             tf.greater(self.rows, 0),

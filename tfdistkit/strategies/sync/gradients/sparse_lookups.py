@@ -4,7 +4,7 @@ The gradient of a lookup is IndexedSlices. Replicas that look up their own token
 one process, so their rows are concatenated: an index that occurs twice in one process occurs twice here. That
 matters, because Adam and others square the rows of IndexedSlices without adding those of one index first.
 
-It is another matter where each replica repeats what one process does once: positions (`Embedding()(ops.arange(n))`), the
+It is another matter where each replica repeats what one process does once: positions (`Embedding()(arange(n))`), the
 table of relative positions of a window, and lookups that make their indices unique (`tf.nn.embedding_lookup_sparse`,
 which Keras uses for sparse inputs of `Dense`). There the rows of an index are added.
 """
