@@ -63,13 +63,18 @@ class Split:
         element_spec: The element spec of the batches.
         marks: The marks of their dataset.
 
+    Attributes:
+        same_for_all_rows: The places of the tensors that are marked as such, in the flat element spec.
+
     Raises:
         OptionError: if static shapes have different numbers of rows.
     """
 
     def __init__(self, element_spec: Any, marks: list[str] | None = None):
         leaves = list(zip(paths_of(element_spec), tf.nest.flatten(element_spec)))
-        self._cut = [_has_rows(spec) and not is_same_for_all_rows(path, marks or []) for path, spec in leaves]
+        is_marked = [is_same_for_all_rows(path, marks or []) for path, _ in leaves]
+        self.same_for_all_rows = [place for place, marked in enumerate(is_marked) if marked]
+        self._cut = [_has_rows(spec) and not marked for (_, spec), marked in zip(leaves, is_marked)]
         self._names = ["/".join(path) or "the batch" for path, _ in leaves]
         known = {
             name: spec.shape[0]

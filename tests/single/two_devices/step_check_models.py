@@ -245,6 +245,40 @@ def test_losses_of_unknown_rank_equal_one_process(strategy: Any, checks: list[st
     assert checks == ["it calls Python (`tf.py_function`, `tf.numpy_function`)"]
 
 
+def test_what_is_the_same_for_all_rows_is_so_in_the_comparison(strategy: Any, checks: list[str]) -> None:
+    class Noisy(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = keras.layers.Dense(2)
+
+        def call(self, x: Any) -> Any:
+            return self.layer(x)
+
+        def train_step(self, data: Any) -> Any:
+            noise = tf.random.stateless_uniform((3,), data["seed"])
+            with tf.GradientTape() as tape:
+                loss = ops.mean(each(data["y"], self(data["x"] * (1.0 + noise))))
+            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+            return {"own": loss}
+
+    rows = tf.data.Dataset.from_tensor_slices({"x": X[:10, :3], "y": Y[:10]}).batch(4)
+    data = rows.enumerate().map(lambda number, batch: {**batch, "seed": tf.stack([number, 3])})
+
+    def trained(scope: Any, data: Any) -> list[np.ndarray]:
+        keras.utils.set_random_seed(5)
+        with scope:
+            model = Noisy()
+            model.compile(keras.optimizers.SGD(0.1))
+        model.fit(data, verbose=0)
+        return model.get_weights()
+
+    expected = trained(tf.distribute.get_strategy().scope(), data)
+    found = trained(strategy.scope(), tfdistkit.data.same_for_all_rows(data, "seed"))
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+    assert checks == ["equal"]
+
+
 def test_it_can_be_switched_off(checks: list[str]) -> None:
     strategy = tfdistkit.strategy("mirrored", devices=2, check_step=False)
     compiled(strategy, lambda: Own(pairs)).fit(X, Y, batch_size=7, verbose=0)

@@ -49,6 +49,7 @@ def small_batches(strategy: Any, elements: list[Any]) -> list[SmallBatch]:
         CannotTryError: on all ranks, if the rows cannot be taken or sent.
     """
     first = private_api.first_replica_id(strategy)
+    given, elements = elements, [_without_same(one) for one in elements]
     most = _most_rows(strategy, elements)
     try:
         parts = [_small(strategy, first + i, one, most) for i, one in enumerate(elements)]
@@ -65,9 +66,37 @@ def small_batches(strategy: Any, elements: list[Any]) -> list[SmallBatch]:
     moved = [_with_part(one, backwards, counts, first + i) for i, one in enumerate(parts)]
     arranged = ((parts, whole), (moved, backwards))
     return [
-        SmallBatch(split, [_with_rows(one, sum(counts), data, first + i == 0) for i, one in enumerate(parts)])
+        SmallBatch(
+            [_with_same(one, of) for one, of in zip(split, given)],
+            [
+                _with_same(_with_rows(one, sum(counts), data, i == 0), of)
+                for i, (one, of) in enumerate(zip(parts, given), first)
+            ],
+        )
         for split, data in arranged
     ]
+
+
+def _without_same(element: Any) -> Any:
+    """Returns an element with None for its tensors that are the same for all rows."""
+    return _with(element, {place: None for place in _places(element)})
+
+
+def _with_same(element: Any, given: Any) -> Any:
+    """Returns an element with these tensors of another one."""
+    return _with(element, {place: tf.nest.flatten(data_of(given))[place] for place in _places(given)})
+
+
+def _places(element: Any) -> list[int]:
+    return element.same_for_all_rows if isinstance(element, KerasPart) else []
+
+
+def _with(element: Any, values: dict[int, Any]) -> Any:
+    if not values:
+        return element
+    data = data_of(element)
+    flat = [values.get(place, value) for place, value in enumerate(tf.nest.flatten(data))]
+    return element._replace(data=tf.nest.pack_sequence_as(data, flat))
 
 
 def data_of(element: Any) -> Any:
@@ -115,7 +144,10 @@ def _small(strategy: Any, replica: int, element: Any, most: int) -> Any:
     counts = [_taken(i, rows_of(total, replicas, i)[1], most) for i in range(replicas)]
     held = max(counts[replica], 1)  # A placeholder row.
     rows, total_rows = tf.constant(float(counts[replica])), tf.constant(float(sum(counts)))
-    return KerasPart(_cut(data, held), rows, total_rows, (), tf.zeros([0, sum(counts)], tf.bool))
+    total_in_shape = tf.zeros([0, sum(counts)], tf.bool)
+    return element._replace(
+        data=_cut(data, held), rows=rows, total_rows=total_rows, sample=(), total_in_shape=total_in_shape
+    )
 
 
 def _rows_of_part(part: Any) -> tuple[Any, int]:

@@ -32,6 +32,8 @@ class BatchPart(NamedTuple):
         sample: The sample of the whole batch; see `split`.
         total_in_shape: An empty tensor of shape (0, rows of the global batch), which are static where those of the
             global batch are.
+        same_in_shape: An empty tensor of shape (0, i, j, ...), if the tensors i, j, ... of the data are marked as the
+            same for all rows.
     """
 
     data: Any
@@ -39,6 +41,12 @@ class BatchPart(NamedTuple):
     total_rows: Any
     sample: Any = ()
     total_in_shape: Any = ()
+    same_in_shape: Any = ()
+
+    @property
+    def same_for_all_rows(self) -> list[int]:
+        """The places of the tensors in the flat data that are the same for all rows, such as a seed."""
+        return list(getattr(self.same_in_shape, "shape", [0])[1:])
 
     @property
     def has_unknown_total(self) -> bool:
@@ -151,11 +159,12 @@ def part_of(batch: Any, replicas: int, replica_id: int) -> KerasPart:
 def _parts(how: Split, batch: Any, replicas: int, ids: Sequence[Any], kind: type[BatchPart]) -> list[Any]:
     total = how.rows(batch)
     total_in_shape, total_rows = tf.zeros([0, total], tf.bool), tf.cast(total, tf.float32)
+    same = tf.zeros([0, *how.same_for_all_rows], tf.bool) if how.same_for_all_rows else ()
 
     def part(start: Any, end: Any, rows: Any) -> BatchPart:
         own = tf.range(start, end)
         data = how.cut(batch, lambda value: _rows(value, start, end, own))
-        return kind(data, tf.cast(rows, tf.float32), total_rows, total_in_shape=total_in_shape)
+        return kind(data, tf.cast(rows, tf.float32), total_rows, total_in_shape=total_in_shape, same_in_shape=same)
 
     return [part(*bounds) for bounds in _bounds(total, replicas, ids, kind is KerasPart)]
 
