@@ -281,6 +281,9 @@ def test_a_loop_with_a_cluster_coordinator(printed: list[str]) -> None:
 
 
 ONE_WORKER = """
+    class Decay(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.optimizer.learning_rate.assign(self.model.optimizer.learning_rate * 0.9)
     found = {}
     for name, optimizer in {"SGD": keras.optimizers.SGD, "Adam": keras.optimizers.Adam}.items():
         for more in ([], [keras.layers.BatchNormalization]):
@@ -290,7 +293,8 @@ ONE_WORKER = """
             there.set_weights(here.get_weights())
             apart = {}
             for steps in (3, 12):
-                histories = [m.fit(data.batch(BATCH).take(steps), verbose=0).history for m in (here, there)]
+                batches = data.batch(BATCH).take(steps)
+                histories = [m.fit(batches, verbose=0, callbacks=[Decay()]).history for m in (here, there)]
                 apart[steps] = max(float(np.abs(a - b).max()) for a, b in zip(here.get_weights(), there.get_weights()))
             found[name + " and BatchNormalization" * len(more)] = {"apart": apart, "histories": histories}
     def all_rows(context):

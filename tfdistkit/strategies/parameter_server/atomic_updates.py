@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -22,6 +22,10 @@ import tensorflow as tf
 from tfdistkit.keras_adapter import private_api
 
 _LOCAL = threading.local()
+
+# Called before the program itself writes a variable while steps of `fit` or `evaluate` are in flight: a learning rate
+# that a callback sets after each batch. None where no steps are in flight.
+before_write: Callable[[], None] | None = None
 
 
 class Updates:
@@ -128,6 +132,8 @@ def value(original: Any, variable: Any) -> Any:
 def direct_assign(original: Any, variable: Any, new: Any) -> Any:
     """Hook of Keras's `Variable._direct_assign`, which every assignment calls."""
     updates = current()
+    if updates is None and before_write is not None and tf.executing_eagerly():
+        before_write()
     if updates is None or not updates.assign(variable, tf.cast(new, private_api.raw_variable(variable).dtype)):
         return original(variable, new)
     return None
