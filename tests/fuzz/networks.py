@@ -31,6 +31,7 @@ ENCODERS: dict[str, dict[str, Any]] = {
         "gru": lambda: [layers.Embedding(9, UNITS), layers.GRU(3)],
         "bidirectional": lambda: [layers.Embedding(9, 3, mask_zero=True), layers.Bidirectional(layers.LSTM(2))],
         "conv1d": lambda: [layers.Embedding(9, UNITS), layers.Conv1D(3, 2), layers.GlobalMaxPooling1D()],
+        "positions": lambda: [layers.Embedding(9, UNITS), own_layers.Positions(), layers.GlobalMaxPooling1D()],
     },
     "words": {"hash": lambda: [own_layers.HashBucket(), layers.Embedding(9, UNITS), layers.Flatten()]},
     "named": {"none": lambda: [layers.Concatenate()]},

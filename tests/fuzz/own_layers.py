@@ -9,6 +9,7 @@ import tensorflow as tf
 from keras import layers, ops
 
 import tfdistkit
+from fuzz.feeding import TOKENS
 
 
 class ActivityLoss(layers.Layer):
@@ -28,6 +29,17 @@ class RowsLoss(layers.Layer):
     def call(self, inputs: Any) -> Any:
         self.add_loss(0.1 * ops.sum(ops.square(self.factor)))
         return inputs * self.factor
+
+
+class Positions(layers.Layer):
+    """Adds a vector for each position, looked up once for all rows, as transformers do."""
+
+    def build(self, shape: Any) -> None:
+        self.table = layers.Embedding(TOKENS, shape[-1])
+        self.table.build()
+
+    def call(self, inputs: Any) -> Any:
+        return inputs + self.table(ops.arange(ops.shape(inputs)[1]))
 
 
 class RunningMean(layers.Layer):

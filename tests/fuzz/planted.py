@@ -170,6 +170,11 @@ def _lost_position() -> None:
     _replace("keras_adapter.data_position", "FitData._seek", first_order)
 
 
+def _repeated_lookups() -> None:
+    """Rows of a table that every replica looks up count once for each of them."""
+    _replace("strategies.sync.gradients.sparse_lookups", "with_rows_added", lambda original: lambda total, *_: total)
+
+
 FAULTS: dict[str, Callable[[], None]] = {
     "unweighted_gradients": _unweighted_gradients,
     "summed_own_losses": _summed_own_losses,
@@ -184,6 +189,7 @@ FAULTS: dict[str, Callable[[], None]] = {
     "forgotten_layer_state": _forgotten_layer_state,
     "zero_logs": _zero_logs,
     "lost_position": _lost_position,
+    "repeated_lookups": _repeated_lookups,
 }
 
 
