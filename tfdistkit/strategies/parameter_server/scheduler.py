@@ -104,8 +104,10 @@ class CoordinatedFunction:
         atomic_updates.before_write = None  # What follows may write, too.
         try:
             self._wait_for_room(0)
-        finally:
-            atomic_updates.before_write = self._wait_before_write
+        except BaseException:  # A later write must not meet the error again.
+            self._strategy.abandon_steps()
+            raise
+        atomic_updates.before_write = self._wait_before_write
 
     def _schedule_batches(self) -> None:
         with self._clock.input():
