@@ -26,8 +26,7 @@ from tfdistkit.strategies.devices import Devices, resolve_devices, resolve_param
 from tfdistkit.strategies.prerequisites import require_single_process
 from tfdistkit.strategies.sync import collective_keys
 from tfdistkit.strategies.sync import step as steps
-from tfdistkit.strategies.sync.aggregates import row_sums
-from tfdistkit.strategies.sync.gradients import sparse_lookups, trial
+from tfdistkit.strategies.sync.gradients import sparse_lookups
 from tfdistkit.strategies.sync.replica import ReplicaMixin, own_tensors
 from tfdistkit.strategies.variables import StepVariable
 from tfdistkit.validation import require_bool
@@ -62,15 +61,11 @@ class CentralVariable(StepVariable):
         return self
 
     def _mean_over_rows(self, value: Any) -> Any:
-        step = steps.current()
-        if step is None or not step.in_keras_step or step.is_local or step.gradients_are_reduced:
-            return value
         is_plain = self.aggregation == tf.VariableAggregation.NONE and self.dtype.is_floating
         if not is_plain or isinstance(value, tf.IndexedSlices):
             return value
-        is_own = row_sums.is_of_rows(step, value) or bool(step.layer_state)
-        trial.record_write(self, value, is_compared=is_own)
-        return step.weighted_sum(tf.convert_to_tensor(value, self.dtype)) if is_own else value
+        step = self._step_that_writes(value)
+        return value if step is None else step.weighted_sum(tf.convert_to_tensor(value, self.dtype))
 
 
 class _Placement:

@@ -66,6 +66,18 @@ class StepVariable(private_api.MirroredVariable):
         """Writes this replica's copy."""
         self._get_on_device_or_primary().assign(value)
 
+    def _step_that_writes(self, value: Any) -> Any:
+        """Returns the Keras step that writes to a weight what comes from its replica's rows; None for any other write.
+
+        An optimizer writes what is equal on all replicas. The writes of a step by itself are recorded for its trial.
+        """
+        step = steps.current()
+        if step is None or not step.in_keras_step or step.is_local or step.gradients_are_reduced:
+            return None
+        is_own = row_sums.is_of_rows(step, value) or bool(step.layer_state)
+        trial.record_write(self, value, is_compared=is_own)
+        return step if is_own else None
+
 
 class LayerState(StepVariable):
     """Non-trainable state of a layer or a model: moving statistics, counts, a codebook, weights averaged over steps.
@@ -123,12 +135,9 @@ class Weight(StepVariable):
     """
 
     def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
-        step = steps.current()
-        if step is not None and step.in_keras_step and not (step.is_local or step.gradients_are_reduced):
-            is_own = row_sums.is_of_rows(step, value) or bool(step.layer_state)
-            trial.record_write(self, value, is_compared=is_own)
-            if is_own:
-                step.add_layer_state(self)
+        step = self._step_that_writes(value)
+        if step is not None:
+            step.add_layer_state(self)
         return super()._update_replica(update_fn, value, **kwargs)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 import tensorflow as tf
@@ -28,19 +27,9 @@ def names_of_results(logs: Any, results: list[Any]) -> frozenset[str]:
     return frozenset(names)
 
 
-def with_results(logs: dict[str, Any], results: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """Returns logs with the results of the metrics that they name, also those of a group (`compile_metrics`).
-
-    Args:
-        logs: The logs of the last step.
-        results: The result of each metric of the model.
-        names: The names in the logs that stand for results.
-    """
+def with_results(logs: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
+    """Returns logs with the results of the metrics that they name, also those of a group (`compile_metrics`)."""
     return {
-        name: with_results(value, results, names)
-        if isinstance(value, dict)
-        else results.get(name, value)
-        if name in names
-        else value
+        name: with_results(value, results) if isinstance(value, dict) else results.get(name, value)
         for name, value in logs.items()
     }

@@ -208,7 +208,9 @@ class WorkerSteps:
     def complete_logs(self) -> None:
         """Updates the last logs, which Keras uses for the epoch, with the metrics after the last step."""
         if not self.logs_are_metrics and isinstance(self.logs, dict) and isinstance(self.returned, dict):
-            self.returned.update(with_results(self.logs, self._model.get_metrics_result(), self._result_names))
+            results = self._model.get_metrics_result()
+            named = {name: value for name, value in results.items() if name in self._result_names}
+            self.returned.update(with_results(self.logs, named))
 
     def _results_of(self, sums: list[tf.Tensor]) -> Any:
         state = [] if self._replayed is None else self._replayed.state()
