@@ -46,6 +46,8 @@ def lookup_of(gradient: Any) -> Lookup:
     if not isinstance(gradient, tf.IndexedSlices) or tf.executing_eagerly():
         return Lookup.OF_ROWS
     indices = gradient.indices
+    if hasattr(indices, "numpy"):  # Made before the step, as a constant.
+        return Lookup.SAME
     while indices.op.type in _KEEPS_ENTRIES:
         indices = indices.op.inputs[0]
     if indices.op.type in _UNIQUE:
