@@ -228,6 +228,26 @@ class OwnDescent(OwnMean):
         return {"loss": loss}
 
 
+class OwnTargets(keras.Model):
+    """A classifier whose step makes one-hot targets of the numbers of classes, by which `"accuracy"` is resolved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = layers.Dense(2, activation="softmax")
+
+    def call(self, inputs: Any) -> Any:
+        return self.out(inputs)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, classes = data
+        y = ops.one_hot(ops.cast(classes[:, 0], "int32"), 2)
+        with tf.GradientTape() as tape:
+            predicted = self(x, training=True)
+            loss = self.compute_loss(x, y, predicted)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return self.compute_metrics(x, y, predicted)
+
+
 class SharpnessAware(OwnMean):
     """Ascends along the gradient of the global batch, takes the gradient there (SAM), and clips it."""
 

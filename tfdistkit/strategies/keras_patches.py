@@ -25,7 +25,7 @@ from tfdistkit.strategies.consistency.batch_comparison import comparing
 from tfdistkit.strategies.local_steps import keras_steps
 from tfdistkit.strategies.local_steps import logs as local_logs
 from tfdistkit.strategies.losses import whole_batch
-from tfdistkit.strategies.metrics import metric_patches
+from tfdistkit.strategies.metrics import metric_patches, metrics_of_step
 from tfdistkit.strategies.metrics.metric_sync import agree
 from tfdistkit.strategies.metrics.output_losses import BatchWeights
 from tfdistkit.strategies.parameter_server import atomic_updates, inflight
@@ -179,6 +179,7 @@ def _maybe_symbolic_build(original: Any, model: Any, iterator: Any = None, data_
         return None  # Only its own train_step knows how to call it (such as that of a GAN).
     with strategy.scope(), reducer_state.building(model):
         try:
+            metrics_of_step.build(model, data_batch)
             fit.build_model(model, data_batch)
         except Exception:
             # A custom train_step may pass `call` other inputs than the first tensor of a batch (an anchor, a positive

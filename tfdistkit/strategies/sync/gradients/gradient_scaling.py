@@ -14,6 +14,7 @@ import tensorflow as tf
 from tfdistkit.collectives.differentiable import weigh_ranks_by, with_gradient_times
 from tfdistkit.communication.reducer import times
 from tfdistkit.keras_adapter import private_api
+from tfdistkit.strategies.metrics import metrics_of_step
 from tfdistkit.strategies.parameter_server import profiling
 from tfdistkit.strategies.sync import step as steps
 from tfdistkit.strategies.sync.aggregates import global_numbers, local_losses
@@ -26,6 +27,8 @@ def apply(original: Any, optimizer: Any, grads: Any, trainable_variables: Any = 
     Keras sums them last, so clipping, accumulation and the test for finiteness use the gradients of one replica:
     results differ from one process, and a NaN on only one rank hangs the job.
     """
+    if metrics_of_step.is_building():
+        return
     step = steps.current()
     if step is None or step.gradients_are_reduced:
         grads = list(grads)
@@ -221,7 +224,10 @@ def tape_gradient(original: Any, tape: Any, target: Any, sources: Any, *args: An
     """
     of_rows: Any = False
     step = steps.current()
-    if step is None or not all(isinstance(s, (tf.Variable, keras.Variable)) for s in tf.nest.flatten(sources)):
+    are_variables = all(isinstance(s, (tf.Variable, keras.Variable)) for s in tf.nest.flatten(sources))
+    if metrics_of_step.is_building() and are_variables:
+        return tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), sources)
+    if step is None or not are_variables:
         return original(tape, target, sources, *args, **kwargs)
     if step.in_keras_step and not step.in_stock_train_step:
         local_losses.warn(step, tf.nest.flatten(target))
