@@ -52,6 +52,7 @@ MODELS: dict[str, tuple[Data, Data, str]] = {
     "argument of a loss": ({"loss": keras.losses.Huber(1.0)}, {"loss": keras.losses.Huber(2.0)}, "in the backup 1.0"),
     "metric": ({"metrics": ["mae"]}, {"metrics": ["mse"]}, "metrics 0: 'mse', in the backup 'mae'"),
     "activation": ({}, {"activations": ("relu", "relu")}, "activation: 'relu', in the backup 'tanh'"),
+    "one more layer": ({}, {"activations": ("relu",) * 3, "names": (None,) * 3}, ", with Dense, in the backup"),
     "swapped layers": ({"names": ("a", "b")}, {"names": ("b", "a")}, "name: 'b', in the backup 'a'"),
 }
 

@@ -7,6 +7,7 @@ their code.
 
 from __future__ import annotations
 
+import collections
 import functools
 import hashlib
 import re
@@ -196,13 +197,20 @@ def differences(now: Any, then: Any, path: str = "") -> list[str]:
         return [one for each in found for one in each]
     if isinstance(now, list) and isinstance(then, list):
         if len(now) != len(then):
-            return [_differs(path, f"{len(now)} items", f"{len(then)} items")]
+            return [f"{path}: {_counted(now, then)}, in the backup {_counted(then, now)}"]
         found = [_differences_of_items(a, b, path, i) for i, (a, b) in enumerate(zip(now, then))]
         return [one for each in found for one in each]
     if isinstance(now, np.ndarray) and isinstance(then, np.ndarray):
         return [] if _close(now, then) else [f"{path}: the values differ"]
     is_same = _close(np.asarray(now), np.asarray(then)) if _is_number(now) and _is_number(then) else now == then
     return [] if is_same else [_differs(path, now, then)]
+
+
+def _counted(items: list[Any], others: list[Any]) -> str:
+    """Returns how many items there are, and the classes of those that other items do not have."""
+    classes = [[one["class"] for one in some if isinstance(one, dict) and "class" in one] for some in (items, others)]
+    more = ", ".join((collections.Counter(classes[0]) - collections.Counter(classes[1])).elements())
+    return f"{len(items)} items" + (f", with {more}" if more else "")
 
 
 def _differences_of_items(now: Any, then: Any, path: str, index: int) -> list[str]:
