@@ -10,10 +10,10 @@ from rank_jobs import ENGINES
 pytestmark = pytest.mark.tensorflow
 
 APART = """
-import json
+import json, os, tempfile, time
 import keras, numpy as np
 import tfdistkit
-from tfdistkit.callbacks import BroadcastVariables
+from tfdistkit.callbacks import BroadcastVariables, ChiefCheckpoint
 
 x = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
 y = x.sum(1, keepdims=True)
@@ -65,10 +65,10 @@ found["function"] = told(made([lambda y, p: (y - p) ** 2, lambda y, p: abs(y - p
 found["weight of a loss"] = told(made(loss_weights=[1.0 + rank]))
 
 
-def on_batches(model, change):
+def on_batches(model, change, use=lambda model: model.train_on_batch(x[:8], y[:8])):
     try:
         change(model)
-        model.train_on_batch(x[:8], y[:8])
+        use(model)
     except tfdistkit.errors.TfdistkitError as error:
         return f"{type(error).__name__}: {error}"
     return "no error"
@@ -76,6 +76,23 @@ def on_batches(model, change):
 
 found["weights, on batches"] = on_batches(made(), load_on_chief)
 found["rate, on batches"] = on_batches(made(), set_rate)
+found["weights, evaluated"] = on_batches(made(), load_on_chief, lambda m: m.evaluate(x, y, verbose=0))
+found["weights, predicted"] = on_batches(made(), load_on_chief, lambda m: m.predict(x, verbose=0))
+
+
+class Late(ChiefCheckpoint):
+    def on_epoch_end(self, epoch, logs=None):
+        time.sleep(0 if rank else 2)  # The chief saves when the other rank has long ended its last epoch.
+        super().on_epoch_end(epoch, logs)
+
+
+def train_and_load(model):
+    path = os.path.join(tfdistkit.collectives.broadcast_object(tempfile.mkdtemp()), "last.weights.h5")
+    model.fit(x, y, batch_size=8, verbose=0, callbacks=[Late(path, save_weights_only=True)])
+    model.load_weights(path)
+
+
+found["loaded after fit"] = on_batches(made(), train_and_load, lambda m: m.evaluate(x, y, verbose=0))
 found["equal"] = told(made(), epochs=3, validation_data=(x, y))
 found["equal functions"] = told(made(lambda y, p: (y - p) ** 2))
 found["broadcast"] = told(made(), load_on_chief, callbacks=[BroadcastVariables()])
@@ -103,6 +120,8 @@ DIFFER = {
     "weight of a loss": "[1.0]] on rank 0",
     "weights, on batches": "their weights differ",
     "rate, on batches": "their learning rates differ",
+    "weights, evaluated": "their weights differ",
+    "weights, predicted": "their weights differ",
 }
 
 

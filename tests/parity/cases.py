@@ -366,6 +366,8 @@ _PRECISION = (
 
 # Behind the others: of which engine runs which case, the place decides (`conftest.py`).
 _LATER = (
+    trained("gated_gradients", model=by("GatedGradients"), optimizer=sgd(0.05), metrics=None, rows=103),
+    trained("center_loss", optimizer=sgd(0.05), loss=by("CenterLoss"), metrics=None, rows=103),
     trained(
         "own_targets",
         model=by("OwnTargets"),

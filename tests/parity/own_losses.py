@@ -58,6 +58,25 @@ def _hardest(y: Any, predicted: Any) -> Any:
     return ops.mean(hardest) + ops.mean(order)
 
 
+class CenterLoss(keras.losses.Loss):
+    """Distances to the center of a row's group, which the loss moves; with the distance of all rows to each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.centers = keras.Variable(ops.ones((2, 1)), trainable=False)
+        self.rows = keras.Variable(0, dtype="int32", trainable=False)
+
+    def call(self, y: Any, predicted: Any) -> Any:
+        group = ops.cast(y[:, 0] > 0, "int32")
+        away = ops.take(self.centers, group, axis=0) - predicted
+        moved = tf.tensor_scatter_nd_sub(ops.convert_to_tensor(self.centers), group[:, None], 0.02 * away)
+        self.centers.assign(ops.stop_gradient(moved))
+        self.rows.assign_add(ops.shape(y)[0])
+        pairs = ops.square(predicted - ops.transpose(predicted))
+        seen = ops.cast(self.rows, predicted.dtype)
+        return ops.mean(ops.square(away)) + ops.mean(pairs) / seen + ops.mean(ops.square(y - predicted))
+
+
 def mixing(name: str) -> Any:
     """Returns a loss function by its name."""
     functions = (_dice, _entropy_and_dice, _objects, _valid_mean, _pairs, _sum, _spread, _hardest)

@@ -228,6 +228,18 @@ class OwnDescent(OwnMean):
         return {"loss": loss}
 
 
+class GatedGradients(OwnMean):
+    """Trains on batches of a large loss alone: that of the batch decides, and not a replica's."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(*data)
+        gate = ops.cast(loss > 2.5, "float32")
+        gradients = [gate * gradient for gradient in tape.gradient(loss, self.trainable_variables)]
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"loss": loss, "gate": gate}
+
+
 class OwnTargets(keras.Model):
     """A classifier whose step makes one-hot targets of the numbers of classes, by which `"accuracy"` is resolved."""
 

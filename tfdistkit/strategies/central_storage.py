@@ -49,6 +49,9 @@ class CentralVariable(StepVariable):
         return self.values[0].handle
 
     def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
+        step = steps.current()
+        if step is not None and step.drops_write():
+            return self
         if _one_replica_writes():
             return update_fn(self.values[0], value, **kwargs)
 

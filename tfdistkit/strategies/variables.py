@@ -92,8 +92,14 @@ class LayerState(StepVariable):
 
     def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
         step = steps.current()
+        own = self._get_on_device_or_primary()
+        if step is not None and step.drops_write():
+            return own
         if step is None:
-            return update_fn(self._get_on_device_or_primary(), value, **kwargs)
+            return update_fn(own, value, **kwargs)
+        if step.sees_all_rows:
+            trial.record_write(self, value)
+            return update_fn(own, value, **kwargs)
         if step.is_local:
             return self._update_locally(step, update_fn, value, **kwargs)
         if isinstance(value, tf.IndexedSlices):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import keras
@@ -72,6 +73,32 @@ ACCEPTED: dict[str, Loss] = {
 def test_exact_losses_pass(strategy: Any, checks: list[str], loss: Loss) -> None:
     compiled(strategy, lambda: Own(loss)).fit(X, Y, batch_size=5, verbose=0)
     assert checks == ["equal"]
+
+
+class Scaled(Own):
+    """Scales its loss for float16, as the guide of Keras for custom loops does."""
+
+    def train_step(self, data: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = self.own_loss(*data, self(data[0], training=True))
+            scaled = self.optimizer.scale_loss(loss)
+        self.optimizer.apply(tape.gradient(scaled, self.trainable_variables), self.trainable_variables)
+        return {"own": loss}
+
+
+def test_gradients_that_overflow_with_a_large_loss_scale_are_skipped(strategy: Any, checks: list[str]) -> None:
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        optimizer = functools.partial(keras.optimizers.LossScaleOptimizer, initial_scale=2.0**16)
+        make = functools.partial(Scaled, lambda x, y, p: ops.mean(each(y, ops.cast(p, "float32"))), regularize=False)
+        with strategy.scope():
+            model = make()
+            model.compile(optimizer(keras.optimizers.SGD(0.01)))
+        model.fit(X, Y, batch_size=13, epochs=12, verbose=0)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    assert len(checks) == 1 and "overflow with this loss scale" in checks[0]
+    assert float(model.optimizer.dynamic_scale) < 2.0**16 and int(model.optimizer.iterations) > 0
 
 
 @pytest.mark.parametrize("loss", ("sum", "random"))

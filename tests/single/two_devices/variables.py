@@ -55,6 +55,23 @@ def test_sums_over_rows_add_up_in_a_loop(strategy: Any) -> None:
     assert int(count.numpy()) == 7
 
 
+@pytest.mark.parametrize("mixes_rows", (False, True), ids=("of rows", "of pairs of rows"))
+def test_metrics_and_state_of_a_loss_count_each_row_once(strategy: Any, mixes_rows: bool) -> None:
+    with strategy.scope():
+        total, rows = keras.metrics.Sum(), keras.Variable(0, dtype="int32", trainable=False)
+
+        def loss(y: Any, predicted: Any) -> Any:
+            total.update_state(y)
+            rows.assign_add(ops.shape(y)[0])
+            pairs = ops.square(predicted - ops.transpose(predicted))
+            return ops.mean(pairs if mixes_rows else ops.square(y - predicted), axis=-1)
+
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile("sgd", loss)
+    model.fit(np.ones((21, 2)), np.arange(21.0)[:, None], batch_size=8, epochs=2, verbose=0)
+    assert (float(total.result()), int(rows.numpy())) == (2 * 210.0, 2 * 21)
+
+
 def test_a_loop_accumulates_the_gradients_of_each_replica(strategy: Any) -> None:
     def trained(scope: Any) -> Any:
         with scope.scope():

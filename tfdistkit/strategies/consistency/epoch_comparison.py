@@ -40,7 +40,7 @@ class EpochComparison:
     def __init__(self, strategy: Any, arguments: dict[str, Any]):
         self._strategy = strategy
         self._call, caller = _caller()
-        self._model = caller if self._call == "fit" else None
+        self._model = caller if self._call in _CALLS else None  # `fit` has compared that of its `validation_data`.
         # Before anything else that the ranks exchange, such as seeds for shuffling.
         self._position = Position(strategy, self._call)
         self._position.require_equal(table(strategy, self._position.row()))

@@ -1,4 +1,4 @@
-"""Compares what the ranks train: learning rates, losses and weights, when a training and its epochs begin.
+"""Compares the models of the ranks: learning rates, losses and weights, when `fit`, its epochs or `evaluate` begin.
 
 What one rank alone changes (`load_weights` under `if rank == 0`, a learning rate or a loss by rank) lets the ranks
 train different models without an error. Each rank sends a hash with its position; equal ranks exchange no more.
@@ -200,9 +200,9 @@ def _weights_differ(path: str, rank: int, first: np.ndarray, own: np.ndarray) ->
 def _differs(what: str, received: str, do: str) -> DivergenceError:
     return DivergenceError(
         explain(
-            f"All ranks must train the same model in the same way, but their {what} differ.",
+            f"All ranks must have the same model and train it in the same way, but their {what} differ.",
             received=received,
-            expected=f"the same {what} on all ranks when training begins, and in each epoch",
+            expected=f"the same {what} on all ranks when `fit`, `evaluate` or `predict` begins, and in each epoch",
             do=f"{do} {_OFF}",
         )
     )

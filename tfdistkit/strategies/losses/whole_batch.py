@@ -2,11 +2,13 @@
 
 A loss of Keras's classes, or of a function in `compile(loss=fn)`, is first computed from the rows of this replica. If
 the graph shows that its values combine rows (`row_mixing`), the inputs of all replicas are gathered, with gradients,
-and the loss is computed from them as in one process. The first values are then unused, and TensorFlow prunes them.
+and the loss is computed from them as in one process. The first values are then unused, and TensorFlow prunes them; what
+the loss writes to variables is dropped where it is computed again.
 """
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,12 +35,14 @@ class LossCall:
         inputs: Its targets and predictions, each a structure of tensors in the dtype of the loss.
         means: The results of other losses that it called: means over the rows of this replica.
         mixes_rows: Whether its values combine rows; None before they are known.
+        is_whole: Whether it was computed from the rows of all replicas.
     """
 
     loss: Any
     inputs: tuple[Any, Any]
     means: list[tf.Tensor] = field(default_factory=list)
     mixes_rows: bool | None = None
+    is_whole: bool = False
 
 
 def call_loss(original: Any, loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
@@ -47,17 +51,34 @@ def call_loss(original: Any, loss: Any, y_true: Any, y_pred: Any, sample_weight:
     if step is None or not _is_covered(step):
         return original(loss, y_true, y_pred, sample_weight)
     one = LossCall(loss, (y_true, y_pred))
-    step.loss_calls.append(one)
-    try:
-        value = original(loss, y_true, y_pred, sample_weight)
-    finally:
-        step.loss_calls.pop()
+    compute = functools.partial(_computed, original, step, one, sample_weight)
+    if _is_of_keras(loss):
+        value = compute()
+    else:  # State of the loss must be written once: from all rows, if its values combine rows.
+        with step.attempting() as attempt:
+            value = compute()
+        if not one.is_whole and (attempt.has_writes or step.is_eager):
+            value = compute()
     if tf.is_tensor(value) and value.shape.rank == 0:
         global_numbers.note_mean(step, value)
     # A loss without a reduction returns values of rows; the graph shows what its caller computes from them.
     if step.loss_calls and not one.mixes_rows and tf.is_tensor(value) and value.shape.rank == 0:
         step.loss_calls[-1].means.append(value)
     return value
+
+
+def _computed(original: Any, step: steps.ReplicaStep, one: LossCall, sample_weight: Any) -> Any:
+    step.loss_calls.append(one)
+    try:
+        return original(one.loss, *one.inputs, sample_weight)
+    finally:
+        step.loss_calls.pop()
+
+
+def _is_of_keras(loss: Any) -> bool:
+    """Returns whether a loss is one of Keras, whose values are those of rows."""
+    function, axes = getattr(loss, "fn", None), private_api.axes_of(loss)
+    return private_api.is_of_keras(type(loss).call) and (function is None or function_adds_up(function, axes))
 
 
 def _is_covered(step: steps.ReplicaStep) -> bool:
@@ -79,7 +100,7 @@ def reduce_weighted_values(
     if step is not None and one is not None and one.mixes_rows is None:
         one.mixes_rows = _mixes_rows(step, one, keras.ops.convert_to_tensor(values))
         if one.mixes_rows and len(step.loss_calls) == 1 and _can_gather(step, one):
-            found = _of_all_rows(step, one)
+            found, one.is_whole = _of_all_rows(step, one), True
             mask = _mask(step, one, values, found, mask)
             whole = keras.ops.convert_to_tensor(found, dtype=dtype)
             is_weighted = sample_weight is not None or mask is not None
@@ -92,8 +113,7 @@ def reduce_weighted_values(
 
 def _mixes_rows(step: steps.ReplicaStep, one: LossCall, values: tf.Tensor) -> bool:
     """Returns whether the values of a loss combine rows; in eager execution, whether they may."""
-    function, axes = getattr(one.loss, "fn", None), private_api.axes_of(one.loss)
-    if private_api.is_of_keras(type(one.loss).call) and (function is None or function_adds_up(function, axes)):
+    if _is_of_keras(one.loss):
         return False
     # A dimension of one cannot be told from a single row, and all replicas must decide alike.
     if tf.executing_eagerly() or (step.static_total or 2 * step.replicas) < 2 * step.replicas:

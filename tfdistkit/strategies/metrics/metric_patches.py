@@ -61,6 +61,8 @@ def metric_variable(original: Any, metric: Any, *args: Any, **kwargs: Any) -> An
 def direct_assign(original: Any, variable: Any, new: Any) -> Any:
     """Hook of Keras's `Variable._direct_assign`, which every assignment calls."""
     step = steps.current()
+    if step is not None and step.drops_write():
+        return None
     if step is None and private_api.is_summed(variable) and _is_outside_of_replicas():
         return private_api.assign_without_reading(variable, new)
     if step is None or not step.in_keras_step:

@@ -56,11 +56,11 @@ def additive_metric(metric: _Metric) -> _Metric:
 
 
 class WholeBatch(steps.ReplicaStep):
-    """The step of a metric that is updated with the rows of all replicas: as in one process."""
+    """The step of a metric, or a loss, that is computed from the rows of all replicas: as in one process."""
 
     def __init__(self, step: steps.ReplicaStep):
         super().__init__(step.rows, lambda _: step.total_rows, step.replicas, 0)
-        self.in_keras_step = True
+        self.in_keras_step = self.sees_all_rows = True
 
     @property
     def may_be_empty(self) -> bool:
@@ -121,8 +121,12 @@ def hooked_update(metric: Any, update: Callable[..., Any], args: tuple, kwargs: 
         kwargs: Its keyword arguments.
     """
     step = steps.current()
-    if isinstance(step, WholeBatch) or private_api.is_stateless() or private_api.is_container_of_metrics(metric):
+    if private_api.is_stateless() or private_api.is_container_of_metrics(metric):
         return update(*args, **kwargs)
+    if step is not None and step.drops_write():
+        return None
+    if isinstance(step, WholeBatch):
+        return _replicated(metric, functools.partial(update, *args, **kwargs))
     kwargs = output_losses.weighted(metric, kwargs)
     if step is None:
         records = replayed_updates.current()
@@ -134,9 +138,14 @@ def hooked_update(metric: Any, update: Callable[..., Any], args: tuple, kwargs: 
             args, kwargs = _weighted(step, metric, update, args, kwargs)
         return update(*args, **kwargs)
     args, kwargs = _of_all_replicas(step, (args, kwargs))
-    private_api.replicate(metric)
     with steps.running(WholeBatch(step)):
-        result = update(*args, **kwargs)
+        return _replicated(metric, functools.partial(update, *args, **kwargs))
+
+
+def _replicated(metric: Any, update: Callable[[], Any]) -> Any:
+    """Updates a metric with the rows of all replicas; also one that a loss updates which is computed from them."""
+    private_api.replicate(metric)
+    result = update()
     private_api.replicate(metric)  # Variables that the first update made.
     return result
 

@@ -139,6 +139,9 @@ class StepCheck:
         found = [_largest(*numbers) for numbers in zip(own, wanted, least_norms)]
         differs = [_is_anywhere(strategy, size > tolerance) for _, size in found]
         if differs[0]:
+            may_skip = private_api.may_skip_steps(self._model.optimizer)
+            if _is_anywhere(strategy, may_skip and not np.isfinite(own[0]).all()):
+                raise CannotTryError("its gradients overflow with this loss scale, so the optimizer skips the step")
             return other_gradient(self._model, trial.variables[found[0][0]], found[0][1])
         if differs[1]:
             return other_state(self._model, trial.written[found[1][0]], found[1][1])

@@ -8,6 +8,7 @@ That N workers give the results of one worker on the same global batch depends o
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,6 +20,17 @@ from tfdistkit.strategies.sync import row_counts
 from tfdistkit.strategies.sync.placeholder_rows import with_placeholder
 
 _LOCAL = threading.local()
+
+
+@dataclasses.dataclass(eq=False)
+class Attempt:
+    """Code of a step that may run again; what it writes is dropped.
+
+    Args:
+        has_writes: Whether it wrote anything.
+    """
+
+    has_writes: bool = False
 
 
 class ReplicaStep:
@@ -70,6 +82,8 @@ class ReplicaStep:
         self.gathered_inputs: set[str] = set()
         self.graph_reader: Any = None
         self.numbers: Any = None
+        # Whether its tensors hold the rows of all replicas (`metric_updates.WholeBatch`).
+        self.sees_all_rows = False
         # The model of a Keras step; the rows of its global batch, if known while tracing; whether it has ragged ones.
         self.model: Any = None
         self.static_total: int | None = None
@@ -80,8 +94,9 @@ class ReplicaStep:
         self.results: dict[int, tuple[Any, Any, int]] = {}
         # The layers of an eager step, by id, with the losses that they added (`layer_losses`).
         self.losses: dict[int, tuple[Any, list[Any]]] = {}
-        # The losses that are being called, the innermost last (`losses.whole_batch`).
+        # The losses that are being called, the innermost last (`losses.whole_batch`), and the one that is tried.
         self.loss_calls: list[Any] = []
+        self.attempt: Attempt | None = None
         # Measures the sums of this step (`step_clock`), and counts its bytes (`communication.traffic`), if not None.
         self.clock: Any = None
         self.traffic: Any = None
@@ -97,8 +112,9 @@ class ReplicaStep:
         A step in a graph has its own key. Eager steps share traces, which read the rows at every call.
         """
         if self._graph is not None:
-            return self._own_traces
+            return self.attempt or self._own_traces  # What writes nothing in an attempt writes afterwards.
         flags = (self.in_keras_step, self.in_stock_train_step, self.loss_is_weighted, self.gradients_are_reduced)
+        flags += (self.attempt is not None,)
         return (self.replicas, self.replica_id, self._rows is None, *flags, self.updates_alone, self.is_local)
 
     @property
@@ -217,6 +233,21 @@ class ReplicaStep:
             yield
         finally:
             self.is_summing = before
+
+    @contextlib.contextmanager
+    def attempting(self) -> Iterator[Attempt]:
+        """Drops and notes what its body writes to variables, because the body may have to run again, with all rows."""
+        before, self.attempt = self.attempt, Attempt()
+        try:
+            yield self.attempt
+        finally:
+            self.attempt = before
+
+    def drops_write(self) -> bool:
+        """Returns whether a write to a variable must be dropped; notes it."""
+        if self.attempt is not None:
+            self.attempt.has_writes = True
+        return self.attempt is not None
 
     def weighted_sum(self, value: tf.Tensor) -> tf.Tensor:
         """Sums `value * share()` over all replicas, except replicas without rows, whose value may be NaN."""

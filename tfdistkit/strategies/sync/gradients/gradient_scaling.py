@@ -293,14 +293,24 @@ def is_stock_train_step(model: Any, step_function: Any) -> bool:
 
 
 def _with_global_factors(step: steps.ReplicaStep, gradient: Any) -> Any:
-    """Replaces the number of rows, or another sum, by which a step divided a gradient after the tape."""
+    """Replaces a number of the batch by which a step divided or multiplied a gradient after the tape.
+
+    Such as the number of rows, another sum, or a switch: `gradient * ops.cast(loss > 1, "float32")`.
+    """
     if not step.in_keras_step or step.is_eager or step.is_in_inner_graph() or not tf.is_symbolic_tensor(gradient):
         return gradient
     operation = gradient.op
-    if operation.type not in ("RealDiv", "DivNoNan") or operation.inputs[0].name not in step.gradients:
+    if operation.type not in ("RealDiv", "DivNoNan", "Mul"):
         return gradient
-    number = global_numbers.of_global_batch(step, operation.inputs[1])
-    return gradient if number is None else operation.inputs[0] / number.value
+    own, factor = operation.inputs
+    if operation.type == "Mul" and own.name not in step.gradients:
+        own, factor = factor, own
+    if own.name not in step.gradients or (operation.type == "Mul" and factor.shape.rank != 0):
+        return gradient
+    number = global_numbers.of_global_batch(step, factor)
+    if number is None:
+        return gradient
+    return own * number.value if operation.type == "Mul" else own / number.value
 
 
 def _parts_of_global_gradients(step: steps.ReplicaStep, gradients: list[Any]) -> list[Any]:
