@@ -366,7 +366,10 @@ _PRECISION = (
 
 # Behind the others: of which engine runs which case, the place decides (`conftest.py`).
 _LATER = (
-    trained("gated_gradients", model=by("GatedGradients"), optimizer=sgd(0.05), metrics=None, rows=103),
+    *(
+        trained(f"gradients_by_{how}", model=by("GatedGradients", how), optimizer=sgd(0.05), metrics=None, rows=103)
+        for how in ("switch", "choice", "loss", "norm")
+    ),
     trained("center_loss", optimizer=sgd(0.05), loss=by("CenterLoss"), metrics=None, rows=103),
     trained(
         "own_targets",

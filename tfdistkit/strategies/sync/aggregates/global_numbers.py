@@ -62,13 +62,16 @@ class GlobalNumber:
         return [(leaf.own, slope * tf.cast(leaf.weight, slope.dtype)) for leaf, slope in pairs if slope is not None]
 
 
-def of_global_batch(step: steps.ReplicaStep, number: Any, of_integers: bool = False) -> GlobalNumber | None:
+def of_global_batch(
+    step: steps.ReplicaStep, number: Any, of_integers: bool = False, of_means: bool = False
+) -> GlobalNumber | None:
     """Returns the value for the global batch of a number that a step computed.
 
     Args:
         step: The step of this replica.
         number: A tensor of the step.
         of_integers: Whether it may be integers, too.
+        of_means: Whether it may be a mean over rows, too.
 
     Returns:
         The number; None if the mean of the replicas is exact, or if the number of the global batch is not known.
@@ -76,12 +79,14 @@ def of_global_batch(step: steps.ReplicaStep, number: Any, of_integers: bool = Fa
     if not _may_read(step, number) or not (number.dtype.is_floating or (of_integers and number.dtype.is_integer)):
         return None
     known = _numbers_of(step)
-    if number.name not in known.found:
+    key = number.name, of_means
+    if key not in known.found:
         reader = known.reader()
-        is_other = reader.kind(number) not in (Kind.CONSTANT, *_MEANS, Kind.UNKNOWN)
+        kind = reader.kind(number)
+        is_other = kind not in (Kind.CONSTANT, *_MEANS, Kind.UNKNOWN) or (of_means and kind is Kind.MEAN)
         is_other = is_other and number.shape.is_fully_defined()
-        known.found[number.name] = _computed(step, reader, number) if is_other else None
-    return known.found[number.name]
+        known.found[key] = _computed(step, reader, number) if is_other else None
+    return known.found[key]
 
 
 def computed_again(step: steps.ReplicaStep, number: Any) -> frozenset[str]:
@@ -114,7 +119,7 @@ class _Numbers:
         self._step = step
         self._reader: NumberReader | None = None
         self.means: set[str] = set()
-        self.found: dict[str, GlobalNumber | None] = {}
+        self.found: dict[tuple[str, bool], GlobalNumber | None] = {}
 
     def reader(self) -> NumberReader:
         """Returns the reader of their kinds."""

@@ -19,6 +19,7 @@ from tfdistkit.strategies.parameter_server import profiling
 from tfdistkit.strategies.sync import step as steps
 from tfdistkit.strategies.sync.aggregates import global_numbers, local_losses
 from tfdistkit.strategies.sync.gradients import missing_gradients, reducer_state, trial
+from tfdistkit.strategies.sync.gradients.global_factors import with_global_factors
 
 
 def apply(original: Any, optimizer: Any, grads: Any, trainable_variables: Any = None) -> None:
@@ -42,7 +43,7 @@ def apply(original: Any, optimizer: Any, grads: Any, trainable_variables: Any = 
     known = trainable_variables if trainable_variables is not None else private_api.variables_of(optimizer)
     if tf.executing_eagerly():
         grads = missing_gradients.added(step, grads, known)
-    grads = [_with_global_factors(step, one) for one in grads]
+    grads = [with_global_factors(step, one) for one in grads]
     present = [i for i, g in enumerate(grads) if g is not None]
     variables = [known[i] for i in present]
 
@@ -290,27 +291,6 @@ def is_stock_train_step(model: Any, step_function: Any) -> bool:
     is_train_step = getattr(step_function, "__name__", "") == "train_step" and "train_step" not in vars(model)
     keras_own = all(private_api.is_of_keras(type(o)) for o in (model.optimizer, optimizer))
     return is_train_step and type(model).train_step is keras.Model.train_step and keras_own
-
-
-def _with_global_factors(step: steps.ReplicaStep, gradient: Any) -> Any:
-    """Replaces a number of the batch by which a step divided or multiplied a gradient after the tape.
-
-    Such as the number of rows, another sum, or a switch: `gradient * ops.cast(loss > 1, "float32")`.
-    """
-    if not step.in_keras_step or step.is_eager or step.is_in_inner_graph() or not tf.is_symbolic_tensor(gradient):
-        return gradient
-    operation = gradient.op
-    if operation.type not in ("RealDiv", "DivNoNan", "Mul"):
-        return gradient
-    own, factor = operation.inputs
-    if operation.type == "Mul" and own.name not in step.gradients:
-        own, factor = factor, own
-    if own.name not in step.gradients or (operation.type == "Mul" and factor.shape.rank != 0):
-        return gradient
-    number = global_numbers.of_global_batch(step, factor)
-    if number is None:
-        return gradient
-    return own * number.value if operation.type == "Mul" else own / number.value
 
 
 def _parts_of_global_gradients(step: steps.ReplicaStep, gradients: list[Any]) -> list[Any]:
