@@ -114,8 +114,8 @@ class ReplicaStep:
         if self._graph is not None:
             return self.attempt or self._own_traces  # What writes nothing in an attempt writes afterwards.
         flags = (self.in_keras_step, self.in_stock_train_step, self.loss_is_weighted, self.gradients_are_reduced)
-        flags += (self.attempt is not None,)
-        return (self.replicas, self.replica_id, self._rows is None, *flags, self.updates_alone, self.is_local)
+        more = (self.updates_alone, self.is_local, self.attempt is not None)
+        return (self.replicas, self.replica_id, self._rows is None, *flags, *more)
 
     @property
     def rows(self) -> tf.Tensor | None:
