@@ -235,14 +235,14 @@ def tape_gradient(original: Any, tape: Any, target: Any, sources: Any, *args: An
         of_rows = _are_of_rows(step, tf.nest.flatten(target))
         target, args, kwargs = _of_global_batch(step, target, args, kwargs)
     gradients = original(tape, target, sources, *args, **kwargs)
+    if of_rows is not False:
+        inverse = tf.math.divide_no_nan(tf.constant(1.0, tf.float64), tf.cast(step.global_share(), tf.float64))
+        inverse = inverse if of_rows is True else tf.where(of_rows, inverse, 1.0)
+        gradients = tf.nest.map_structure(lambda g: None if g is None else times(g, inverse), gradients)
     if not step.is_eager and not step.is_in_inner_graph():
         flat = tf.nest.flatten(gradients, expand_composites=True)
         step.gradients.update(gradient.name for gradient in flat if tf.is_symbolic_tensor(gradient))
-    if of_rows is False:
-        return gradients
-    inverse = tf.math.divide_no_nan(tf.constant(1.0, tf.float64), tf.cast(step.global_share(), tf.float64))
-    inverse = inverse if of_rows is True else tf.where(of_rows, inverse, 1.0)
-    return tf.nest.map_structure(lambda g: None if g is None else times(g, inverse), gradients)
+    return gradients
 
 
 def _of_global_batch(step: Any, target: Any, args: tuple, kwargs: dict) -> tuple[Any, tuple, dict]:
