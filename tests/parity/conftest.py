@@ -124,10 +124,11 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     running.kill()
 
 
-# Engines that share most code with `multiworker`, which runs all cases: they run every n-th case, as (n, offset), and
-# `mirrored` the quick ones. The other cases are `thorough`; the programs of tests/fuzz run under these engines too.
+# Engines share most code, so each runs every n-th case, as (n, offset); `mirrored` and `multiworker` run the quick ones
+# too. The other cases are `thorough`; the programs of tests/fuzz run under these engines as well.
 _SOME = {
     "mirrored": (8, 0),
+    "multiworker": (2, 1),
     "central_storage": (6, 0),
     "multiworker_ring": (16, 2),
     "horovod": (24, 1),
@@ -135,7 +136,11 @@ _SOME = {
 }
 
 # Cases of engines that sum gradients, or write weights, in code of their own.
-_ALWAYS = {"central_storage": ("lookups", "own_descent"), "horovod": ("lookups",)}
+_ALWAYS = {
+    "central_storage": ("lookups", "own_descent"),
+    "multiworker": ("lookups", "center_loss", "gradients_by_switch"),
+    "horovod": ("lookups",),
+}
 
 
 @pytest.hookimpl(tryfirst=True)  # Before marks select tests.
@@ -145,7 +150,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         params = item.callspec.params if hasattr(item, "callspec") else {}
         engine, case = params.get("engine", ""), params.get("case", "")
-        if engine == "mirrored" and case in QUICK_CASES or case in _ALWAYS.get(engine, ()):
+        if engine in ("mirrored", "multiworker") and case in QUICK_CASES or case in _ALWAYS.get(engine, ()):
             continue
         every, first = _SOME.get(engine, (1, 0))
         if "case" in params and place.get(params["case"], first) % every != first:

@@ -91,6 +91,7 @@ def _has_error(seen: list[dict[str, Any]], *words: str) -> bool:
     return all(any(word in rank.get("error", "") for word in words) for rank in seen)
 
 
+@pytest.mark.thorough  # Takes 15 seconds, and changes with TensorFlow alone.
 def test_m1_every_fit_under_multiworker_raises(runs: Any) -> None:
     seen = _stock_row(runs, "multiworker", "m1")
     assert_broken(_has_error(seen, "Attempt to convert a value (PerReplica"), "M1", seen)
@@ -144,6 +145,7 @@ def test_m8_an_empty_part_makes_statistics_nan(runs: Any) -> None:
     assert first == second and np.isfinite(first).all()
 
 
+@pytest.mark.thorough  # Takes 15 seconds, and changes with TensorFlow alone.
 def test_m9_xla_on_cpus(runs: Any) -> None:
     seen = _stock_row(runs, "mirrored", "m9")
     assert_broken("error" in seen[0] and "jit_compile" not in seen[0]["error"].splitlines()[0], "M9", seen)
@@ -166,6 +168,7 @@ def test_k2_uneven_parts_weigh_the_same(runs: Any) -> None:
     _assert_exact(runs, "rows_103_sgd")
 
 
+@pytest.mark.thorough  # Takes 15 seconds, and changes with TensorFlow alone.
 def test_k3_nan_on_one_rank_hangs_the_job(runs: Any, tmp_path: Any) -> None:
     """The rank with the NaN skips its step; the other waits for it."""
     job = engines.start(tmp_path, ["-m", "parity.run_rows", "stock_multiworker", str(tmp_path), "k3"], 2)
