@@ -222,7 +222,7 @@ def _fit(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
     with fit.arguments_of_fit(original, model, args, kwargs) as call:
         keras_steps.require_agreed_stops(model.distribute_strategy, call.arguments.get("callbacks"))
         with fit.noting_epochs(call.arguments.get("initial_epoch", 0)):
-            return _name_lost_peer(original, *call.args, **call.kwargs)
+            return _name_lost_peer(functools.partial(epoch_data.fit_together, original), *call.args, **call.kwargs)
 
 
 def _epoch_logs(original: Any, model: Any, logs: Any) -> Any:

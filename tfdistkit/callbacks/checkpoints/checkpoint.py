@@ -17,7 +17,6 @@ import tensorflow as tf
 from tfdistkit.callbacks.checkpoints.atomic import whole_file
 from tfdistkit.callbacks.checkpoints.checkpoint_files import files_of, is_own, names_each_file, seal
 from tfdistkit.callbacks.chief import writes_files
-from tfdistkit.callbacks.process_group import ranks_of
 from tfdistkit.errors import OptionError, explain
 from tfdistkit.keras_adapter import private_api
 from tfdistkit.report.hangs import notes
@@ -122,11 +121,6 @@ class ChiefCheckpoint(keras.callbacks.ModelCheckpoint):
         """Saves after the epoch, with `save_freq="epoch"`."""
         with self._saving():
             super().on_epoch_end(epoch, logs)
-
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Waits for the last save of the chief: the lines after `fit` may load it on every rank."""
-        super().on_train_end(logs)
-        ranks_of(super().model).any(False)
 
     @contextlib.contextmanager
     def _saving(self) -> Iterator[None]:

@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 
 from tfdistkit.errors import UnsupportedError, explain
+from tfdistkit.strategies.consistency.row_exchange import table
 
 # Bytes of a position: the same for all, so that any two can be exchanged.
 _BYTES = 64
 
 # By strategy: a rank can be in several groups of ranks, each of which takes part in some of its calls.
-_calls: weakref.WeakKeyDictionary[Any, collections.Counter[str]] = weakref.WeakKeyDictionary()
+_calls: weakref.WeakKeyDictionary[Any, collections.Counter[tuple[str, str]]] = weakref.WeakKeyDictionary()
 _here = "no call yet"
 
 
@@ -29,15 +30,16 @@ class Position:
     Args:
         strategy: The strategy, whose calls are counted.
         call: The method that reads data, such as `fit`.
+        where: The part of the call, before its first epoch or after the last one.
     """
 
-    def __init__(self, strategy: Any, call: str):
+    def __init__(self, strategy: Any, call: str, where: str = "at its start"):
         self._counted = _calls.setdefault(strategy, collections.Counter())
-        self._counted[call] += 1
-        self._call, self._number, self._epoch = call, self._counted[call], 0
+        self._counted[call, where] += 1
+        self._call, self._number, self._where, self._epoch = call, self._counted[call, where], where, 0
 
     def __str__(self) -> str:
-        where = f"epoch {self._epoch} of it" if self._epoch else "at its start"
+        where = f"epoch {self._epoch} of it" if self._epoch else self._where
         return f"`{self._call}` number {self._number}, {where}"
 
     def next_epoch(self) -> Position:
@@ -73,6 +75,20 @@ class Position:
                 "tfdistkit.callbacks.StopTogether), an exception that it catches, a call under `if rank == 0:`.",
             )
         )
+
+
+def end_together(strategy: Any) -> None:
+    """Waits for all ranks at the end of `fit`: the lines after it may load what the callbacks of the chief write.
+
+    Args:
+        strategy: The strategy of the model, one of ours.
+
+    Raises:
+        UnsupportedError: on all ranks, if another one is in another call, or in an epoch.
+    """
+    if strategy.num_replicas_in_sync > len(strategy.extended.worker_devices):
+        position = Position(strategy, "fit", "at its end")
+        position.require_equal(table(strategy, position.row()))
 
 
 def here() -> str:
