@@ -127,12 +127,11 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 # Engines share most code, so each runs every n-th case, as (n, offset); `mirrored` and `multiworker` run the quick ones
 # too. The other cases are `thorough`; the programs of tests/fuzz run under these engines as well.
 _SOME = {
-    "mirrored": (8, 0),
+    "mirrored": (12, 0),
     "multiworker": (2, 1),
-    "central_storage": (6, 0),
+    "central_storage": (10, 0),
     "multiworker_ring": (16, 2),
     "horovod": (24, 1),
-    "horovod_mpi": (48, 4),
 }
 
 # Cases of engines that sum gradients, or write weights, in code of their own.

@@ -20,7 +20,7 @@ ENGINES = (
     "multiworker",
     "multiworker_ring",
     pytest.param("horovod", marks=pytest.mark.horovod),
-    pytest.param("horovod_mpi", marks=pytest.mark.horovod),
+    pytest.param("horovod_mpi", marks=[pytest.mark.horovod, pytest.mark.thorough]),
 )
 
 # Momenta are sums of gradients that cancel out near an optimum; they are rounded like the gradients.
