@@ -71,7 +71,13 @@ DATA: dict[str, Callable[[], Data]] = {
 }
 
 
-@pytest.mark.parametrize("name", list(DATA))
+# Their relatives are tested each time.
+_THOROUGH = ("arrays_in_order", "shuffled_with_a_seed", "dealt_with_a_seed", "longer_than_an_epoch", "generator")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.thorough] * (name in _THOROUGH)) for name in DATA]
+)
 def test_data_resumes_at_its_position(tmp_path: pathlib.Path, name: str) -> None:
     expected = run(light, DATA[name], no_callbacks, None)
     assert expected is not None
