@@ -130,7 +130,7 @@ _SOME = {
     "mirrored": (12, 0),
     "multiworker": (2, 1),
     "central_storage": (10, 0),
-    "multiworker_ring": (16, 2),
+    "multiworker_ring": (32, 2),
     "horovod": (24, 1),
 }
 

@@ -338,7 +338,8 @@ def test_data_or_models_that_differ_from_the_backup_are_refused(tmp_path: pathli
     assert "shuffles by the seeds" in refused(tmp_path, DATA["dealt"])
     assert "batch_size: 5, in the backup 4" in refused(tmp_path, lambda: {"x": dataset().shuffle(22).batch(5)})
     message = refused(tmp_path, DATA["shuffled"], own_step)
-    assert "must be the same as in the backup" in message and "model: '2 items', in the backup '3 items'" in message
+    assert "must be the same as in the backup" in message, message
+    assert "model: 2 items, with OwnStep, in the backup 3 items" in message, message
     found = run(light, DATA["shuffled"], no_callbacks, tmp_path)
     assert found is not None and found["batches"][0] == (0, 2)
 
