@@ -30,7 +30,7 @@ _SOME = {
 }
 
 # Of the tests of two devices, the files that take as long as all others together.
-_LONG_FILES = ("compared_rows.py", "step_check_models.py", "step_check_state.py")
+_LONG_FILES = ("compared_rows.py", "step_check_state.py")
 
 # Of the parity table, the cases that `mirrored` and `multiworker` run each time: one of each kind.
 QUICK_CASES = (

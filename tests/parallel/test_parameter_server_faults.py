@@ -147,6 +147,7 @@ def test_workers_and_the_coordinator_are_killed_and_start_again(tmp_path: Path) 
         assert "Failed to remove function remotely" not in chief.printed
 
 
+@pytest.mark.thorough
 def test_all_tasks_get_a_signal_and_restart(tmp_path: Path) -> None:
     """As under a scheduler: the coordinator writes a last backup, while its tasks still serve it."""
     with roles(tmp_path, STAGES) as running:
