@@ -49,7 +49,7 @@ def errors(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
     return of_part
 
 
-@pytest.mark.parametrize("engine", [pytest.param("mirrored", marks=pytest.mark.thorough), "central_storage"])
+@pytest.mark.parametrize("engine", ["mirrored", "central_storage"])
 def test_a_sum_in_a_branch_is_correct_or_times_out(errors: Callable[[str, str], list[str | None]], engine: str) -> None:
     (error,) = errors(engine, "branches")
     assert error is None, error

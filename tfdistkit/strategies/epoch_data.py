@@ -7,7 +7,6 @@ from typing import Any
 
 from tfdistkit.data.batch_info import add_info, info_of
 from tfdistkit.keras_adapter import data_position, private_api
-from tfdistkit.strategies.consistency.call_positions import end_together
 from tfdistkit.strategies.consistency.data_comparison import is_compared
 from tfdistkit.strategies.consistency.epoch_comparison import EpochComparison
 
@@ -34,14 +33,6 @@ def make_epoch_iterator(
     if info_of(distributed).is_own_part:
         iterator.data_adapter = _Uncounted(iterator.data_adapter)
         private_api.let_data_end_epoch(iterator, _Uncounted(distributed))
-
-
-def fit_together(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-    """Calls `fit`, and ends it on all ranks at once."""
-    history, strategy = original(model, *args, **kwargs), model.distribute_strategy
-    if private_api.is_ours(strategy):
-        end_together(strategy)
-    return history
 
 
 def finish_epoch(original: Any, iterator: Any) -> None:

@@ -22,6 +22,7 @@ from tfdistkit.report.hangs import notes
 from tfdistkit.report.hangs.layout import Phase
 from tfdistkit.strategies import epoch_data, model_scope
 from tfdistkit.strategies.consistency.batch_comparison import comparing
+from tfdistkit.strategies.consistency.call_positions import fit_together
 from tfdistkit.strategies.local_steps import keras_steps
 from tfdistkit.strategies.local_steps import logs as local_logs
 from tfdistkit.strategies.losses import whole_batch
@@ -222,7 +223,7 @@ def _fit(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
     with fit.arguments_of_fit(original, model, args, kwargs) as call:
         keras_steps.require_agreed_stops(model.distribute_strategy, call.arguments.get("callbacks"))
         with fit.noting_epochs(call.arguments.get("initial_epoch", 0)):
-            return _name_lost_peer(functools.partial(epoch_data.fit_together, original), *call.args, **call.kwargs)
+            return _name_lost_peer(functools.partial(fit_together, original), *call.args, **call.kwargs)
 
 
 def _epoch_logs(original: Any, model: Any, logs: Any) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from tfdistkit.errors import UnsupportedError, explain
+from tfdistkit.keras_adapter import private_api
 from tfdistkit.strategies.consistency.row_exchange import table
 
 # Bytes of a position: the same for all, so that any two can be exchanged.
@@ -77,18 +78,26 @@ class Position:
         )
 
 
-def end_together(strategy: Any) -> None:
-    """Waits for all ranks at the end of `fit`: the lines after it may load what the callbacks of the chief write.
+def fit_together(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Calls `fit`, and ends it on all ranks at once: the lines after it may load what callbacks of the chief write.
 
     Args:
-        strategy: The strategy of the model, one of ours.
+        original: Keras's `fit`.
+        model: The model.
+        args: The other arguments of `fit`.
+        kwargs: As `args`.
+
+    Returns:
+        The result of `fit`.
 
     Raises:
         UnsupportedError: on all ranks, if another one is in another call, or in an epoch.
     """
-    if strategy.num_replicas_in_sync > len(strategy.extended.worker_devices):
+    history, strategy = original(model, *args, **kwargs), model.distribute_strategy
+    if private_api.is_ours(strategy) and strategy.num_replicas_in_sync > len(strategy.extended.worker_devices):
         position = Position(strategy, "fit", "at its end")
         position.require_equal(table(strategy, position.row()))
+    return history
 
 
 def here() -> str:

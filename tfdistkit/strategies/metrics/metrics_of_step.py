@@ -14,6 +14,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdistkit.keras_adapter import private_api
+
 # Names that Keras resolves by the shapes of targets and predictions.
 _BY_SHAPES = frozenset(("accuracy", "acc", "crossentropy", "ce"))
 
@@ -40,7 +42,7 @@ def build(model: Any, batch: Any) -> None:
         model.train_step(data)
 
     with contextlib.suppress(Exception), keras.StatelessScope(), _building():
-        tf.function(step, autograph=False).get_concrete_function(tf.nest.map_structure(_spec, batch))
+        tf.function(step, autograph=False).get_concrete_function(private_api.type_specs(batch))
 
 
 def _has_ambiguous_name(model: Any) -> bool:
@@ -50,12 +52,6 @@ def _has_ambiguous_name(model: Any) -> bool:
         return True
     names = keras.tree.flatten([config.get("metrics"), config.get("weighted_metrics")])
     return any(name in _BY_SHAPES for name in names if isinstance(name, str))
-
-
-def _spec(value: Any) -> Any:
-    if isinstance(value, tf.TypeSpec) or not hasattr(value, "shape"):
-        return value
-    return tf.TensorSpec(value.shape, value.dtype)
 
 
 @contextlib.contextmanager
