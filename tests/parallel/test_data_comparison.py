@@ -14,6 +14,7 @@ EACH_ENGINE = pytest.mark.parametrize("engine", [one for one in ENGINES if "mpi"
 
 COMMON = """
 import json
+import time
 import keras, numpy as np
 import tensorflow as tf
 import tfdistkit
@@ -104,6 +105,20 @@ found["augmented"] = lost(arrays().shuffle(ROWS).map(
 keras.utils.set_random_seed(5 + rank)
 noise = keras.layers.GaussianNoise(0.1)
 found["a layer that augments"] = lost(arrays().batch(16).map(lambda a, b: (noise(a, training=True), b)))
+
+
+def batches():
+    for number in range(24):
+        time.sleep(0.02 * rank)  # The pipelines of the ranks read ahead by other numbers of batches.
+        yield x[4 * number : 4 * number + 4], numbers[4 * number : 4 * number + 4]
+
+
+model.fit(batches(), steps_per_epoch=4, epochs=2, validation_data=batches(), validation_steps=5, verbose=0)
+found["validation by a generator"] = np.flatnonzero(model.metrics[-1].metrics[0].times.value.numpy()).tolist()
+again = batches()
+for _ in range(2):
+    model.fit(again, steps_per_epoch=3, verbose=0)
+found["a generator twice"] = np.flatnonzero(model.metrics[-1].metrics[0].times.value.numpy()).tolist()
 print(json.dumps(found))
 """
 )
@@ -116,6 +131,9 @@ def test_seeds_are_made_equal(printed: list[str]) -> None:
     assert one == two
     assert one.pop("a look, repeated") is one.pop("repeated in shard") is True
     assert one.pop("arrays") == [0]
+    # Each pass begins with the batches that show the shapes, 0 and 1; batch 5 was read ahead.
+    assert one.pop("validation by a generator") == [*range(8), *range(24, 36)]
+    assert one.pop("a generator twice") == [*range(16, 28)]
     assert one == dict.fromkeys(one, 0)
 
 

@@ -19,6 +19,7 @@ class BatchInfo:
         is_uncounted: Whether an iterator may be asked for a step where there is no more data.
         position: The position of an epoch iterator in the data, which a backup follows (`DataPosition`).
         comparison: The comparison of the batches of an epoch iterator between ranks (`EpochComparison`).
+        generator: The reader of a Python generator that an epoch iterator reads (`GeneratorReader`).
     """
 
     element_spec: Any = None
@@ -27,6 +28,7 @@ class BatchInfo:
     is_uncounted: bool = False
     position: Any = None
     comparison: Any = None
+    generator: Any = None
 
 
 def add_info(owner: Any, **fields: Any) -> None:

@@ -81,7 +81,8 @@ def epoch_steps(original: Any, iterator: Any) -> Any:
     """Yields the steps of an epoch, from the position of a callback that resumes training."""
     _note_epoch()
     info = info_of(iterator)
-    steps = original(iterator) if info.position is None else info.position.steps(original, iterator)
+    read = original if info.generator is None else functools.partial(info.generator.steps, original)
+    steps = read(iterator) if info.position is None else info.position.steps(read, iterator)
     return steps if info.comparison is None else info.comparison.steps(iterator, steps)
 
 
@@ -106,6 +107,14 @@ def epoch_data(original: Any, iterator: Any) -> Any:
 def epoch_logs(original: Any, model: Any, logs: Any) -> Any:
     """Returns the logs of an epoch; those from before a restart if its last step ran before."""
     return original(model, logs or data_position.kept_logs(model))
+
+
+def one_progress_bar(original: Any, bar: Any, params: Any) -> None:
+    """Shows the progress bar of `fit`, `evaluate` and `predict` on the chief only: the bars of all ranks are equal."""
+    original(bar, params)
+    strategy: Any = getattr(bar.model, "distribute_strategy", None)
+    if private_api.is_ours(strategy) and not strategy.extended.should_checkpoint:
+        bar.verbose = 0
 
 
 def require_resumption(strategy: Any, callbacks: Iterable[Any]) -> None:
@@ -168,6 +177,10 @@ def build_model(model: Any, batch: Any) -> None:
     ahead of the step. They are left to the first step, and metrics forget what they were built from.
     """
     unbuilt = [one for one in model.metrics if not getattr(one, "built", True)]  # Those of `compile`.
+    arguments = private_api.compile_arguments(model)
+    given = [arguments.get("metrics"), arguments.get("weighted_metrics")]
+    own = [v for one in keras.tree.flatten(given) if isinstance(one, keras.metrics.Metric) for v in one.variables]
+    initial = [variable.numpy() for variable in own] if unbuilt and model.run_eagerly else []
     try:
         private_api.build_model(model, batch)
     except Exception:
@@ -175,7 +188,23 @@ def build_model(model: Any, batch: Any) -> None:
             raise
         if model.optimizer is not None and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
-    if model.run_eagerly:
-        for metric in unbuilt:
-            if metric.built:
-                metric.reset_state()
+    for metric in unbuilt:
+        if metric.built and model.run_eagerly:
+            metric.reset_state()
+        if metric.built:
+            _keep_initial_values(metric)
+    for variable, value in zip(own, initial):
+        variable.assign(value)
+
+
+def _keep_initial_values(metric: Any) -> None:
+    """Lets the metrics of `compile` begin with the initial values of their variables, as in one process.
+
+    Keras resets the metrics before the first step, but not those that it has not built yet. A metric of the user's own
+    whose `reset_state` it inherits, which writes zeros, may begin with another value, such as that of a minimum.
+    """
+
+    def keep_once() -> None:
+        del metric.reset_state
+
+    metric.reset_state = keep_once

@@ -6,6 +6,7 @@ import contextlib
 from typing import Any
 
 from tfdistkit.data.batch_info import add_info, info_of
+from tfdistkit.data.generators import reader_of
 from tfdistkit.keras_adapter import data_position, private_api
 from tfdistkit.strategies.consistency.data_comparison import is_compared
 from tfdistkit.strategies.consistency.epoch_comparison import EpochComparison
@@ -22,11 +23,17 @@ def make_epoch_iterator(
     comparison = EpochComparison(distribute_strategy, kwargs) if compares else None
     given = _ForKeras(distribute_strategy, comparison) if is_ours else distribute_strategy
     followed = data_position.pop_pending()
-    add_info(iterator, comparison=comparison, position=followed)
+    several = is_ours and distribute_strategy.num_replicas_in_sync > 1
+    reader = reader_of(kwargs.get("x")) if several else None
+    if reader is not None:
+        kwargs["x"] = reader.peek()
+    add_info(iterator, comparison=comparison, position=followed, generator=reader)
     with agreed, contextlib.nullcontext() if followed is None else followed.made(iterator):
         original(iterator, given, *args, **kwargs)
         if comparison is not None:
             comparison.finish(iterator)
+    if reader is not None:
+        iterator.data_adapter.generator = reader.begin_pass
     distributed = private_api.dataset_of(iterator)
     if info_of(distributed).ends_every_epoch:
         private_api.let_data_end_every_epoch(iterator)

@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdistkit.data.batch_info import info_of
+from tfdistkit.data.generators import ending_readers
 from tfdistkit.data.rows import rows_error
 from tfdistkit.keras_adapter import fit, private_api, private_datasets, private_lookup, table_parts, table_rows
 from tfdistkit.report.hangs import notes
@@ -153,14 +154,6 @@ def _reduce_per_replica(original: Any, values: Any, strategy: Any, reduction: st
     return predicted_rows.concatenated(concatenate, strategy, values)
 
 
-def _one_progress_bar(original: Any, bar: Any, params: Any) -> None:
-    """Shows the progress bar of `fit`, `evaluate` and `predict` on the chief only: the bars of all ranks are equal."""
-    original(bar, params)
-    strategy: Any = getattr(bar.model, "distribute_strategy", None)
-    if private_api.is_ours(strategy) and not strategy.extended.should_checkpoint:
-        bar.verbose = 0
-
-
 def _maybe_symbolic_build(original: Any, model: Any, iterator: Any = None, data_batch: Any = None) -> None:
     """Builds a model from the shapes and dtypes of a batch; Keras reads a batch and averages it over all replicas.
 
@@ -256,6 +249,7 @@ def _make_predict_function(original: Any, model: Any, force: bool = False) -> No
     model.predict_function = predict_function
 
 
+@ending_readers()
 def _name_lost_peer(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
     """Replaces TensorFlow's error about a lost worker by one that names the worker."""
     try:
@@ -344,7 +338,7 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "symbolic_build": _maybe_symbolic_build,
     "epoch_iterator": epoch_data.make_epoch_iterator,
     "reduce_per_replica": _reduce_per_replica,
-    "progress_bar": _one_progress_bar,
+    "progress_bar": fit.one_progress_bar,
     "epoch_steps": fit.epoch_steps,
     "epoch_data": fit.epoch_data,
     "epoch_logs": _epoch_logs,

@@ -28,6 +28,42 @@ def test_a_variable_of_the_user_keeps_its_aggregation(strategy: Any, name: str) 
     assert int(variable.numpy()) == 2
 
 
+class Least(keras.metrics.Metric):
+    """The least error; inherits a `reset_state` that writes zeros."""
+
+    def __init__(self) -> None:
+        super().__init__(name="least")
+        self.least = self.add_variable((), keras.initializers.Constant(9.0), name="least")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.least.assign(ops.minimum(self.least, ops.min(ops.abs(y_true - y_pred))))
+
+    def result(self) -> Any:
+        return self.least + 0.0
+
+
+@pytest.mark.parametrize("eager", (False, True), ids=("graph", "eager"))
+def test_the_first_epoch_begins_with_the_initial_values_of_metrics(strategy: Any, eager: bool) -> None:
+    def layer() -> Any:
+        return keras.layers.Dense(1, "relu", use_bias=False, kernel_initializer="ones")
+
+    def found(scope: Any) -> list[list[float]]:
+        x = np.arange(1.0, 8.0)[:, None].astype("float32")
+        with scope:
+            models = [keras.Sequential([keras.Input((1,)), layer()]) for _ in range(3)]
+            for model in models:
+                model.compile(keras.optimizers.SGD(0.0), "mse", metrics=[Least()], run_eagerly=eager)
+        first, second, third = models
+        first.fit(x, 0 * x - 2.0, batch_size=4, epochs=2, verbose=0)
+        on_batch = [second.train_on_batch(x, 0 * x - 2.0)[1] for _ in range(2)]
+        evaluated = [third.evaluate(x, 0 * x - 2.0, batch_size=4, verbose=0)[1] for _ in range(2)]
+        return [first.history.history["least"], [float(one) for one in on_batch], evaluated]
+
+    in_one_process = found(tf.distribute.get_strategy().scope())
+    assert in_one_process[0][0] == 3.0
+    assert found(strategy.scope()) == in_one_process
+
+
 @pytest.mark.parametrize("wrapped", (False, True), ids=("plain", "loss scale"))
 def test_the_steps_of_an_optimizer_are_counted_once(strategy: Any, wrapped: bool) -> None:
     with strategy.scope():
