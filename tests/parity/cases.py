@@ -380,6 +380,14 @@ _LATER = (
         metrics=("accuracy",),
         rows=103,
     ),
+    *(
+        trained(f"gradients_by_{how}", model=by("GatedGradients", how), optimizer=sgd(0.05), metrics=None, rows=103)
+        for how in ("clip", "vector", "branch")
+    ),
+    *(
+        trained(name, model=by("ChosenLoss", name == "standardized"), optimizer=sgd(0.05), metrics=None, rows=103)
+        for name in ("branches", "standardized")
+    ),
 )
 
 _ALL = (*_OPTIMIZERS, *_LAYERS, *_LOSSES, *_MIXING, *_METRICS, *_BATCHES, *_FEEDS, *_LOOPS, *_PRECISION, *_LATER)

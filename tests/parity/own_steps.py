@@ -239,11 +239,26 @@ class GatedGradients(OwnMean):
     def train_step(self, data: Any) -> dict[str, Any]:
         with tf.GradientTape() as tape:
             loss = self.loss_of(*data)
-        gradients = [self.changed(one, loss) for one in tape.gradient(loss, self.trainable_variables)]
+        gradients = tape.gradient(loss, self.trainable_variables)
+        if self.how == "clip":
+            gradients = [ops.clip(one, -0.2, 0.2) for one in tf.clip_by_global_norm(gradients, 0.9)[0]]
+        elif self.how == "vector":
+            gradients = self.as_one_vector(gradients)
+        else:
+            gradients = [self.changed(one, loss) for one in gradients]
         self.optimizer.apply(gradients, self.trainable_variables)
         return {"loss": loss}
 
+    def as_one_vector(self, gradients: list[Any]) -> list[Any]:
+        """Projects all gradients together, as papers on several tasks do."""
+        vector = ops.concatenate([ops.reshape(one, (-1,)) for one in gradients], 0)
+        vector = vector - ops.minimum(ops.sum(vector[:5] * vector[-5:]), 0.1) * vector[::-1]
+        parts = tf.split(vector / ops.norm(vector), [one.shape.num_elements() for one in gradients])
+        return [ops.reshape(part, one.shape) for part, one in zip(parts, gradients)]
+
     def changed(self, gradient: Any, loss: Any) -> Any:
+        if self.how == "branch":
+            return ops.cond(loss > 2.5, lambda: gradient, lambda: 0.1 * gradient)
         if self.how == "switch":
             return ops.cast(loss > 2.5, "float32") * gradient
         if self.how == "choice":
@@ -251,6 +266,23 @@ class GatedGradients(OwnMean):
         if self.how == "loss":
             return 0.3 * loss * gradient + 0.01
         return gradient / ops.sqrt(ops.sum(gradient**2))
+
+
+class ChosenLoss(OwnMean):
+    """Chooses a loss by a number of the batch, in branches, or takes one of Keras of standardized targets."""
+
+    def __init__(self, is_standardized: bool) -> None:
+        super().__init__()
+        self.is_standardized = is_standardized
+
+    def loss_of(self, x: Any, y: Any) -> Any:
+        if self.is_standardized:
+            y = (y - ops.mean(y)) / ops.std(y)
+            return keras.losses.Huber()(y, self(x, training=True), sample_weight=ops.abs(y) / ops.max(ops.abs(y)))
+        error = ops.mean(ops.square(y - self(x, training=True)))
+        return ops.cond(
+            error > 3.0, lambda: 2.0 * error, lambda: ops.cond(error > 2.0, lambda: error, lambda: error / 2)
+        )
 
 
 class OwnTargets(keras.Model):

@@ -169,6 +169,7 @@ SEAMS: dict[str, Seam] = {
         ("self", "closure", "spec", "key", "default_value"),
         "collectives of a tf.function that is called in a branch (steps_per_execution)",
     ),
+    "cond": Seam("tensorflow.python.ops.cond_v2:cond_v2", ("pred", "true_fn", "false_fn"), "one branch for all"),
     # Keras: what is called.
     "stateless_scope": Seam("keras.src.backend.common.stateless_scope:get_stateless_scope", (), "rows of a table"),
     "slot_index": Seam(f"{_OPTIMIZER}._get_variable_index", ("self", "variable"), "rows of a slot of Adagrad"),

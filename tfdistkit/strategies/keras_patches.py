@@ -43,7 +43,7 @@ from tfdistkit.strategies.sync import (
     step_traces,
 )
 from tfdistkit.strategies.sync import step as steps
-from tfdistkit.strategies.sync.aggregates import inlined_functions, predicted_rows, row_sums
+from tfdistkit.strategies.sync.aggregates import global_conditions, inlined_functions, predicted_rows, row_sums
 from tfdistkit.strategies.sync.batch_sharding import BatchPart
 from tfdistkit.strategies.sync.gradients import gradient_scaling, own_optimizers, reducer_state
 
@@ -385,6 +385,7 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "to_float": functools.partial(_to_python, kind=float),
     "to_int": functools.partial(_to_python, kind=int),
     "deferred_capture": _capture_in_function,
+    "cond": global_conditions.cond,
     "epoch_end": epoch_data.finish_epoch,
     "variable_value": atomic_updates.value,
     "variable_assign": metric_patches.direct_assign,

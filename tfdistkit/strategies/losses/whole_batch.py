@@ -59,12 +59,22 @@ def call_loss(original: Any, loss: Any, y_true: Any, y_pred: Any, sample_weight:
             value = compute()
         if not one.is_whole and (attempt.has_writes or step.is_eager):
             value = compute()
-    if tf.is_tensor(value) and value.shape.rank == 0:
+    if tf.is_tensor(value) and value.shape.rank == 0 and not _has_compared_rows(step, (*one.inputs, sample_weight)):
         global_numbers.note_mean(step, value)
     # A loss without a reduction returns values of rows; the graph shows what its caller computes from them.
     if step.loss_calls and not one.mixes_rows and tf.is_tensor(value) and value.shape.rank == 0:
         step.loss_calls[-1].means.append(value)
     return value
+
+
+def _has_compared_rows(step: steps.ReplicaStep, inputs: Any) -> bool:
+    """Returns whether a step computed inputs of a loss with numbers of the batch, as with the mean of the targets.
+
+    Then its value is no mean over the rows of this replica: it is computed again from those of all rows.
+    """
+    if step.in_stock_train_step or step.is_eager:
+        return False
+    return any(global_numbers.are_compared(step, one) for one in tf.nest.flatten(inputs) if tf.is_symbolic_tensor(one))
 
 
 def _computed(original: Any, step: steps.ReplicaStep, one: LossCall, sample_weight: Any) -> Any:

@@ -62,12 +62,19 @@ class ComparisonFinder:
             return None
         return ComparedRows(rows, list(numbers.values())) if all(map(self._is_known, numbers.values())) else None
 
+    def are_compared(self, rows: tf.Tensor) -> bool:
+        """Returns whether rows were computed with numbers, other than the number of rows."""
+        return not all(map(_is_count, self._walk([rows])[1].values()))
+
     def _walked(self, aggregate: tf.Tensor) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
-        found: list[tf.Tensor] = []
         operation = added_up(aggregate).op
-        numbers = {one.name: one for one in self.numbers_of(operation)}
+        found, numbers = self._walk(self._rows_of(operation))
+        return found, {**{one.name: one for one in self.numbers_of(operation)}, **numbers}
+
+    def _walk(self, waiting: list[tf.Tensor]) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
+        found: list[tf.Tensor] = []
+        numbers: dict[str, tf.Tensor] = {}
         is_compared: dict[str, bool] = {}
-        waiting = self._rows_of(operation)
         while waiting:
             one = waiting[-1]
             if one.name in is_compared:

@@ -106,6 +106,11 @@ def note_mean(step: steps.ReplicaStep, value: Any) -> None:
         _numbers_of(step).means.add(value.name)
 
 
+def are_compared(step: steps.ReplicaStep, rows: Any) -> bool:
+    """Returns whether a tensor holds rows that were computed with numbers of the batch, as with their mean."""
+    return _may_read(step, rows) and _numbers_of(step).reader().are_compared(rows)
+
+
 def _may_read(step: steps.ReplicaStep, number: Any) -> bool:
     # A static number of rows, of data that the user distributed, cannot be told from another constant.
     has_rows = step.in_keras_step and step.rows is not None and step.held_rows is None

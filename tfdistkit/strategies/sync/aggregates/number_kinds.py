@@ -74,6 +74,10 @@ class NumberReader:
         """Returns whether a tensor holds rows, along any dimension."""
         return self._reader.axis_of_rows(tensor) is not None
 
+    def are_compared(self, rows: tf.Tensor) -> bool:
+        """Returns whether a tensor holds rows that were computed with numbers, as with their mean."""
+        return self.has_rows(rows) and self._finder.are_compared(rows)
+
     def _is_exact(self, number: tf.Tensor) -> bool:
         return self.kind(number) not in (Kind.OPAQUE, Kind.LOCAL, Kind.UNKNOWN)
 
@@ -126,7 +130,8 @@ class NumberReader:
         """Returns the kind of a sum or a mean over rows; None for another operation."""
         reader, operation = self._reader, tensor.op
         if operation.type == "Reshape" and operation.inputs[0].op.type in PRODUCTS and tensor.shape.is_fully_defined():
-            return self.aggregate(operation.inputs[0])  # The sizes are known here alone: `tf.tensordot`.
+            product = operation.inputs[0]  # The sizes are known here alone: `tf.tensordot`.
+            return None if product.name in reader.gradients else self.aggregate(product)
         if operation.type in ("TensorScatterMax", "TensorScatterMin"):
             is_alone = not reader.comes_from_rows(operation.inputs[0]) and reader.is_scattered(operation)
             return _EXTREMES[operation.type] if is_alone else None
