@@ -61,6 +61,29 @@ for name in ("distribute_batches", "experimental_distribute_dataset"):
 strategy.check_data = False
 found["turned off"] = lost(strategy.distribute_batches, rows().shard(2, rank).batch(8)) != 0
 strategy.check_data = True
+
+
+def trained(is_loaded, in_graph=True):
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, name="out")])
+        optimizer = keras.optimizers.SGD(0.01)
+    if is_loaded and rank == 0:
+        model.set_weights([one + 1.0 for one in model.get_weights()])
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(x)) / 48
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+
+    run = lambda x: strategy.run(step, args=(x,))
+    run = tf.function(run) if in_graph else run
+    for x in strategy.experimental_distribute_dataset(D.from_tensor_slices(np.ones((8, 1), "float32")).batch(4)):
+        run(x)
+
+
+for is_loaded in (False, True):
+    found[f"loaded {is_loaded}"] = told(lambda: trained(is_loaded))
+    found[f"loaded {is_loaded}, eager"] = told(lambda: trained(is_loaded, in_graph=False))
 print(json.dumps(found))
 """
 )
@@ -72,6 +95,12 @@ def test_loops_read_the_same_data(printed: list[str]) -> None:
     one, two = (json.loads(text.splitlines()[-1]) for text in printed)
     assert one == two
     assert one.pop("turned off") is True
+    for eager in ("", ", eager"):  # Weights that one rank alone has loaded are told before the first update.
+        assert one[f"loaded False{eager}"] == "no error"
+        assert (
+            "their weights differ" in one[f"loaded True{eager}"]
+            and "/out/kernel` on rank 1" in one[f"loaded True{eager}"]
+        )
     for name in ("distribute_batches", "experimental_distribute_dataset"):
         assert one[f"seeds, {name}"] == one[f"own part, {name}"] == 0, one
         same = f"All ranks must give `strategy.{name}` the same data"

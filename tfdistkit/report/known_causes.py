@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from tfdistkit.report.failures import Failure
 
-# The exception, parts of its message, and the cause with the fix.
+_HOROVOD = (
+    "The classes of Horovod for Keras cannot handle Keras 3 (horovod#4290).\n"
+    "Remove hvd.DistributedOptimizer, hvd.DistributedGradientTape and hvd.callbacks: the strategy of\n"
+    'tfdistkit.strategy("horovod") averages gradients and logs, and makes weights equal.'
+)
+# The exception, parts of its message or traceback, and the cause with the fix.
 _CAUSES = (
+    ("TypeError", ("'list' object is not callable", "/horovod/_keras/"), _HOROVOD),
+    ("AttributeError", ("'Variable' object has no attribute 'ref'", "/horovod/"), _HOROVOD),
     (
         "ValueError",
         # Keras 3 builds the model with the first batch, and a batch of such a strategy is not a tensor.
@@ -23,6 +30,7 @@ def cause_of(failure: Failure) -> str:
         failure: The failure.
     """
     for error_type, parts, cause in _CAUSES:
-        if failure.error_type == error_type and all(part in failure.message for part in parts):
+        text = f"{failure.message}\n{failure.traceback}"
+        if failure.error_type == error_type and all(part in text for part in parts):
             return cause
     return ""

@@ -1,4 +1,4 @@
-"""Compares an optimizer between the ranks when it is built: its options, and how its gradients travel.
+"""Compares an optimizer between the ranks when it is built: its options, and how its gradients travel; and its weights.
 
 Where they differ, weights drift apart without an error; and where an optimizer compresses its momentum after some steps
 (`OneBitAdam`), ranks that begin at different steps wait for each other for ever.
@@ -14,8 +14,8 @@ import tensorflow as tf
 from tfdistkit.cluster.rendezvous.protocol import printable
 from tfdistkit.communication.reducer import Reducer
 from tfdistkit.errors import OptionError, explain
-from tfdistkit.strategies.consistency import choice_comparison
-from tfdistkit.strategies.consistency.data_comparison import compared
+from tfdistkit.strategies.consistency import choice_comparison, training_comparison
+from tfdistkit.strategies.consistency.data_comparison import compared, is_compared
 
 # Most ranks that an error names.
 _MOST_NAMED = 16
@@ -52,6 +52,19 @@ class AgreedOptimizers:
             paths = _everyone(self, lambda: choice_comparison.paths_of(variables), always=True) or []
             chosen = [[choice_comparison.Choice(*one) for one in of_rank] for of_rank in everyone]
             choice_comparison.require_same(chosen, paths)
+
+    def check_weights(self, weights: list[Any]) -> None:
+        """Compares weights with those on the other ranks; all of them call it before a loop's first update.
+
+        Args:
+            weights: The variables of an optimizer.
+
+        Raises:
+            DivergenceError: on all ranks, if they differ.
+        """
+        everyone = _everyone(self, lambda: training_comparison.samples_of(weights)) if is_compared(self) else None
+        if everyone is not None:
+            training_comparison.require_equal_samples(everyone)
 
 
 def options_of(optimizer: Any) -> dict[str, Any]:

@@ -101,14 +101,48 @@ class TrainingFacts:
                     raise _weights_differ(str(weights[index].path), rank, values[0, place], values[rank, place])
 
 
+def samples_of(weights: list[Any]) -> list[tuple[str, list[float]]]:
+    """Returns the paths of weights, and some of their values.
+
+    Args:
+        weights: Keras variables.
+    """
+    chosen = _chosen(weights)[:_MOST_EXCHANGED]
+    return [(str(one.path), _sampled(one).astype(np.float64).tolist()) for one in chosen if _is_real(one)]
+
+
+def require_equal_samples(everyone: list[list[tuple[str, list[float]]]]) -> None:
+    """Requires weights to be the same on all ranks, but for rounding.
+
+    Args:
+        everyone: The result of `samples_of` on each rank.
+
+    Raises:
+        DivergenceError: for the first weight that differs.
+    """
+    for rank, of_rank in enumerate(everyone):
+        for (path, first), (_, own) in zip(everyone[0], of_rank):
+            values = np.array(first), np.array(own)
+            if len(first) == len(own) and not are_close(*values):
+                raise _weights_differ(path, rank, *values)
+
+
+def _is_real(weight: Any) -> bool:
+    return keras.backend.is_float_dtype(weight.dtype)
+
+
 def _weights_of(model: Any) -> list[Any]:
     """Returns weights of a model that are equal on all replicas, evenly spaced in its list, the first and the last.
 
     Metrics and seeds are none of its weights.
     """
+    return _chosen(model.weights)
+
+
+def _chosen(weights: list[Any]) -> list[Any]:
     on_read = tf.VariableSynchronization.ON_READ
     found = []
-    for weight in model.weights:
+    for weight in weights:
         raw = private_api.raw_variable(weight)
         if raw is not None and weight.dtype != "string" and getattr(raw, "synchronization", None) != on_read:
             found.append(weight)
@@ -202,7 +236,7 @@ def _differs(what: str, received: str, do: str) -> DivergenceError:
         explain(
             f"All ranks must have the same model and train it in the same way, but their {what} differ.",
             received=received,
-            expected=f"the same {what} on all ranks when `fit`, `evaluate` or `predict` begins, and in each epoch",
+            expected=f"the same {what} on all ranks when `fit`, `predict` or a loop begins, and in each epoch",
             do=f"{do} {_OFF}",
         )
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -10,17 +11,20 @@ from tfdistkit.errors import UnsupportedError, explain
 from tfdistkit.strategies.sync import step as steps
 
 
-def global_gradients(gradients: Any) -> list[Any]:
+def global_gradients(gradients: Any) -> Any:
     """Returns the gradients of the global batch inside a `train_step`, before `optimizer.apply`.
 
-    Needed only where a step does something nonlinear to gradients: clips them, takes their norm or their sign, ascends
-    along them (SAM). `optimizer.apply` averages other gradients by itself, and does not average these again.
+    Needed only where a step ascends along gradients (SAM), or clips them, takes their norm or their sign where its
+    graph cannot be read, as in eager steps. `optimizer.apply` averages other gradients by itself, and does not average
+    these again.
 
     Args:
-        gradients: The result of `tape.gradient` on this replica: a list of tensors, IndexedSlices and None.
+        gradients: The result of `tape.gradient` on this replica: a list of tensors, IndexedSlices and None, or a
+            structure of them.
 
     Returns:
-        Their mean over the replicas, weighted by rows, the same on all replicas; `gradients` in one process.
+        Their mean over the replicas, weighted by rows, the same on all replicas, in the same structure; `gradients` in
+        one process.
 
     Raises:
         UnsupportedError: in `strategy.run` outside of a Keras step, where the user divides losses; if the reducer of
@@ -33,9 +37,10 @@ def global_gradients(gradients: Any) -> list[Any]:
         self.optimizer.apply(gradients, self.trainable_variables)
         ```
     """
-    gradients, step = list(gradients), steps.current()
+    step = steps.current()
+    structure = list(gradients) if isinstance(gradients, (tuple, Iterator)) else gradients
     if step is None:
-        return gradients
+        return structure
     if not step.in_keras_step:
         raise UnsupportedError(
             explain(
@@ -44,9 +49,10 @@ def global_gradients(gradients: Any) -> list[Any]:
                 do='In your own loop, sum them: tf.distribute.get_replica_context().all_reduce("SUM", gradients).',
             )
         )
-    present = [i for i, g in enumerate(gradients) if g is not None]
-    parts = step.without_empty(step.weighted([gradients[i] for i in present]))
+    flat = tf.nest.flatten(structure)
+    present = [i for i, g in enumerate(flat) if g is not None]
+    parts = step.without_empty(step.weighted([flat[i] for i in present]))
     strategy: Any = tf.distribute.get_strategy()
     for i, gradient in zip(present, strategy.sum_gradients(parts, [], None) if parts else []):
-        gradients[i] = gradient
-    return gradients
+        flat[i] = gradient
+    return tf.nest.pack_sequence_as(structure, flat)

@@ -5,6 +5,7 @@ Each hook takes Keras's own function (`original`) first; see `keras_patches`.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,9 @@ from tfdistkit.strategies.sync import step as steps
 from tfdistkit.strategies.sync.aggregates import global_numbers, local_losses
 from tfdistkit.strategies.sync.gradients import missing_gradients, reducer_state, trial
 from tfdistkit.strategies.sync.gradients.global_factors import with_global_factors
+
+# Optimizers of loops of the user's own, whose weights have been compared between the ranks.
+_compared: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def apply(original: Any, optimizer: Any, grads: Any, trainable_variables: Any = None) -> None:
@@ -41,9 +45,12 @@ def apply(original: Any, optimizer: Any, grads: Any, trainable_variables: Any = 
     if not trial.is_tracing():
         reducer_state.require_built(optimizer, trainable_variables)
     known = trainable_variables if trainable_variables is not None else private_api.variables_of(optimizer)
+    if not step.in_keras_step and optimizer not in _compared:
+        _compared.add(optimizer)
+        tf.distribute.get_strategy().check_weights(known)
     if tf.executing_eagerly():
         grads = missing_gradients.added(step, grads, known)
-    grads = [with_global_factors(step, one) for one in grads]
+    grads = with_global_factors(step, grads)
     present = [i for i, g in enumerate(grads) if g is not None]
     variables = [known[i] for i in present]
 
