@@ -37,6 +37,7 @@ QUICK_CASES = (
     *("dense_sgd", "loss_scale_clip", "global_clipnorm", "ema", "accumulation", "batch_norm_97", "embedding"),
     *("masks_103", "sample_weight", "two_outputs", "own_metrics_65", "scalar_loss_1", "on_batch_1"),
     *("execution_3_embedding", "eager", "arrays_shuffled", "own_train_step", "loop_average_loss"),
+    *("gradients_by_vector", "branches", "standardized"),
 )
 
 

@@ -266,6 +266,22 @@ TRACED_AT_OTHER_TIMES = """
 """
 
 # Keras gathers how many rows each rank has, which is a constant of the traced step.
+RAGGED = """
+import json, keras, numpy as np
+import tensorflow as tf
+
+
+class Words(keras.Model):
+    def call(self, lengths):
+        return tf.ragged.range(lengths), tf.RaggedTensor.from_tensor(tf.reshape(lengths, (-1, 1, 1)), ragged_rank=2)
+
+
+with strategy.scope():
+    model = Words()
+numbers, nested = model.predict(np.array([2, 0, 1, 3, 1], "int32"), batch_size=3, verbose=0)
+print(json.dumps([numbers.to_list(), nested.to_list()]))
+"""
+
 UNEVEN_PREDICTIONS = """
     import keras
     import tensorflow as tf

@@ -89,6 +89,14 @@ def test_strings_are_predicted(printed: list[str]) -> None:
     assert [json.loads(text) for text in printed] == [["", "one", "zwölf", "three", ""]] * 2
 
 
+@pytest.mark.part(parts.RAGGED)
+@on_two_ranks
+def test_ragged_outputs_are_predicted(printed: list[str]) -> None:
+    rows = [2, 0, 1, 3, 1]
+    expected = [[list(range(row)) for row in rows], [[[row]] for row in rows]]
+    assert [json.loads(text) for text in printed] == [expected] * 2
+
+
 @pytest.mark.part(parts.TRACED_AT_OTHER_TIMES)
 @on_two_ranks
 def test_a_sum_of_constants_is_not_folded(printed: list[str]) -> None:

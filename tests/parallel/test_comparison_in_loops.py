@@ -81,6 +81,11 @@ def trained(is_loaded, in_graph=True):
         run(x)
 
 
+metric = keras.metrics.Mean()
+found["a metric outside of the scope"] = told(lambda: strategy.run(lambda: metric.update_state(1.0)))
+with strategy.scope():
+    metric = keras.metrics.Mean()
+found["a metric in the scope"] = told(lambda: strategy.run(lambda: metric.update_state(1.0)))
 for is_loaded in (False, True):
     found[f"loaded {is_loaded}"] = told(lambda: trained(is_loaded))
     found[f"loaded {is_loaded}, eager"] = told(lambda: trained(is_loaded, in_graph=False))
@@ -95,6 +100,8 @@ def test_loops_read_the_same_data(printed: list[str]) -> None:
     one, two = (json.loads(text.splitlines()[-1]) for text in printed)
     assert one == two
     assert one.pop("turned off") is True
+    assert "A metric must be made within `strategy.scope()`" in one["a metric outside of the scope"]
+    assert one["a metric in the scope"] == "no error"
     for eager in ("", ", eager"):  # Weights that one rank alone has loaded are told before the first update.
         assert one[f"loaded False{eager}"] == "no error"
         assert (

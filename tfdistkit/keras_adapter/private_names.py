@@ -45,6 +45,7 @@ _CONTEXT = "tensorflow:distribute.ReplicaContext"
 _NUMPY = _where("keras.src.backend.tensorflow.ops.numpy", "keras.src.backend.tensorflow.numpy")
 _CORE = _where("keras.src.backend.tensorflow.ops.core", "keras.src.backend.tensorflow.core")
 _LAYER = "keras.src.layers.layer:Layer"
+_BATCH_NORM = "keras.src.layers.normalization.batch_normalization:BatchNormalization"
 _LOSS = "keras.src.losses.loss"
 _VARIABLE = "keras.src.backend.common.variables:Variable"
 _OPTIMIZER = "keras.src.optimizers.base_optimizer:BaseOptimizer"
@@ -170,6 +171,7 @@ SEAMS: dict[str, Seam] = {
         "collectives of a tf.function that is called in a branch (steps_per_execution)",
     ),
     "cond": Seam("tensorflow.python.ops.cond_v2:cond_v2", ("pred", "true_fn", "false_fn"), "one branch for all"),
+    "masked_moments": Seam(f"{_BATCH_NORM}._moments", ("self", "inputs", "mask"), "`synchronized` with a mask"),
     # Keras: what is called.
     "stateless_scope": Seam("keras.src.backend.common.stateless_scope:get_stateless_scope", (), "rows of a table"),
     "slot_index": Seam(f"{_OPTIMIZER}._get_variable_index", ("self", "variable"), "rows of a slot of Adagrad"),

@@ -43,7 +43,13 @@ from tfdistkit.strategies.sync import (
     step_traces,
 )
 from tfdistkit.strategies.sync import step as steps
-from tfdistkit.strategies.sync.aggregates import global_conditions, inlined_functions, predicted_rows, row_sums
+from tfdistkit.strategies.sync.aggregates import (
+    global_conditions,
+    inlined_functions,
+    masked_moments,
+    predicted_rows,
+    row_sums,
+)
 from tfdistkit.strategies.sync.batch_sharding import BatchPart
 from tfdistkit.strategies.sync.gradients import gradient_scaling, own_optimizers, reducer_state
 
@@ -169,6 +175,8 @@ def _maybe_symbolic_build(original: Any, model: Any, iterator: Any = None, data_
         data_batch = _batch_like(strategy, iterator)
     else:
         data_batch = keras.tree.map_structure(_with_dtype_of_tensor, data_batch)
+    if private_api.is_ours(strategy) and strategy.num_replicas_in_sync > 1:
+        batch_sharding.require_no_state_of_rows(model)  # A layer with a fixed number of rows fails to build.
     if type(model).call is keras.Model.call:
         return None  # Only its own train_step knows how to call it (such as that of a GAN).
     with strategy.scope(), reducer_state.building(model):
@@ -315,17 +323,6 @@ def _own_function_context(original: Any, *args: Any, **kwargs: Any) -> Any:
     return atomic_updates.own_function_context(of_step, *args, **kwargs)
 
 
-def _capture_in_function(original: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
-    """Lets a branch or a loop get a call-time value (a collective's key) from its outer function.
-
-    TensorFlow makes the placeholder inside the branch, where nothing ever feeds it: a tf.function with a
-    collective in it fails when it is called in a branch, as Keras does with `steps_per_execution` > 1
-    ("You must feed a value for placeholder tensor"). Outside of that case this is never called.
-    """
-    with graph.outer_graph.as_default():
-        return graph.outer_graph.capture_call_time_value(*args, **kwargs)
-
-
 _HOOKS: dict[str, Callable[..., Any]] = {
     "all_reduce": collective_keys.all_reduce,
     "all_gather": collective_timeout.around,
@@ -384,8 +381,9 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "add_weight": replica.add_weight,
     "to_float": functools.partial(_to_python, kind=float),
     "to_int": functools.partial(_to_python, kind=int),
-    "deferred_capture": _capture_in_function,
+    "deferred_capture": collective_keys.capture_in_function,
     "cond": global_conditions.cond,
+    "masked_moments": masked_moments.moments,
     "epoch_end": epoch_data.finish_epoch,
     "variable_value": atomic_updates.value,
     "variable_assign": metric_patches.direct_assign,

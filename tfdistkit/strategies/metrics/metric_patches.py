@@ -8,8 +8,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdistkit.errors import UnsupportedError, explain
 from tfdistkit.keras_adapter import private_api
+from tfdistkit.strategies.metrics import metric_updates
 from tfdistkit.strategies.metrics.metric_results import forget_merged, hooked_result
 from tfdistkit.strategies.metrics.metric_updates import adds_up_by_class, hooked_update
 from tfdistkit.strategies.parameter_server import atomic_updates
@@ -22,12 +22,11 @@ _HOOKED: set[tuple[type, str]] = set()
 
 
 def metric_made(original: Any, metric: Any, *args: Any, **kwargs: Any) -> None:
-    """Hook of `Metric.__init__`."""
-    if private_api.is_ours(tf.distribute.get_strategy()):
-        for owner in type(metric).__mro__:
-            if owner is not keras.metrics.Metric and issubclass(owner, keras.metrics.Metric):
-                _hook(owner, "update_state")
-                _hook(owner, "result")
+    """Hook of `Metric.__init__`; also of metrics outside of a scope, which a loop of the user's own may update."""
+    for owner in type(metric).__mro__:
+        if owner is not keras.metrics.Metric and issubclass(owner, keras.metrics.Metric):
+            _hook(owner, "update_state")
+            _hook(owner, "result")
     original(metric, *args, **kwargs)
 
 
@@ -38,16 +37,7 @@ def require_scope(model: Any) -> None:
         UnsupportedError: if a metric was made outside of the scope: it would count the rows of one replica only.
     """
     for metric in model.metrics:
-        for variable in metric.variables:
-            if not isinstance(private_api.raw_variable(variable), tf.distribute.DistributedValues):
-                raise UnsupportedError(
-                    explain(
-                        "A metric must be made within `strategy.scope()`.",
-                        received=f"the variable {variable.path!r} of {metric!r}, made outside of it",
-                        expected="`with strategy.scope():` around the line that makes the metric",
-                        do="Move `metrics = [...]` into the scope, beside `model.compile(...)`.",
-                    )
-                )
+        metric_updates.require_scope(metric)
 
 
 def metric_variable(original: Any, metric: Any, *args: Any, **kwargs: Any) -> Any:

@@ -15,6 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdistkit.errors import UnsupportedError, explain
 from tfdistkit.keras_adapter import private_api
 from tfdistkit.strategies.metrics import output_losses
 from tfdistkit.strategies.metrics.gathered_rows import gather_rows, gather_values, has_rows
@@ -133,6 +134,8 @@ def hooked_update(metric: Any, update: Callable[..., Any], args: tuple, kwargs: 
         if records is None or adds_up_by_class(type(metric)):
             return update(*args, **kwargs)
         return records.add(metric, args, kwargs)
+    if not step.in_keras_step and _has_other_processes():  # Those of a Keras model have been checked.
+        require_scope(metric)
     if not private_api.is_replicated(metric) and adds_up(metric):
         if step.in_keras_step and isinstance(metric, (keras.metrics.Mean, keras.metrics.Sum)):
             args, kwargs = _weighted(step, metric, update, args, kwargs)
@@ -140,6 +143,29 @@ def hooked_update(metric: Any, update: Callable[..., Any], args: tuple, kwargs: 
     args, kwargs = _of_all_replicas(step, (args, kwargs))
     with steps.running(WholeBatch(step)):
         return _replicated(metric, functools.partial(update, *args, **kwargs))
+
+
+def require_scope(metric: Any) -> None:
+    """Checks that each replica has the state of a metric.
+
+    Raises:
+        UnsupportedError: if it was made outside of the scope: it would count the rows of one replica only.
+    """
+    for variable in metric.variables:
+        if not isinstance(private_api.raw_variable(variable), tf.distribute.DistributedValues):
+            raise UnsupportedError(
+                explain(
+                    "A metric must be made within `strategy.scope()`.",
+                    received=f"the variable {variable.path!r} of {metric!r}, made outside of it",
+                    expected="`with strategy.scope():` around the line that makes the metric",
+                    do="Move `metrics = [...]`, or the metric of a loop of your own, into the scope, beside the model.",
+                )
+            )
+
+
+def _has_other_processes() -> bool:
+    strategy = tf.distribute.get_strategy()
+    return strategy.num_replicas_in_sync > len(strategy.extended.worker_devices)
 
 
 def _replicated(metric: Any, update: Callable[[], Any]) -> Any:

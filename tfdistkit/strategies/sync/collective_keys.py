@@ -135,3 +135,14 @@ class _Keys:
         key = self._keys[self._calls % _KEYS_OF_ONE]
         self._calls += 1
         return key
+
+
+def capture_in_function(original: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
+    """Lets a branch or a loop get a call-time value (a collective's key) from its outer function.
+
+    TensorFlow makes the placeholder inside the branch, where nothing ever feeds it: a tf.function with a
+    collective in it fails when it is called in a branch, as Keras does with `steps_per_execution` > 1
+    ("You must feed a value for placeholder tensor"). Outside of that case this is never called.
+    """
+    with graph.outer_graph.as_default():
+        return graph.outer_graph.capture_call_time_value(*args, **kwargs)

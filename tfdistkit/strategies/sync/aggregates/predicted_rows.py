@@ -42,8 +42,12 @@ def concatenated(concatenate: Callable[[Any], Any], strategy: Any, values: Any) 
         values: The outputs of all replicas, any structure of them.
     """
 
+    has_one_here = strategy.num_replicas_in_sync > len(strategy.extended.worker_devices) == 1
+
     def of_all(value: Any) -> Any:
         local = strategy.experimental_local_results(value)[0]
+        if has_one_here and isinstance(local, tf.RaggedTensor):  # Keras gathers dense tensors.
+            return tf.RaggedTensor.from_row_lengths(of_all(local.values), concatenate(local.row_lengths()))
         return local if tf.is_tensor(local) and local.shape.rank == 0 else concatenate(value)
 
     return keras.tree.map_structure(of_all, values)
