@@ -225,3 +225,34 @@ def suspend_rank_1(folder: Path) -> None:
     pids = {event["rank"]: event["pid"] for event in map(json.loads, events) if event["event"] == "worker_started"}
     os.kill(pids[1], signal.SIGSTOP)
     wait_until(lambda: process_state(pids[1]) == "T", "rank 1 suspended")
+
+
+KEPT = {
+    "optimizer": "model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), 'mse')",
+    "callback": "model.fit(x, x, verbose=0, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])",
+}
+
+
+@pytest.mark.tensorflow
+@pytest.mark.horovod
+@pytest.mark.parametrize("kept", KEPT)
+def test_a_script_that_keeps_classes_of_horovod_is_told_to_remove_them(
+    tmp_path: Path, horovod_path: Path, kept: str
+) -> None:
+    script = f"""
+    import tfdistkit
+    strategy = tfdistkit.strategy("horovod")
+    import horovod.tensorflow.keras as hvd
+    import keras, numpy as np
+    x = np.ones((8, 1), "float32")
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        {KEPT[kept]}
+    """
+    program, more = write_script(tmp_path, script), with_horovod(horovod_path)
+    ended = run_job("-np", "2", "--backend", "horovod", program, cwd=tmp_path, **more)
+    assert ended.code == 1
+    assert "Remove hvd.DistributedOptimizer, hvd.DistributedGradientTape and hvd.callbacks" in ended.stderr, (
+        ended.stderr
+    )
