@@ -173,14 +173,7 @@ class KerasStrategyMixin:
         """
 
     def check_weights(self, weights: list[Any]) -> None:
-        """Compares weights with those on the other ranks, before the first update in a loop of the user's own.
-
-        Args:
-            weights: Keras variables.
-
-        Raises:
-            DivergenceError: on all ranks, if they differ.
-        """
+        """Compares weights between the ranks before the first update of a loop; all ranks call it."""
 
     def check_choices(self, reducer: Reducer, variables: list[Any]) -> None:
         """Checks how gradients travel (`Reducer.choices`) before an optimizer is built; all ranks call it.
