@@ -101,3 +101,22 @@ def test_data_of_fit_is_not_tuned_in_one_process() -> None:
     assert read.options().autotune.enabled is False
     read = strategy.distribute_keras_batches(TUNED["a function"](tf))
     assert read.options().autotune.enabled is not False
+
+
+def test_datasets_of_devices_are_not_tuned() -> None:
+    """One for each device and epoch: TensorFlow stops their threads in up to a minute."""
+    import subprocess
+    import sys
+
+    program = """
+import tfdistkit
+strategy = tfdistkit.strategy("mirrored", devices=2)
+import tensorflow as tf
+from tensorflow.python.data.ops import multi_device_iterator_ops as devices
+made, original = [], devices._create_device_dataset
+devices._create_device_dataset = lambda *args: made.append(original(*args)) or made[-1]
+assert len(list(strategy.experimental_distribute_dataset(tf.data.Dataset.range(8).batch(4)))) == 2
+print([one.options().autotune.enabled for one in made])
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert ended.stdout.splitlines()[-1] == "[False, False]", ended.stderr

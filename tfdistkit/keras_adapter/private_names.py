@@ -45,6 +45,7 @@ _CONTEXT = "tensorflow:distribute.ReplicaContext"
 _NUMPY = _where("keras.src.backend.tensorflow.ops.numpy", "keras.src.backend.tensorflow.numpy")
 _CORE = _where("keras.src.backend.tensorflow.ops.core", "keras.src.backend.tensorflow.core")
 _LAYER = "keras.src.layers.layer:Layer"
+_DATASETS = "tensorflow.python.data.ops"
 _BATCH_NORM = "keras.src.layers.normalization.batch_normalization:BatchNormalization"
 _LOSS = "keras.src.losses.loss"
 _VARIABLE = "keras.src.backend.common.variables:Variable"
@@ -328,6 +329,7 @@ SEAMS: dict[str, Seam] = {
         ("self", "deterministic"),
         "it does not keep whether it has an order",
     ),
+    "device_dataset": Seam(f"{_DATASETS}.multi_device_iterator_ops:_create_device_dataset", (), "autotuning stalls it"),
     "dataset_graph": Seam(
         "tensorflow.python.data.ops.dataset_ops:DatasetV2._as_serialized_graph",
         ("self", "external_state_policy"),
@@ -376,7 +378,6 @@ class Attributes(NamedTuple):
 
 
 _ITERATOR = f"{_TRAINER}:TFEpochIterator"
-_DATASETS = "tensorflow.python.data.ops"
 _REMOTE = "tensorflow.python.distribute.coordinator.values:RemoteValueImpl"
 _EXTENDED = "tensorflow.python.distribute.distribute_lib:StrategyExtendedV1"
 

@@ -18,7 +18,15 @@ import tensorflow as tf
 from tfdistkit.data.batch_info import info_of
 from tfdistkit.data.generators import ending_readers
 from tfdistkit.data.rows import rows_error
-from tfdistkit.keras_adapter import fit, private_api, private_datasets, private_lookup, table_parts, table_rows
+from tfdistkit.keras_adapter import (
+    dataset_tuning,
+    fit,
+    private_api,
+    private_datasets,
+    private_lookup,
+    table_parts,
+    table_rows,
+)
 from tfdistkit.report.hangs import notes
 from tfdistkit.report.hangs.layout import Phase
 from tfdistkit.strategies import epoch_data, model_scope
@@ -299,17 +307,6 @@ def _optimizer_made(original: Any, optimizer: Any, *args: Any, **kwargs: Any) ->
     return _optimizer_variable(original, optimizer, *args, **kwargs)
 
 
-def _next_seed(original: Any, generator: Any, ordered: bool = True) -> Any:
-    """Gives every replica its own random numbers; those of replica 0 equal those of a single process."""
-    seed = original(generator, ordered)
-    step = steps.current()
-    if step is None or step.replica_id == 0:
-        return seed
-    # The golden ratio times 2**32 (Knuth, TAOCP 3, 6.4): far from the small seeds that people choose.
-    offset = (step.replica_id * 0x9E3779B1) & 0xFFFFFFFF
-    return tf.cast(tf.cast(seed, tf.uint32) + tf.constant([offset, 0], tf.uint32), seed.dtype)
-
-
 def _to_python(original: Any, variable: Any, kind: type) -> Any:
     """Converts a mirrored variable by `float(variable)` or `int(variable)`, which TensorFlow lacks."""
     if isinstance(variable.value, tf.distribute.DistributedValues) and variable.ndim == 0:
@@ -370,7 +367,7 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "add_loss": layer_losses.add_loss,
     "own_losses": layer_losses.own_losses,
     "clear_losses": layer_losses.clear_losses,
-    "next_seed": _next_seed,
+    "next_seed": replica.next_seed,
     "remote_value_get": inflight.fetch_aside,
     "take": table_rows.take,
     "adagrad_step": table_rows.adagrad_step,
@@ -390,4 +387,5 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "metric": metric_patches.metric_made,
     "metric_variable": metric_patches.metric_variable,
     "parallel_interleave": private_datasets.note_order,
+    "device_dataset": dataset_tuning.of_device,
 }

@@ -231,3 +231,14 @@ def add_weight(original: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
         if given.get("trainable") is False and given.get("aggregation", "none") == "none" and "float" in dtype:
             kwargs["aggregation"] = "mean"
     return original(layer, *args, **kwargs)
+
+
+def next_seed(original: Any, generator: Any, ordered: bool = True) -> Any:
+    """Gives every replica its own random numbers; those of replica 0 equal those of a single process."""
+    seed = original(generator, ordered)
+    own = step.current()
+    if own is None or own.replica_id == 0:
+        return seed
+    # The golden ratio times 2**32 (Knuth, TAOCP 3, 6.4): far from the small seeds that people choose.
+    offset = (own.replica_id * 0x9E3779B1) & 0xFFFFFFFF
+    return tf.cast(tf.cast(seed, tf.uint32) + tf.constant([offset, 0], tf.uint32), seed.dtype)
