@@ -111,6 +111,10 @@ def _codes(member: Any) -> list[types.CodeType]:
     return codes
 
 
+# Calls functions of the user's that AutoGraph has converted, and that call others, which it must convert, too.
+_TRACES_BRANCHES = ("cond",)
+
+
 def hook(key: str, around: Callable[..., Any]) -> None:
     """Replaces the function, method or property of a seam by `around(original, *args, **kwargs)`."""
     owner, name, original = resolve(key)
@@ -120,8 +124,8 @@ def hook(key: str, around: Callable[..., Any]) -> None:
         return
 
     @functools.wraps(original)
-    @tf.autograph.experimental.do_not_convert
     def hooked(*args: Any, **kwargs: Any) -> Any:
         return around(original, *args, **kwargs)
 
-    setattr(owner, name, hooked)
+    converts = key in _TRACES_BRANCHES
+    setattr(owner, name, hooked if converts else tf.autograph.experimental.do_not_convert(hooked))

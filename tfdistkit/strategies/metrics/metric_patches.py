@@ -26,7 +26,8 @@ def metric_made(original: Any, metric: Any, *args: Any, **kwargs: Any) -> None:
     for owner in type(metric).__mro__:
         if owner is not keras.metrics.Metric and issubclass(owner, keras.metrics.Metric):
             _hook(owner, "update_state")
-            _hook(owner, "result")
+            if private_api.is_ours(tf.distribute.get_strategy()):
+                _hook(owner, "result")
     original(metric, *args, **kwargs)
 
 

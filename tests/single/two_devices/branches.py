@@ -1,0 +1,96 @@
+"""Branches of a step, and of functions outside of steps, which AutoGraph converts (see `test_two_devices`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import ops
+
+import tfdistkit
+
+pytestmark = pytest.mark.tensorflow
+
+X = np.random.default_rng(0).normal(size=(39, 4)).astype("float32")
+Y = (X @ np.arange(1.0, 5.0)[:, None]).astype("float32")
+
+
+@pytest.fixture(scope="module")
+def strategy() -> Any:
+    return tfdistkit.strategy("mirrored", devices=2)
+
+
+def _with_tensors(x: Any) -> Any:
+    """Chooses by a tensor: AutoGraph must convert it where a branch calls it."""
+    if tf.reduce_sum(x) > 3.0:
+        x = 2.0 * x
+    for i in tf.range(3):
+        x = x + tf.cast(i, x.dtype)
+    return x
+
+
+@tf.function
+def _in_branches(x: Any) -> Any:
+    if tf.reduce_sum(x) > 0.0:
+        first = _with_tensors(x)
+    else:
+        first = x
+    return first, tf.cond(tf.reduce_sum(x) > 1.0, lambda: _with_tensors(x), lambda: x)
+
+
+def test_functions_that_branches_call_are_converted(strategy: Any) -> None:
+    for one in _in_branches(tf.constant([2.0, 3.0])):
+        np.testing.assert_array_equal(one, [7.0, 9.0])
+
+
+class Chosen(keras.Model):
+    """Chooses what it does by numbers of the batch."""
+
+    def __init__(self, how: str):
+        super().__init__()
+        self.how, self.out = how, keras.layers.Dense(1, kernel_initializer="ones")
+
+    def call(self, inputs: Any) -> Any:
+        return self.out(inputs)
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        weights = self.trainable_variables
+        with tf.GradientTape() as tape:
+            error = ops.square(y - self(x))
+            loss = ops.mean(error)
+            if self.how == "any":
+                loss = tf.cond(tf.reduce_any(error > 40.0), lambda: tf.reduce_mean(2.0 * error), lambda: loss)
+            if self.how == "nested":
+                loss = ops.cond(
+                    loss > 9.0, lambda: 3 * loss, lambda: ops.cond(2 * loss > 9.0, lambda: 2 * loss, lambda: loss)
+                )
+        gradients = tape.gradient(loss, weights)
+        if self.how == "applied":
+
+            def apply() -> Any:
+                self.optimizer.apply(gradients, weights)
+                return 1.0
+
+            return {"loss": loss, "applied": tf.cond(loss > 4.0, apply, lambda: 0.0)}
+        self.optimizer.apply(gradients, weights)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("how", ("any", "nested", "applied"))
+def test_replicas_take_the_branch_of_one_process(strategy: Any, how: str) -> None:
+    def trained(scope: Any) -> list[Any]:
+        with scope:
+            model = Chosen(how)
+            model(X[:1])
+            model.compile(keras.optimizers.SGD(0.03))
+            model.optimizer.build(model.trainable_variables)
+        history = model.fit(X, Y, batch_size=13, epochs=4, shuffle=False, verbose=0).history
+        return [*model.get_weights(), history["loss"]]
+
+    expected = trained(tf.distribute.get_strategy().scope())
+    for one, other in zip(trained(strategy.scope()), expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
