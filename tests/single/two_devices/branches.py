@@ -11,6 +11,7 @@ import tensorflow as tf
 from keras import ops
 
 import tfdistkit
+from tfdistkit.strategies.sync.aggregates import global_conditions
 
 pytestmark = pytest.mark.tensorflow
 
@@ -94,3 +95,15 @@ def test_replicas_take_the_branch_of_one_process(strategy: Any, how: str) -> Non
     expected = trained(tf.distribute.get_strategy().scope())
     for one, other in zip(trained(strategy.scope()), expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_branches_of_libraries_stay(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some depend on whether a replica has rows; and each would take a collective more in every step."""
+    found: list[Any] = []
+    original = global_conditions._of_global_batch
+    monkeypatch.setattr(global_conditions, "_of_global_batch", lambda *args: found.append(args) or original(*args))
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dropout(0.5), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()), "mse", metrics=["mae"])
+    model.fit(X, Y, batch_size=19, verbose=0)
+    assert not found

@@ -24,14 +24,17 @@ CHOICES = frozenset(
 # What a branch may compute from numbers outside of it before it compares them.
 _REPEATED = CHOICES | {"Mul", "AddV2", "Sub", "RealDiv", "Neg", "Abs", "Sqrt", "Square", "Log", "Exp"}
 _OF_ROWS = ("Any", "All")
+# Their branches know which rows they have: those of a replica without rows, for example.
+_LIBRARIES = ("tfdistkit.", "keras.", "tensorflow.")
 
 
-def cond(original: Any, pred: Any, *args: Any, **kwargs: Any) -> Any:
-    """Hook of `tf.cond` in a graph, `ops.cond` and AutoGraph's `if` included.
+def cond(original: Any, pred: Any, true_fn: Any, *args: Any, **kwargs: Any) -> Any:
+    """Hook of `tf.cond` in a graph, `ops.cond` and AutoGraph's `if` included, where the user wrote it.
 
     Args:
         original: TensorFlow's own function.
         pred: The condition.
+        true_fn: As in TensorFlow.
         args: As in TensorFlow.
         kwargs: As in TensorFlow.
 
@@ -39,9 +42,12 @@ def cond(original: Any, pred: Any, *args: Any, **kwargs: Any) -> Any:
         The result of TensorFlow's own function.
     """
     step = steps.current()
-    if step is None or step.gradients_are_reduced or not tf.is_symbolic_tensor(pred) or pred.shape.rank != 0:
-        return original(pred, *args, **kwargs)
-    return original(_of_global_batch(step, pred), *args, **kwargs)
+    is_of_user = not str(getattr(true_fn, "__module__", "")).startswith(_LIBRARIES)
+    if step is None or not is_of_user or step.gradients_are_reduced:
+        return original(pred, true_fn, *args, **kwargs)
+    if tf.is_symbolic_tensor(pred) and pred.shape.rank == 0:
+        pred = _of_global_batch(step, pred)
+    return original(pred, true_fn, *args, **kwargs)
 
 
 def _of_global_batch(step: steps.ReplicaStep, condition: tf.Tensor) -> tf.Tensor:

@@ -85,7 +85,8 @@ def of_global_batch(
         kind = reader.kind(number)
         is_other = kind not in (Kind.CONSTANT, *_MEANS, Kind.UNKNOWN) or (of_means and kind is Kind.MEAN)
         is_other = is_other and number.shape.is_fully_defined()
-        known.found[key] = _computed(step, reader, number) if is_other else None
+        found = known.found[key] = _computed(step, reader, number) if is_other else None
+        known.values.update(() if found is None else (found.value.name,))
     return known.found[key]
 
 
@@ -93,6 +94,11 @@ def computed_again(step: steps.ReplicaStep, number: Any) -> frozenset[str]:
     """Returns the names of rows behind a number that were computed with numbers of all rows, and are so again."""
     found = of_global_batch(step, number)
     return frozenset() if found is None else found.computed_again
+
+
+def is_of_global_batch(step: steps.ReplicaStep, tensor: tf.Tensor) -> bool:
+    """Returns whether a tensor is a number that was computed here."""
+    return tensor.name in _numbers_of(step).values
 
 
 def note_mean(step: steps.ReplicaStep, value: Any) -> None:
@@ -125,6 +131,7 @@ class _Numbers:
         self._reader: NumberReader | None = None
         self.means: set[str] = set()
         self.found: dict[tuple[str, bool], GlobalNumber | None] = {}
+        self.values: set[str] = set()
 
     def reader(self) -> NumberReader:
         """Returns the reader of their kinds."""

@@ -71,7 +71,7 @@ class _Changes:
         self._depends: dict[str, bool] = {}
         self._replaced: dict[str, tf.Tensor] = {}
         self._repeated: dict[str, tf.Tensor] = {}
-        self._numbers: set[str] = set()
+        self._linear: dict[str, bool] = {}
 
     def of_global_batch(self, gradient: tf.Tensor) -> tf.Tensor:
         """Returns what the optimizer gets for a gradient."""
@@ -99,7 +99,7 @@ class _Changes:
                 continue
             if len(known) > _MOST:
                 raise _Unknown
-            is_end = self._is_gradient(one) or one.name in self._numbers
+            is_end = self._is_gradient(one) or global_numbers.is_of_global_batch(self._step, one)
             missing = [] if is_end else [before for before in one.op.inputs if before.name not in known]
             if missing:
                 waiting += missing
@@ -113,10 +113,7 @@ class _Changes:
         if tensor.shape.rank != 0 or tensor.dtype == tf.bool:
             return None
         number = global_numbers.of_global_batch(self._step, tensor, of_means=True)
-        if number is None:
-            return None
-        self._numbers.add(number.value.name)
-        return number.value
+        return None if number is None else number.value
 
     def _with_numbers(self, tensor: tf.Tensor) -> tf.Tensor:
         """Replaces the numbers with which the gradients behind a tensor were changed."""
@@ -130,6 +127,11 @@ class _Changes:
 
     def _is_linear(self, tensor: tf.Tensor) -> bool:
         """Returns whether a tensor is linear in gradients of this replica, so that those of the replicas add up."""
+        if tensor.name not in self._linear:
+            self._linear[tensor.name] = self._is_sum(tensor)
+        return self._linear[tensor.name]
+
+    def _is_sum(self, tensor: tf.Tensor) -> bool:
         if self._is_gradient(tensor) or not self._comes_from_gradients(tensor):
             return True
         operation = tensor.op
