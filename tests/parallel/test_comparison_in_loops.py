@@ -81,6 +81,13 @@ def trained(is_loaded, in_graph=True):
         run(x)
 
 
+with strategy.scope():
+    weight, optimizer = tf.Variable([1.0 + rank]), keras.optimizers.SGD(0.1)
+    optimizer.build([weight])
+if rank == 0:
+    weight.assign([5.0])
+update = tf.function(lambda: strategy.run(lambda: optimizer.apply([tf.constant([1.0])], [weight])))
+found["a variable of TensorFlow"] = told(update)
 metric = keras.metrics.Mean()
 found["a metric outside of the scope"] = told(lambda: strategy.run(lambda: metric.update_state(1.0)))
 with strategy.scope():
@@ -102,6 +109,7 @@ def test_loops_read_the_same_data(printed: list[str]) -> None:
     assert one.pop("turned off") is True
     assert "A metric must be made within `strategy.scope()`" in one["a metric outside of the scope"]
     assert one["a metric in the scope"] == "no error"
+    assert "on rank 1 differs from that on rank 0 by up to 4" in one["a variable of TensorFlow"]
     for eager in ("", ", eager"):  # Weights that one rank alone has loaded are told before the first update.
         assert one[f"loaded False{eager}"] == "no error"
         assert (

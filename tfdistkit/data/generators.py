@@ -70,7 +70,7 @@ class GeneratorReader:
     """
 
     def __init__(self, generator: Iterator[Any]):
-        self._generator = generator  # A source does not keep it.
+        self._generator: Any = generator  # A source does not keep it.
         self._source = _sources.setdefault(generator, _Source(generator))
         self._first: list[Any] = []
         self._read: collections.deque[Any] = collections.deque()
@@ -128,6 +128,7 @@ class GeneratorReader:
     def end(self) -> None:
         """Ends the last pass. Does not wait for the generator, which may be working on a batch."""
         self._pass += 1
+        self._generator = None
         self._source.over.append(self)
 
     def give_back(self) -> None:

@@ -105,10 +105,10 @@ def samples_of(weights: list[Any]) -> list[tuple[str, list[float]]]:
     """Returns the paths of weights, and some of their values.
 
     Args:
-        weights: Keras variables.
+        weights: Variables of Keras or TensorFlow.
     """
-    chosen = _chosen(weights)[:_MOST_EXCHANGED]
-    return [(str(one.path), _sampled(one).astype(np.float64).tolist()) for one in chosen if _is_real(one)]
+    chosen = [one for one in _chosen(weights) if _is_real(one)][:_MOST_EXCHANGED]
+    return [(getattr(one, "path", one.name), _sampled(one).astype(np.float64).tolist()) for one in chosen]
 
 
 def require_equal_samples(everyone: list[list[tuple[str, list[float]]]]) -> None:
@@ -143,15 +143,19 @@ def _chosen(weights: list[Any]) -> list[Any]:
     on_read = tf.VariableSynchronization.ON_READ
     found = []
     for weight in weights:
-        raw = private_api.raw_variable(weight)
+        raw = _raw(weight)
         if raw is not None and weight.dtype != "string" and getattr(raw, "synchronization", None) != on_read:
             found.append(weight)
     chosen = np.unique(np.linspace(0, len(found) - 1, min(len(found), _MOST_WEIGHTS)).astype(np.int64))
     return [found[index] for index in chosen]
 
 
+def _raw(weight: Any) -> Any:
+    return private_api.raw_variable(weight) if isinstance(weight, keras.Variable) else weight
+
+
 def _sampled(weight: Any) -> np.ndarray:
-    raw = private_api.raw_variable(weight)
+    raw = _raw(weight)
     local = raw.values[0] if isinstance(raw, tf.distribute.DistributedValues) else raw
     return sampled_values(local.read_value(), _OF_WEIGHT)
 
