@@ -62,7 +62,10 @@ class AgreedOptimizers:
         Raises:
             DivergenceError: on all ranks, if they differ.
         """
-        everyone = _everyone(self, lambda: training_comparison.samples_of(weights)) if is_compared(self) else None
+        strategy: Any = self
+        if not is_compared(strategy) or not strategy.has_equal_weights():
+            return
+        everyone = _everyone(strategy, lambda: training_comparison.samples_of(weights))
         if everyone is not None:
             training_comparison.require_equal_samples(everyone)
 

@@ -72,7 +72,7 @@ def _has_compared_rows(step: steps.ReplicaStep, inputs: Any) -> bool:
 
     Then its value is no mean over the rows of this replica: it is computed again from those of all rows.
     """
-    if step.in_stock_train_step or step.is_eager:
+    if step.is_eager or type(step.model).train_step is keras.Model.train_step:
         return False
     return any(global_numbers.are_compared(step, one) for one in tf.nest.flatten(inputs) if tf.is_symbolic_tensor(one))
 

@@ -63,18 +63,25 @@ class ComparisonFinder:
         return ComparedRows(rows, list(numbers.values())) if all(map(self._is_known, numbers.values())) else None
 
     def are_compared(self, rows: tf.Tensor) -> bool:
-        """Returns whether rows were computed with numbers, other than the number of rows."""
-        return not all(map(_is_count, self._walk([rows])[1].values()))
+        """Returns whether rows were computed with numbers, other than the number of rows, behind the last layer."""
+        waiting, seen = [rows], {rows.name}
+        while waiting and len(seen) < _MOST_BEHIND:
+            one = waiting.pop()
+            if _is_end(one) or is_in_layer(one.op, self._layers):
+                continue
+            if not all(map(_is_count, self.numbers_of(one.op))):
+                return True
+            more = [before for before in self._rows_of(one.op) if before.name not in seen]
+            seen.update(before.name for before in more)
+            waiting += more
+        return False
 
     def _walked(self, aggregate: tf.Tensor) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
-        operation = added_up(aggregate).op
-        found, numbers = self._walk(self._rows_of(operation))
-        return found, {**{one.name: one for one in self.numbers_of(operation)}, **numbers}
-
-    def _walk(self, waiting: list[tf.Tensor]) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
         found: list[tf.Tensor] = []
-        numbers: dict[str, tf.Tensor] = {}
+        operation = added_up(aggregate).op
+        numbers = {one.name: one for one in self.numbers_of(operation)}
         is_compared: dict[str, bool] = {}
+        waiting = self._rows_of(operation)
         while waiting:
             one = waiting[-1]
             if one.name in is_compared:
