@@ -67,7 +67,8 @@ class ComparisonFinder:
         waiting, seen = [rows], {rows.name}
         while waiting and len(seen) < _MOST_BEHIND:
             one = waiting.pop()
-            if _is_end(one) or is_in_layer(one.op, self._layers):
+            # Behind a placeholder are rows of a known number: one row cannot be told from a number.
+            if _is_end(one) or one.op.type == "PlaceholderWithDefault" or is_in_layer(one.op, self._layers):
                 continue
             if not all(map(_is_count, self.numbers_of(one.op))):
                 return True

@@ -1,0 +1,60 @@
+"""A loss of Keras in an own step, on batches of which some replicas have one row or none (see `test_two_devices`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers, ops
+
+import tfdistkit
+
+pytestmark = pytest.mark.tensorflow
+
+X = np.random.default_rng(1).normal(size=(9, 6, 6, 2)).astype("float32")
+Y = X.mean((1, 2, 3))[:, None] + np.arange(9.0, dtype="float32")[:, None]
+
+
+@pytest.fixture(scope="module")
+def strategy() -> Any:
+    return tfdistkit.strategy("mirrored", devices=3)
+
+
+class Own(keras.Model):
+    """Normalizes each row of its inputs in `call`, by a mean that a single row could be taken for a mean of rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = keras.Sequential([layers.Conv2D(3, 3), layers.GlobalAveragePooling2D(), layers.Dense(1)])
+
+    def call(self, inputs: Any) -> Any:
+        return self.net(inputs - ops.mean(inputs, axis=(1, 2, 3), keepdims=True))
+
+    def train_step(self, data: Any) -> Any:
+        x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+        with tf.GradientTape() as tape:
+            loss = keras.losses.MeanSquaredError()(y, self(x, training=True))
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
+def test_losses_of_few_rows_are_those_of_one_process(strategy: Any) -> None:
+    def found(scope: Any) -> list[Any]:
+        keras.utils.set_random_seed(3)
+        with scope:
+            model = Own()
+            model(X[:1])
+            model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"])
+        numbers: list[Any] = []
+        for rows in (4, 2, 1):
+            for _ in range(2):
+                numbers.append(model.train_on_batch(X[:rows], Y[:rows], return_dict=True)["loss"])
+            numbers += model.test_on_batch(X[:rows], Y[:rows])
+            numbers += model.fit(X, Y, batch_size=rows, shuffle=False, verbose=0).history["loss"]
+        return [*map(float, numbers), *(np.asarray(one) for one in model.get_weights())]
+
+    for one, other in zip(found(strategy.scope()), found(tf.distribute.get_strategy().scope()), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-5)
