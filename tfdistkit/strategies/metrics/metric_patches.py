@@ -11,7 +11,6 @@ import tensorflow as tf
 from tfdistkit.keras_adapter import private_api
 from tfdistkit.strategies.metrics import metric_updates
 from tfdistkit.strategies.metrics.metric_results import forget_merged, hooked_result
-from tfdistkit.strategies.metrics.metric_updates import adds_up_by_class, hooked_update
 from tfdistkit.strategies.parameter_server import atomic_updates
 from tfdistkit.strategies.sync import step as steps
 from tfdistkit.strategies.sync.gradients import trial
@@ -44,7 +43,7 @@ def require_scope(model: Any) -> None:
 def metric_variable(original: Any, metric: Any, *args: Any, **kwargs: Any) -> Any:
     """Hook of `Metric.add_variable`: replicates the state of metrics that are updated with all rows."""
     variable = original(metric, *args, **kwargs)
-    if private_api.is_ours(tf.distribute.get_strategy()) and not adds_up_by_class(type(metric)):
+    if private_api.is_ours(tf.distribute.get_strategy()) and not metric_updates.adds_up_by_class(type(metric)):
         private_api.replicate_variable(variable)
     return variable
 
@@ -81,7 +80,7 @@ def _hook(owner: type, name: str) -> None:
 
         @functools.wraps(original)
         def hooked(self: Any, *args: Any, **kwargs: Any) -> Any:
-            return hooked_update(self, original.__get__(self, type(self)), args, kwargs)
+            return metric_updates.hooked_update(self, original.__get__(self, type(self)), args, kwargs)
 
     else:
 

@@ -64,18 +64,15 @@ class ComparisonFinder:
 
     def are_compared(self, rows: tf.Tensor) -> bool:
         """Returns whether rows were computed with numbers, other than the number of rows, behind the last layer."""
-        waiting, seen = [rows], {rows.name}
-        while waiting and len(seen) < _MOST_BEHIND:
-            one = waiting.pop()
-            # Behind a placeholder are rows of a known number: one row cannot be told from a number.
-            if _is_end(one) or one.op.type == "PlaceholderWithDefault" or is_in_layer(one.op, self._layers):
-                continue
-            if not all(map(_is_count, self.numbers_of(one.op))):
-                return True
-            more = [before for before in self._rows_of(one.op) if before.name not in seen]
-            seen.update(before.name for before in more)
-            waiting += more
-        return False
+
+        def has_number(one: tf.Tensor) -> bool:
+            return not all(map(_is_count, self.numbers_of(one.op)))
+
+        def is_end(one: tf.Tensor) -> bool:
+            is_of_rows = self._reader.axis_of_rows(one) is not None
+            return not is_of_rows or _is_end(one) or is_in_layer(one.op, self._layers)
+
+        return graphs.Ancestry(has_number, is_end=is_end).includes(rows)
 
     def _walked(self, aggregate: tf.Tensor) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
         found: list[tf.Tensor] = []

@@ -7,6 +7,7 @@ its own. Where that is not enough, as for the sign of a gradient, the gradients 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,6 +18,7 @@ from tfdistkit.strategies.sync.aggregates import global_numbers
 from tfdistkit.strategies.sync.aggregates.compared_rows import NOT_REPEATED
 from tfdistkit.strategies.sync.aggregates.global_conditions import CHOICES
 from tfdistkit.strategies.sync.aggregates.graph_copies import copied
+from tfdistkit.strategies.sync.data_dependence import Ancestry
 
 _PRODUCTS = frozenset(("Mul", "MulNoNan"))
 _QUOTIENTS = frozenset(("Div", "RealDiv", "DivNoNan"))
@@ -31,8 +33,6 @@ _LINEAR = frozenset(
 )
 # What cannot be repeated with other inputs.
 _NOT_REPEATED = NOT_REPEATED - {"IdentityN", "StatelessIf"}
-# The maximum number of operations behind the gradients of a step that are examined.
-_MOST = 5_000
 
 
 def with_global_factors(step: steps.ReplicaStep, gradients: list[Any]) -> list[Any]:
@@ -56,7 +56,7 @@ def with_global_factors(step: steps.ReplicaStep, gradients: list[Any]) -> list[A
 
 
 class _Unknown(Exception):
-    """An operation that cannot be repeated, or too many of them."""
+    """An operation that cannot be repeated."""
 
 
 class _Changes:
@@ -68,7 +68,9 @@ class _Changes:
 
     def __init__(self, step: steps.ReplicaStep):
         self._step = step
-        self._depends: dict[str, bool] = {}
+        # Whether a tensor was computed from gradients of this replica.
+        is_global = functools.partial(global_numbers.is_of_global_batch, step)
+        self._comes_from_gradients = Ancestry(self._is_gradient, is_end=is_global).includes
         self._replaced: dict[str, tf.Tensor] = {}
         self._repeated: dict[str, tf.Tensor] = {}
         self._linear: dict[str, bool] = {}
@@ -88,25 +90,6 @@ class _Changes:
         if tensor.op.type == "UnsortedSegmentSum":
             tensor = tensor.op.inputs[0]
         return tensor.name in self._step.gradients
-
-    def _comes_from_gradients(self, tensor: tf.Tensor) -> bool:
-        """Returns whether a tensor was computed from gradients of the tape of this replica."""
-        waiting, known = [tensor], self._depends
-        while waiting:
-            one = waiting[-1]
-            if one.name in known:
-                waiting.pop()
-                continue
-            if len(known) > _MOST:
-                raise _Unknown
-            is_end = self._is_gradient(one) or global_numbers.is_of_global_batch(self._step, one)
-            missing = [] if is_end else [before for before in one.op.inputs if before.name not in known]
-            if missing:
-                waiting += missing
-            else:
-                of_inputs = not is_end and any(known[before.name] for before in one.op.inputs)
-                known[one.name] = self._is_gradient(one) or of_inputs
-        return known[tensor.name]
 
     def _number(self, tensor: tf.Tensor) -> tf.Tensor | None:
         """Returns a scalar of the global batch; None for other tensors, or if it is not known."""
@@ -147,8 +130,7 @@ class _Changes:
         """Repeats the operations behind a tensor with the gradients of the global batch."""
         gradients = list(self._gradients_behind(tensor))
         missing = [one for one in gradients if one.name not in self._repeated]
-        share = self._step.share()
-        parts = self._step.without_empty([one * tf.cast(share, one.dtype) for one in missing])
+        parts = self._step.without_empty(self._step.weighted(missing))
         for one, total in zip(missing, self._step.sum(parts) if parts else []):
             self._repeated[one.name] = total
         return self._repeat(tensor)
