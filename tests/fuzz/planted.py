@@ -130,7 +130,6 @@ def _unweighted_metric_functions() -> None:
 def _summed_extremes() -> None:
     """The state of every metric is summed, also of a maximum."""
     _replace(_METRICS, "adds_up_by_class", lambda original: lambda own: True)
-    _replace("strategies.metrics.metric_patches", "adds_up_by_class", lambda original: lambda own: True)
 
 
 def _wrong_rows() -> None:
