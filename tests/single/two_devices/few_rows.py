@@ -1,4 +1,4 @@
-"""A loss of Keras in an own step, on batches of which some replicas have one row or none (see `test_two_devices`)."""
+"""Losses in own steps, on batches of which some replicas have one row or none (see `test_two_devices`)."""
 
 from __future__ import annotations
 
@@ -41,11 +41,24 @@ class Own(keras.Model):
         return {"loss": loss}
 
 
-def test_losses_of_few_rows_are_those_of_one_process(strategy: Any) -> None:
+class Standardizing(Own):
+    """Computes its targets with numbers of the batch, whose rows TensorFlow knows in `train_on_batch`."""
+
+    def train_step(self, data: Any) -> Any:
+        x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+        with tf.GradientTape() as tape:
+            wanted = (y - ops.mean(y)) / (1.0 + ops.std(y))
+            loss = ops.mean(ops.square(wanted - self(x, training=True)))
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("kind", [Own, Standardizing])
+def test_losses_of_few_rows_are_those_of_one_process(strategy: Any, kind: type[keras.Model]) -> None:
     def found(scope: Any) -> list[Any]:
         keras.utils.set_random_seed(3)
         with scope:
-            model = Own()
+            model = kind()
             model(X[:1])
             model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"])
         numbers: list[Any] = []

@@ -101,6 +101,8 @@ class ComparisonFinder:
 
     def numbers_of(self, operation: Any) -> list[tf.Tensor]:
         """Returns the inputs of an operation that were computed from all rows, without sizes of tensors."""
+        if operation.type == "PlaceholderWithDefault":  # Its input is the batch, with a static number of rows.
+            return []
         sizes = [operation.inputs[1]] if operation.type in COUNTS else []
         tables = [operation.inputs[0]] if operation.type == "GatherV2" else []
         return [
