@@ -39,7 +39,8 @@ def with_placeholder(data: Any, is_empty: Any) -> Any:
         shape = tf.where(is_empty, tf.maximum(tf.shape(value), 1), tf.shape(value))
         row = tf.cond(is_empty, lambda: tf.zeros(shape, value.dtype), lambda: tf.identity(value))
         row.set_shape([None, *value.shape[1:]])
-        return row
+        # So that the graph of the step begins here: the condition is no number that its rows are compared with.
+        return row if tf.executing_eagerly() else _with_unknown_rows(row)
 
     return tf.nest.map_structure(filled, data)
 

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tfdistkit.communication.reducer import times
 from tfdistkit.strategies.sync import row_counts
-from tfdistkit.strategies.sync.placeholder_rows import with_placeholder
+from tfdistkit.strategies.sync.placeholder_rows import hide_rows, with_placeholder
 
 _LOCAL = threading.local()
 
@@ -273,7 +273,9 @@ class ReplicaStep:
         targets = row_counts.count_rows(data[1]) if isinstance(data, tuple) and len(data) > 1 else (None, None)
         if targets[0] is not None:
             self._rows, self._static_rows = targets
-        return with_placeholder(data, tf.equal(self.rows, 0)) if self.may_be_empty else data
+        data = with_placeholder(data, tf.equal(self.rows, 0)) if self.may_be_empty else data
+        # Batches that the user distributed may have static numbers of rows, which could not be told from others.
+        return hide_rows(data, self.hide_static_rows())
 
     def without_empty(self, tensors: list[Any]) -> list[Any]:
         """Returns `tensors` (dense or IndexedSlices), or zeros where this replica holds no rows.
