@@ -1,7 +1,7 @@
 """Draws programs with hypothesis. What is drawn is what users may write, whether a strategy of ours handles it or not.
 
 Left out is what cannot equal one process by definition (docs/exactness.md): Dropout and other random layers, local
-BatchNormalization, sums over rows by hand, norms and clips of local gradients by hand.
+BatchNormalization, and losses that are no means in eager steps.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from fuzz import callback_list, feeding, loops, networks, objectives, training_steps, whole_models
+from fuzz import callback_list, feeding, loops, networks, number_losses, objectives, training_steps, whole_models
 from fuzz.programs import Program
 
 # Keras reads these from generators and PyDatasets as objects, on which it cannot train.
@@ -197,8 +197,39 @@ def _loops(draw: Any) -> Program:
     return Program(step=step, **data, **model, eager=eager, **optimizer)
 
 
-def programs() -> st.SearchStrategy[Program]:
-    """A strategy for programs."""
+@st.composite
+def _number_losses(draw: Any) -> Program:
+    """Losses that are no means over rows, and changed gradients."""
+    data = draw(_data(kinds=("numbers", "numbers", "tokens", "images")))
+    targets = draw(_one_of("number", "flat"))
+    layers = [name for name in _BODY if name not in _WITH_FUNCTIONS]
+    body = tuple(draw(st.lists(_one_of("dense", *layers), max_size=1)))
+    encoder = draw(_one_of(*networks.ENCODERS[data["inputs"]]))
+    model = {"targets": targets, "encoder": encoder, "body": body, "style": draw(_one_of("functional", "subclassed"))}
+    step = draw(_one_of("numbers", "numbers", "numbers_compute_loss", "keras"))
+    names = draw(st.lists(_one_of(*number_losses.PARTS), min_size=1, max_size=2, unique=True))
+    change = draw(_rarely(*number_losses.CHANGES, usual="", of=3)) if step == "numbers" else ""
+    loss = {"loss": draw(_one_of("numbers", "numbers_class"))} if step == "keras" else {}
+    metrics = tuple(draw(st.lists(_one_of("mae", "own_max"), max_size=1))) if step != "numbers" else ()
+    acts = draw(st.lists(_one_of(*_ACTS, "evaluate", "fit"), max_size=2))
+    first = draw(_rarely("train_on_batch", usual="fit", of=3))
+    running = {"execution": draw(_rarely(2, usual=1)) if data["feed"] in feeding.ARRAYS else 1}
+    if data["steps_per_epoch"]:
+        running["execution"] = 1
+    if data["feed"] in ("dataset", "dropped_dataset"):
+        running["distributed"] = draw(st.booleans())
+    found = {**data, **model, **loss, **running, "metrics": metrics, "acts": (first, *acts)}
+    return Program(step=step, numbers=tuple(names), change=change, optimizer=draw(_one_of("sgd", "adam")), **found)
+
+
+# Programs from this number on have losses that are no means.
+NUMBER_LOSSES = 10_000
+
+
+def programs(number: int = 0) -> st.SearchStrategy[Program]:
+    """A strategy for the program of a number."""
+    if number >= NUMBER_LOSSES:
+        return _number_losses()
     kinds = [_keras_programs] * 10 + [_whole_models, _loops]
     return st.sampled_from(kinds).flatmap(lambda kind: kind())
 
@@ -215,7 +246,7 @@ def draw_program(number: int) -> Program:
     @settings(
         max_examples=2, database=None, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
     )
-    @given(programs())
+    @given(programs(number))
     def collect(program: Program) -> None:
         found.append(program)
 
@@ -251,10 +282,14 @@ def simpler(program: Program) -> list[Program]:
 
 def _is_possible(program: Program) -> bool:
     encoders = networks.SEQUENCES if program.targets == "tokens" else networks.ENCODERS[program.inputs]
-    losses = objectives.LOSSES_OF_TARGETS[program.targets]
+    losses = (
+        *objectives.LOSSES_OF_TARGETS[program.targets],
+        *(("numbers", "numbers_class") if program.numbers else ()),
+    )
     plain = program.step in ("keras", *training_steps.COMPILED)
     return (
         program.encoder in encoders
+        and bool(program.numbers) == (program.step in number_losses.STEPS or program.loss.startswith("numbers"))
         and (not plain or program.loss in losses)
         and not (program.style == "sequential" and (program.targets == "two" or program.inputs in ("named", "nested")))
         and (program.inputs != "ragged" or (program.style == "subclassed" and "dataset" in program.feed))

@@ -228,7 +228,12 @@ class Hunt:
 
 
 def _suited_to(engine: str, program: Program) -> Program:
-    """Leaves out the logs of batches where steps are asynchronous: they are those of the steps that have ended."""
+    """Leaves out what parameter servers have not: distributed datasets, and logs of batches.
+
+    Steps are asynchronous there, so the logs are those of the steps that have ended.
+    """
     if not engine.startswith("parameter_server"):
         return program
-    return program.changed(callbacks=tuple(name for name in program.callbacks if name != "batch_logs"))
+    return program.changed(
+        distributed=False, callbacks=tuple(name for name in program.callbacks if name != "batch_logs")
+    )

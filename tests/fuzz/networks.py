@@ -140,6 +140,11 @@ def make_network(program: Program, kind: type) -> keras.Model:
     return base(inputs, outputs if len(outputs) > 1 else outputs[""])
 
 
+def like(y: Any, predicted: Any) -> Any:
+    """Returns targets in the shape and dtype of predictions."""
+    return ops.reshape(ops.cast(y, predicted.dtype), ops.shape(predicted))
+
+
 def mean_of_squares(y: Any, predicted: Any) -> Any:
     """A mean over everything."""
-    return ops.mean(ops.square(ops.reshape(ops.cast(y, predicted.dtype), ops.shape(predicted)) - predicted))
+    return ops.mean(ops.square(like(y, predicted) - predicted))

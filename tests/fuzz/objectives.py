@@ -7,11 +7,9 @@ from typing import Any
 import keras
 from keras import losses, metrics, ops, optimizers
 
+from fuzz import number_losses
+from fuzz.networks import like as _like
 from fuzz.programs import Program
-
-
-def _like(y: Any, predicted: Any) -> Any:
-    return ops.reshape(ops.cast(y, predicted.dtype), ops.shape(predicted))
 
 
 def own_rows(y: Any, predicted: Any) -> Any:
@@ -215,7 +213,8 @@ def make_optimizer(program: Program) -> Any:
 def compile_arguments(program: Program) -> dict[str, Any]:
     """Returns the arguments of `compile` for a program without a custom step."""
     two = program.targets == "two"
-    loss: Any = LOSSES[program.loss](program.reduction) if program.loss else None
+    loss: Any = LOSSES[program.loss](program.reduction) if program.loss in LOSSES else None
+    loss = number_losses.compiled_loss(program) if program.numbers else loss
     names: Any = [METRICS[name]() for name in program.metrics]
     if two:
         loss = {"one": loss, "two": LOSSES[program.loss](program.reduction)}

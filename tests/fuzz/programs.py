@@ -19,11 +19,14 @@ class Program:
         rows: Rows of data.
         batch: Rows of a global batch.
         feed: How the data reaches `fit` (`feeding.FEEDS`).
+        distributed: Whether the user distributes the dataset before `fit`.
         weights: "", or which weights come with the rows: "rows", "zeros" (some are 0), "classes", "tokens", "outputs".
         style: "sequential", "functional" or "subclassed".
         encoder: What makes a vector, or a sequence of vectors, of a row (`networks.ENCODERS`).
         body: The layers behind it (`networks.BODY`).
         step: Who computes the loss and the gradients (`training_steps.STEPS`); "keras" for a plain `compile`.
+        numbers: The numbers that the loss is the sum of (`number_losses.PARTS`), with the steps and losses of them.
+        change: What such a step does to gradients (`number_losses.CHANGES`); "" for nothing.
         loss: A loss (`objectives.LOSSES`); "" without any.
         reduction: As Keras's losses take it; "" for their default.
         loss_weights: Whether the outputs' losses have weights.
@@ -52,11 +55,14 @@ class Program:
     rows: int = 8
     batch: int = 4
     feed: str = "arrays"
+    distributed: bool = False
     weights: str = ""
     style: str = "sequential"
     encoder: str = "none"
     body: tuple[str, ...] = ()
     step: str = "keras"
+    numbers: tuple[str, ...] = ()
+    change: str = ""
     loss: str = "mse"
     reduction: str = ""
     loss_weights: bool = False

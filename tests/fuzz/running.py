@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from fuzz import callback_list, feeding, loops, networks, objectives, training_steps, whole_models
+from fuzz import callback_list, feeding, loops, networks, number_losses, objectives, training_steps, whole_models
 from fuzz.programs import Program
 
 
@@ -54,7 +54,9 @@ class Session:
             if program.step in whole_models.MODELS:
                 self.model = whole_models.make_whole_model(program)
             else:
-                self.model = networks.make_network(program, training_steps.STEPS[program.step])
+                step = number_losses.step_of(program) if program.step in number_losses.STEPS else None
+                step = step or training_steps.STEPS[program.step]
+                self.model = networks.make_network(program, step)
                 if program.step == "accumulating" and self.model.built:
                     self.model._make_sums()
             self.compile()
@@ -69,7 +71,7 @@ class Session:
     def callbacks(self) -> list[Any]:
         """Makes the callbacks of the program."""
         program = self.program
-        own = program.step in training_steps.OWN_LOSS or program.step in whole_models.MODELS
+        own = program.step in (*training_steps.OWN_LOSS, *number_losses.STEPS) or program.step in whole_models.MODELS
         monitor = _MONITORED.get(program.step, "own_loss" if own else "loss")
         has_validation = program.validation and program.step not in ("wgan", "distiller")
         return callback_list.make_callbacks(program.callbacks, f"val_{monitor}" if has_validation else monitor)
@@ -99,6 +101,7 @@ _MONITORED = {
     "bare": "loss",
     "bare_logs": "loss",
     "own_compute_loss": "loss",
+    "numbers_compute_loss": "loss",
     "own_test_step": "loss",
     "vae": "total_loss",
     "wgan": "critic_loss",
@@ -112,6 +115,8 @@ def _fit(session: Session) -> None:
         history = _interrupted_fit(session)
     else:
         arguments, callbacks = feeding.fit_arguments(program), session.callbacks()
+        if program.distributed:
+            arguments["x"] = session.strategy.experimental_distribute_dataset(arguments["x"])
         history = session.model.fit(**arguments, callbacks=callbacks).history
         for callback in callbacks:
             if isinstance(callback, callback_list.LogsOfBatches) and not program.interrupt:
