@@ -42,6 +42,19 @@ def test_a_loss_that_no_graph_shows_is_refused_before_the_first_step(
     assert int(model.optimizer.iterations) == 0
 
 
+def test_operations_of_a_functional_model_that_combine_rows_are_refused(strategy: Any, checks: list[str]) -> None:
+    def model() -> keras.Model:
+        inputs = keras.Input(X.shape[1:])
+        return keras.Model(inputs, keras.layers.Dense(Y.shape[1])(inputs / ops.max(ops.abs(inputs))))
+
+    with strategy.scope():
+        made = model()
+        made.compile("sgd", "mse", jit_compile=False)
+    with pytest.raises(UnsupportedError, match="must have the gradients of one process"):
+        made.fit(X, Y, batch_size=13, verbose=0)
+    assert checks == ["different"]
+
+
 def unit(p: Any) -> Any:
     return ops.normalize(p, axis=1)
 
