@@ -131,7 +131,13 @@ IN_THE_MIDDLE = """
             if batch == 5:
                 found.append(self.model.evaluate(x, y, batch_size=BATCH, verbose=0, return_dict=True))
     seen = train(plain(), x, y, batch_size=BATCH, callbacks=[Evaluate()])
-    report(evaluated=found, **seen)
+    other = make()
+    class EvaluateOther(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 5:
+                other.evaluate(x, y, batch_size=BATCH, verbose=0)
+    beside = train(plain(), x, y, batch_size=BATCH, callbacks=[EvaluateOther()])
+    report(evaluated=found, beside=beside["seen"], **seen)
 """
 
 
@@ -142,6 +148,7 @@ def test_an_evaluation_in_the_middle_of_an_epoch(printed: list[str]) -> None:
     assert found["steps"] == 3 * STEPS and found["used"] == [3] * ROWS
     # As in Keras, the evaluation resets the metrics of the epoch.
     assert found["seen"] == [ROWS + ROWS - 6 * 8] * 3
+    assert found["beside"] == [ROWS] * 3  # That of another model does not.
 
 
 TIMED = """

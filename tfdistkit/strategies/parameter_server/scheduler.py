@@ -85,9 +85,10 @@ class CoordinatedFunction:
     def _begin(self, iterator: Any) -> None:
         """Begins an epoch or a run; `fit` may reuse the iterator of the epoch before."""
         private_api.wait_for_own_operations_only()
-        if self._strategy.unfinished is not None:
-            # A callback evaluates in the middle of an epoch. Keras has already reset the metrics for it.
-            self._strategy.unfinished.finish(store=False)
+        outer = self._strategy.unfinished
+        if outer is not None:
+            # A callback evaluates in the middle of an epoch. Keras has already reset the metrics of its model for it.
+            outer.finish(store=outer._model is not self._model)
         if iterator is not self._iterator:
             self._exhausted = set()
             self._job.forget_traces()
