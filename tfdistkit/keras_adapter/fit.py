@@ -10,10 +10,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tfdistkit import env
 from tfdistkit.data.batch_info import info_of
-from tfdistkit.errors import UnsupportedError, explain
+from tfdistkit.errors import OptionError, UnsupportedError, explain
 from tfdistkit.keras_adapter import data_position, private_api
 from tfdistkit.report.hangs import notes
 from tfdistkit.report.hangs.layout import Phase
@@ -46,9 +47,11 @@ def arguments_of_fit(original: Any, model: Any, args: tuple, kwargs: dict) -> It
         The arguments for `fit`.
 
     Raises:
+        OptionError: if a distributed dataset comes with targets or weights.
         UnsupportedError: in an elastic job, if `fit` does not resume.
     """
     call = inspect.signature(original).bind(model, *args, **kwargs)
+    _require_no_weights(call.arguments)
     given = call.arguments.get("callbacks")
     callbacks = given.callbacks if isinstance(given, keras.callbacks.CallbackList) else keras.tree.flatten(given or [])
     warn_of_shared_files(model.distribute_strategy, callbacks)
@@ -58,6 +61,20 @@ def arguments_of_fit(original: Any, model: Any, args: tuple, kwargs: dict) -> It
             if hasattr(one, "tfdistkit_wrap_fit"):
                 stack.enter_context(one.tfdistkit_wrap_fit(model, call.arguments))
         yield call
+
+
+def _require_no_weights(arguments: dict[str, Any]) -> None:
+    """Checks that nothing comes beside a dataset that the user distributed: Keras cannot add it to its batches."""
+    given = [name for name in ("y", "sample_weight", "class_weight") if arguments.get(name) is not None]
+    if given and isinstance(arguments.get("x"), tf.distribute.DistributedDataset):
+        raise OptionError(
+            explain(
+                "Targets and weights must be in the elements of a dataset that you distribute.",
+                received=f"{', '.join(given)} beside a {type(arguments['x']).__name__}",
+                expected="elements (x, y, sample_weight), or a dataset that `fit` distributes itself",
+                do="Map the weights into the dataset: `dataset.map(lambda x, y: (x, y, tf.gather(weights, y)))`.",
+            )
+        )
 
 
 @contextlib.contextmanager

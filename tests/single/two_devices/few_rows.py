@@ -11,6 +11,7 @@ import tensorflow as tf
 from keras import layers, ops
 
 import tfdistkit
+from tfdistkit.errors import OptionError
 
 pytestmark = pytest.mark.tensorflow
 
@@ -75,3 +76,13 @@ def test_losses_of_few_rows_are_those_of_one_process(strategy: Any, kind: type[k
 
     for one, other in zip(found(strategy), found(tf.distribute.get_strategy()), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-5)
+
+
+def test_weights_beside_a_dataset_that_the_user_distributed_are_refused(strategy: Any) -> None:
+    """Keras has no way to add them; under parameter_server it left them out without a word."""
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((6, 6, 2)), layers.Flatten(), layers.Dense(1)])
+        model.compile("sgd", "mse")
+    batches = strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices((X, Y)).batch(4))
+    with pytest.raises(OptionError, match="must be in the elements of a dataset that you distribute"):
+        model.fit(batches, class_weight={0: 1.0, 1: 2.0}, verbose=0)
