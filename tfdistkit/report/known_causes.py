@@ -6,13 +6,15 @@ from tfdistkit.report.failures import Failure
 
 _HOROVOD = (
     "The classes of Horovod for Keras cannot handle Keras 3 (horovod#4290).\n"
-    "Remove hvd.DistributedOptimizer, hvd.DistributedGradientTape and hvd.callbacks: the strategy of\n"
-    'tfdistkit.strategy("horovod") averages gradients and logs, and makes weights equal.'
+    "Remove hvd.DistributedOptimizer, hvd.DistributedGradientTape, hvd.broadcast_variables and hvd.callbacks:\n"
+    'the strategy of tfdistkit.strategy("horovod") averages gradients and logs, and makes weights equal.'
 )
 # The exception, parts of its message or traceback, and the cause with the fix.
 _CAUSES = (
     ("TypeError", ("'list' object is not callable", "/horovod/_keras/"), _HOROVOD),
     ("AttributeError", ("'Variable' object has no attribute 'ref'", "/horovod/"), _HOROVOD),
+    ("AttributeError", ("module 'keras.backend' has no attribute", "/horovod/_keras/"), _HOROVOD),
+    ("AttributeError", ("object has no attribute 'assign'", "/horovod/"), _HOROVOD),
     (
         "ValueError",
         # Keras 3 builds the model with the first batch, and a batch of such a strategy is not a tensor.

@@ -24,7 +24,7 @@ _GONE = (
 _TIMED_OUT = ("Collective has timed out",)
 
 # ... and when two ranks join a collective with different tensors.
-_MISMATCHED = ("mismatch in the collective", "but got type")
+_MISMATCHED = ("mismatch in the collective", "but got type", "Mismatched ")
 
 # In the errors of `collectives.shm`.
 _OWN_SIGN = "over shared memory"
