@@ -132,7 +132,7 @@ def _make_function_on_parts(original: Any, model: Any, step_function: Any, is_lo
         step = steps.current()
         if step is None:
             return step_function(data)
-        step.model = model
+        step.model, step.in_test_step = model, step_function == model.test_step
         metric_patches.require_scope(model)
         data = step.begin_keras_step(data, is_stock, is_local)
         if is_local:

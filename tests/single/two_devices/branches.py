@@ -11,6 +11,7 @@ import tensorflow as tf
 from keras import ops
 
 import tfdistkit
+from tfdistkit.errors import UnsupportedError
 from tfdistkit.strategies.sync.aggregates import global_conditions
 
 pytestmark = pytest.mark.tensorflow
@@ -70,13 +71,14 @@ class Chosen(keras.Model):
                     loss > 9.0, lambda: 3 * loss, lambda: ops.cond(2 * loss > 9.0, lambda: 2 * loss, lambda: loss)
                 )
         gradients = tape.gradient(loss, weights)
-        if self.how == "applied":
+        if self.how in ("applied", "by_a_row"):
+            condition = loss > 4.0 if self.how == "applied" else x[0, 0] > 0.0
 
             def apply() -> Any:
                 self.optimizer.apply(gradients, weights)
                 return 1.0
 
-            return {"loss": loss, "applied": tf.cond(loss > 4.0, apply, lambda: 0.0)}
+            return {"loss": loss, "applied": tf.cond(condition, apply, lambda: 0.0)}
         self.optimizer.apply(gradients, weights)
         return {"loss": loss}
 
@@ -95,6 +97,41 @@ def test_replicas_take_the_branch_of_one_process(strategy: Any, how: str) -> Non
     expected = trained(tf.distribute.get_strategy().scope())
     for one, other in zip(trained(strategy.scope()), expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_updates_in_a_branch_chosen_by_rows_are_refused(strategy: Any) -> None:
+    """A replica would wait for those that take the other branch."""
+    with strategy.scope():
+        model = Chosen("by_a_row")
+        model(X[:1])
+        model.compile(keras.optimizers.SGD(0.03))
+    with pytest.raises(UnsupportedError, match="A branch that each replica chooses by its own rows must not update"):
+        model.fit(X, Y, batch_size=13, verbose=0)
+    assert int(model.optimizer.iterations) == 0
+
+
+class Median(keras.Model):
+    """Evaluates by a median of the rows, and by a constant, a variable, that counts once a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.median, self.constant = keras.metrics.Mean(name="median"), keras.metrics.Sum(name="constant")
+        self.two = self.add_weight(shape=(), initializer=keras.initializers.Constant(2.0), trainable=False)
+
+    def test_step(self, data: Any) -> Any:
+        x, _ = data
+        self.median.update_state(ops.median(x[:, 0]))
+        self.constant.update_state(ops.convert_to_tensor(self.two))
+        return {"median": self.median.result(), "constant": self.constant.result()}
+
+
+def test_numbers_of_rows_in_a_test_step(strategy: Any) -> None:
+    with strategy.scope():
+        model = Median()
+        model.compile()
+    with pytest.warns(UserWarning, match=r"'median' in `test_step` compares rows \(the largest of all of them"):
+        logs = model.evaluate(X, Y, batch_size=13, verbose=0, return_dict=True)
+    assert logs["constant"] == 2.0 * 3
 
 
 def test_branches_of_libraries_stay(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,8 @@ from tfdistkit.strategies.metrics.gathered_rows import gather_rows, gather_value
 from tfdistkit.strategies.parameter_server import replayed_updates
 from tfdistkit.strategies.parameter_server.replayed_updates import known_value, tensors_of, with_tensors
 from tfdistkit.strategies.sync import step as steps
-from tfdistkit.strategies.sync.aggregates import global_numbers
+from tfdistkit.strategies.sync.aggregates import global_numbers, local_losses
+from tfdistkit.strategies.sync.aggregates.row_reader import can_read, reader_of
 from tfdistkit.strategies.sync.data_dependence import comes_from_batch
 
 # Functions of Keras that combine the rows of a batch with each other.
@@ -186,19 +187,28 @@ def _weighted(
     if update.__func__.__qualname__ not in ("Mean.update_state", "Sum.update_state"):  # type: ignore[attr-defined]
         return args, kwargs  # A subclass of Keras's, which calls one of these.
     values, weight = _values_and_weight(*args, **kwargs)
+    is_variable = isinstance(values, (keras.Variable, tf.Variable))
+    values = tf.convert_to_tensor(values) if is_variable else values  # Which Keras's function returns as they are.
     tensor = keras.ops.convert_to_tensor(values)
     if not isinstance(tensor, tf.Tensor) or has_rows(step, tensor):
         return args, kwargs
-    if isinstance(metric, keras.metrics.Sum) and known_value(values) is None:
+    if isinstance(metric, keras.metrics.Sum) and known_value(values) is None and not _is_same(step, tensor):
         return args, kwargs
     if weight is not None and _adds_up_over_rows(step, weight):
         whole = global_numbers.of_global_batch(step, tensor)
         return (args, kwargs) if whole is None else ((whole.value, weight), {})
     whole = global_numbers.of_global_batch(step, tensor)
+    if whole is None:
+        local_losses.warn_of_metric(step, tensor, metric.name)
     values = values if whole is None else whole.value
     share = tf.cast(step.global_share(), metric.dtype)
     weight = share if weight is None else keras.ops.cast(weight, metric.dtype) * share
     return (values, tf.broadcast_to(weight, tf.shape(tensor))), {}
+
+
+def _is_same(step: steps.ReplicaStep, number: tf.Tensor) -> bool:
+    """Returns whether a number was computed from no rows, and is so the same on all replicas: a variable."""
+    return can_read(step, number) and not reader_of(step).may_differ(number)
 
 
 def _values_and_weight(values: Any, sample_weight: Any = None) -> tuple[Any, Any]:

@@ -20,7 +20,7 @@ from tfdistkit.collectives import string_bytes
 from tfdistkit.collectives.carriers import CARRIERS
 from tfdistkit.keras_adapter import private_api
 from tfdistkit.strategies.sync import batch_sharding, placeholder_rows, row_counts, step
-from tfdistkit.strategies.sync.aggregates import predicted_rows
+from tfdistkit.strategies.sync.aggregates import global_conditions, predicted_rows
 from tfdistkit.strategies.sync.replica_deadlocks import sum_without_deadlock
 from tfdistkit.strategies.variables import as_own_variable
 
@@ -162,6 +162,7 @@ class ReplicaMixin:
         if self._num_replicas_in_sync == 1:
             return value
         own = step.current()
+        global_conditions.require_same_branch(own)
         if own is not None and own.traffic is not None:
             own.traffic.count_others(tf.nest.flatten(value))
         reduce = functools.partial(super()._replica_ctx_all_reduce, reduce_op, options=options)

@@ -58,7 +58,7 @@ class ReplicaStep:
         self._static_rows = static_rows
         self.replicas = replicas
         self.replica_id = replica_id
-        self.in_keras_step = False
+        self.in_keras_step = self.in_test_step = False
         # Whether both the train step and the optimizer are Keras's own.
         self.in_stock_train_step = False
         # Whether an empty part holds a placeholder row (`batch_sharding.KerasPart`).
@@ -82,8 +82,9 @@ class ReplicaStep:
         self.gathered_inputs: set[str] = set()
         self.graph_reader: Any = None
         self.numbers: Any = None
-        # Whether its tensors hold the rows of all replicas (`metric_updates.WholeBatch`).
-        self.sees_all_rows = False
+        # Whether its tensors hold the rows of all replicas (`metric_updates.WholeBatch`); and a condition on the
+        # rows of this replica whose branches are being traced (`global_conditions`), if any.
+        self.sees_all_rows, self.own_condition = False, None
         # The model of a Keras step; the rows of its global batch, if known while tracing; whether it has ragged ones.
         self.model: Any = None
         self.static_total: int | None = None

@@ -1,7 +1,8 @@
 """Lets all replicas take the same branch where a step chooses by a number of the batch: `tf.cond(loss > 1, ...)`.
 
 The condition of one process compares a number of all rows. So the number is computed for the global batch, before the
-branch. Conditions on the number of rows stay those of a replica: its branches take as many rows as it has.
+branch. Conditions on the number of rows stay those of a replica: its branches take as many rows as it has. So do
+conditions on rows (`x[0, 0] > 0`), whose branches must not communicate: another replica may take the other one.
 """
 
 from __future__ import annotations
@@ -10,9 +11,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdistkit.errors import UnsupportedError, explain
+from tfdistkit.strategies.sync import data_dependence as graphs
 from tfdistkit.strategies.sync import step as steps
 from tfdistkit.strategies.sync.aggregates import global_numbers
 from tfdistkit.strategies.sync.aggregates.graph_copies import copied
+from tfdistkit.strategies.sync.aggregates.row_reader import reader_of
 
 # Compare numbers, or combine conditions.
 CHOICES = frozenset(
@@ -45,9 +49,38 @@ def cond(original: Any, pred: Any, true_fn: Any, *args: Any, **kwargs: Any) -> A
     is_of_user = not str(getattr(true_fn, "__module__", "")).startswith(_LIBRARIES)
     if step is None or not is_of_user or step.gradients_are_reduced:
         return original(pred, true_fn, *args, **kwargs)
+    before = step.own_condition
     if tf.is_symbolic_tensor(pred) and pred.shape.rank == 0:
         pred = _of_global_batch(step, pred)
-    return original(pred, true_fn, *args, **kwargs)
+        if before is None and _is_of_own_rows(step, pred):
+            step.own_condition = pred
+    try:
+        return original(pred, true_fn, *args, **kwargs)
+    finally:
+        step.own_condition = before
+
+
+def require_same_branch(step: steps.ReplicaStep | None) -> None:
+    """Checks that no sum over the replicas is in a branch that only some of them take; called before each.
+
+    Args:
+        step: The step of this replica; None for none.
+
+    Raises:
+        UnsupportedError: if it is.
+    """
+    if step is None or step.own_condition is None:
+        return
+    raise UnsupportedError(
+        explain(
+            "A branch that each replica chooses by its own rows must not update weights or metrics: replicas that take "
+            "the other branch would leave these waiting.",
+            received=f"a condition computed by {step.own_condition.op.type}, and a sum over the replicas in a branch",
+            expected="a condition on a number of the batch (a loss, `ops.mean(x) > 0`, `tf.reduce_any(...)`), on a "
+            "variable, or on what `tfdistkit.collectives.all_reduce` returns",
+            do="Update in every step, and choose values instead: `gradient * ops.cast(condition, gradient.dtype)`.",
+        )
+    )
 
 
 def _of_global_batch(step: steps.ReplicaStep, condition: tf.Tensor) -> tf.Tensor:
@@ -64,6 +97,18 @@ def _of_global_batch(step: steps.ReplicaStep, condition: tf.Tensor) -> tf.Tensor
     pairs = [(one, _of_global_batch(step, one)) for one in condition.op.inputs]
     others = {place: new for place, (one, new) in enumerate(pairs) if new is not one}
     return copied(condition, others) if others else condition
+
+
+def _is_of_own_rows(step: steps.ReplicaStep, condition: tf.Tensor) -> bool:
+    outer = _in_graph_of_step(step, condition)
+    if outer is None or step.is_eager or step.is_local or not step.in_keras_step:
+        return False
+    reader = reader_of(step)
+
+    def has_rows(tensor: tf.Tensor) -> bool:  # Other tensors of a batch are the same for all rows.
+        return graphs.is_from_dataset(tensor) and reader.axis_of_rows(tensor) is not None
+
+    return graphs.Ancestry(has_rows, step.same_on_all, graphs.is_collective).includes(outer)
 
 
 def _in_graph_of_step(step: steps.ReplicaStep, tensor: tf.Tensor) -> tf.Tensor | None:

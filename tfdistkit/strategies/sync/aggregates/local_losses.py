@@ -1,4 +1,4 @@
-"""Warns of a loss whose graph shows that it compares the rows of one replica only with each other."""
+"""Warns of a loss or a metric whose graph shows that it compares the rows of one replica only with each other."""
 
 from __future__ import annotations
 
@@ -38,6 +38,34 @@ def warn(step: steps.ReplicaStep, losses: Iterable[Any]) -> None:
         step: The step of this replica.
         losses: The losses that a step differentiates.
     """
+    _warn(
+        step,
+        losses,
+        "A loss in a step",
+        "Compute it in an object of a subclass of `keras.losses.Loss`, which gets the rows of all replicas, or "
+        "gather them first: `z = tfdistkit.collectives.all_gather(z)`.",
+    )
+
+
+def warn_of_metric(step: steps.ReplicaStep, number: Any, name: str) -> None:
+    """Warns if a number that updates a metric in a `test_step` compares the rows of a replica with each other.
+
+    Args:
+        step: The step of this replica. Train steps are compared with one process before the first one.
+        number: The number.
+        name: The name of the metric.
+    """
+    if step.in_test_step:
+        _warn(
+            step,
+            [number],
+            f"A number for the metric {name!r} in `test_step`",
+            "Compute it in `update_state(y, y_pred)` of a metric of your own, which gets the rows of all replicas, or "
+            "gather them first: `z = tfdistkit.collectives.all_gather(z)`.",
+        )
+
+
+def _warn(step: steps.ReplicaStep, losses: Iterable[Any], what: str, cure: str) -> None:
     losses = [one for one in losses if can_read(step, one)]
     if step.is_local or not losses:
         return
@@ -49,14 +77,13 @@ def warn(step: steps.ReplicaStep, losses: Iterable[Any]) -> None:
         return
     warnings.warn(
         explain(
-            f"A loss in a step compares rows ({found}), and sees those of one replica alone: the results of "
+            f"{what} compares rows ({found}), and sees those of one replica alone: the results of "
             f"{step.replicas} replicas differ from those of one process.",
             received=f"one {step.replicas}th of the batch in each comparison",
             expected="the rows of the whole batch",
-            do="Compute it in an object of a subclass of `keras.losses.Loss`, which gets the rows of all replicas, or "
-            "gather them first: `z = tfdistkit.collectives.all_gather(z)`.",
+            do=cure,
         ),
-        stacklevel=2,
+        stacklevel=3,
     )
 
 
@@ -67,6 +94,8 @@ def _comparison(reader: RowReader, losses: list[tf.Tensor], layers: set[str], ex
         operation = tensor.op
         if _makes_pairs(reader, operation):
             return f"each with each other, by {operation.type}"
+        if _picks_rows(reader, tensor) and tensor.name not in exact and not is_in_layer(operation, layers):
+            return f"the largest of all of them, by {operation.type}"
         if reader.is_softmax_of_rows(operation) and not is_in_layer(operation, layers):
             return f"with the sum of all of them, by {operation.type}"
         is_end = operation.type in LAYERS or operation.type in _ENDS
@@ -77,11 +106,25 @@ def _comparison(reader: RowReader, losses: list[tf.Tensor], layers: set[str], ex
         is_compared = bool(numbers) and tensor.name not in exact
         if is_compared and reader.axis_of_rows(tensor) is not None and not is_in_layer(operation, layers):
             return f"with a number of all of them, by {operation.type}"
-        if is_end:
+        if is_end and not _picks_numbers(reader, tensor):
             continue
         waiting += [one for one in of_rows if one.name not in seen]
         seen.update(one.name for one in of_rows)
     return None
+
+
+def _picks_numbers(reader: RowReader, tensor: tf.Tensor) -> bool:
+    """Returns whether an operation picks some of the rows, such as the middle ones of sorted rows: a median."""
+    return tensor.op.type == "GatherV2" and reader.axis_of_rows(tensor) is None
+
+
+def _picks_rows(reader: RowReader, tensor: tf.Tensor) -> bool:
+    """Returns whether an operation sorts numbers of the rows, or takes the largest: the hardest rows, a median."""
+    if tensor.op.type not in ("TopK", "TopKV2"):
+        return False
+    of = tensor.op.inputs[0]
+    axis = reader.axis_of_rows(of)
+    return axis is not None and axis + 1 == of.shape.rank
 
 
 def _makes_pairs(reader: RowReader, operation: Any) -> bool:
