@@ -128,7 +128,7 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 # too. The other cases are `thorough`; the programs of tests/fuzz run under these engines as well.
 _SOME = {
     "mirrored": (12, 0),
-    "multiworker": (4, 1),
+    "multiworker": (6, 1),
     "central_storage": (10, 0),
     "multiworker_ring": (32, 2),
     "horovod": (24, 1),
