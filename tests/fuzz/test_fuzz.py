@@ -1,4 +1,4 @@
-"""Runs ninety programs, thousands with `python -m tests.fuzz`, and every case that once failed."""
+"""Runs eighty programs, thousands with `python -m tests.fuzz`, and every case that once failed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fuzz.programs import Program
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(1800)]
 
-# Programs for each strategy, without duplicates. With the cases that once failed they are about ninety.
+# Programs for each strategy, without duplicates. With the cases that once failed they are about eighty.
 EXAMPLES = {
     "mirrored": slice(0, 6),
     "multiworker": slice(20, 24),
@@ -41,11 +41,11 @@ EAGER = {
 }
 # Programs from `NUMBER_LOSSES` on, whose losses are no means over rows.
 OF_NUMBERS = {
-    "mirrored": slice(0, 8),
-    "central_storage": slice(60, 63),
-    "multiworker": slice(30, 37),
+    "mirrored": slice(4, 8),
+    "central_storage": slice(60, 62),
+    "multiworker": slice(30, 33),
     "one_device": slice(0, 0),
-    "parameter_server:one": slice(60, 62),
+    "parameter_server:one": slice(61, 62),
 }
 KEPT = sorted(CASES.glob("*.json"))
 
