@@ -14,7 +14,7 @@ from keras import ops
 
 from fuzz.networks import like
 from fuzz.programs import Program
-from fuzz.training_steps import _Own
+from fuzz.training_steps import OwnStep
 
 
 def _deviations(rows: Any) -> tuple[Any, Any]:
@@ -125,7 +125,7 @@ CHANGES: dict[str, Callable[[list[Any], Any], list[Any]]] = {
 }
 
 
-class _Numbers(_Own):
+class _Numbers(OwnStep):
     """A step whose loss is the sum of numbers."""
 
     names: tuple[str, ...] = ()

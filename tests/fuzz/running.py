@@ -54,8 +54,7 @@ class Session:
             if program.step in whole_models.MODELS:
                 self.model = whole_models.make_whole_model(program)
             else:
-                step = number_losses.step_of(program) if program.step in number_losses.STEPS else None
-                step = step or training_steps.STEPS[program.step]
+                step = training_steps.STEPS.get(program.step) or number_losses.step_of(program)
                 self.model = networks.make_network(program, step)
                 if program.step == "accumulating" and self.model.built:
                     self.model._make_sums()

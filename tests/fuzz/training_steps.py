@@ -14,7 +14,7 @@ from keras import ops
 from fuzz.networks import mean_of_squares
 
 
-class _Own:
+class OwnStep:
     """The base of the custom steps: a custom loss, also for `evaluate`."""
 
     def __init__(self, *args: Any, **options: Any):
@@ -43,32 +43,32 @@ class _Own:
         return self._log(self._loss_of(data, training=False))
 
 
-class MeanStep(_Own):
+class MeanStep(OwnStep):
     """`ops.mean(...)`, `tape.gradient`, `apply`, a tracker."""
 
 
-class ApplyGradientsStep(_Own):
+class ApplyGradientsStep(OwnStep):
     """With the older name of `apply`."""
 
     def _apply(self, gradients: Any) -> None:
         self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
 
 
-class BareStep(_Own):
+class BareStep(OwnStep):
     """Returns its loss without a tracker."""
 
     def _log(self, loss: Any) -> Any:
         return {"loss": loss}
 
 
-class BareLogsStep(_Own):
+class BareLogsStep(OwnStep):
     """Returns its loss and more numbers without a tracker, one of them constant."""
 
     def _log(self, loss: Any) -> Any:
         return {"loss": loss, "twice": 2.0 * loss, "one": ops.ones(())}
 
 
-class TwiceTrackedStep(_Own):
+class TwiceTrackedStep(OwnStep):
     """A tracker that counts rows by itself, beside the loss itself."""
 
     def train_step(self, data: Any) -> Any:
@@ -76,7 +76,7 @@ class TwiceTrackedStep(_Own):
         return {**logs, "squares": ops.square(logs["own_loss"])}
 
 
-class WeightedTrackerStep(_Own):
+class WeightedTrackerStep(OwnStep):
     """A tracker that receives the number of rows of its value."""
 
     def train_step(self, data: Any) -> Any:
@@ -88,7 +88,7 @@ class WeightedTrackerStep(_Own):
         return {"own_loss": self.own_loss.result()}
 
 
-class PersistentStep(_Own):
+class PersistentStep(OwnStep):
     """Two losses by one tape, whose gradients are added."""
 
     def train_step(self, data: Any) -> Any:
@@ -102,7 +102,7 @@ class PersistentStep(_Own):
         return self._log(first + second)
 
 
-class AccumulatingStep(_Own):
+class AccumulatingStep(OwnStep):
     """Accumulates gradients in its own variables, and applies their mean every second step."""
 
     def build(self, shape: Any) -> None:
@@ -131,7 +131,7 @@ class AccumulatingStep(_Own):
         tf.cond(tf.equal(tf.convert_to_tensor(self.seen) % 2, 0), apply, lambda: None)
 
 
-class TwoOptimizersStep(_Own):
+class TwoOptimizersStep(OwnStep):
     """One optimizer for the first half of the variables, another for the rest."""
 
     def compile(self, *args: Any, **options: Any) -> None:
@@ -197,7 +197,7 @@ class MoreComputeLoss:
         return loss + 0.1 * ops.mean(ops.abs(y_pred))
 
 
-class OwnTestStep(_Own):
+class OwnTestStep(OwnStep):
     """Keras's step in training, a custom one in `evaluate`."""
 
     def train_step(self, data: Any) -> Any:

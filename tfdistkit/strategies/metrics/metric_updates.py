@@ -194,10 +194,9 @@ def _weighted(
         return args, kwargs
     if isinstance(metric, keras.metrics.Sum) and known_value(values) is None and not _is_same(step, tensor):
         return args, kwargs
-    if weight is not None and _adds_up_over_rows(step, weight):
-        whole = global_numbers.of_global_batch(step, tensor)
-        return (args, kwargs) if whole is None else ((whole.value, weight), {})
     whole = global_numbers.of_global_batch(step, tensor)
+    if weight is not None and _adds_up_over_rows(step, weight):
+        return (args, kwargs) if whole is None else ((whole.value, weight), {})
     if whole is None:
         local_losses.warn_of_metric(step, tensor, metric.name)
     values = values if whole is None else whole.value
