@@ -45,6 +45,42 @@ def test_losses_of_layers_are_those_of_the_replica(strategy: Any, eager: bool) -
         np.testing.assert_allclose(one, other, atol=1e-6)
 
 
+class KeepsTensors(keras.Model):
+    """Its loss reads what `call` left in an attribute, a list and a dictionary; the replicas meet in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.last = keras.layers.Dense(3, activation="tanh"), keras.layers.Dense(1)
+        self.normalize = keras.layers.BatchNormalization(synchronized=True)
+        self.kept: dict[str, Any] = {}
+
+    def call(self, x: Any, training: bool | None = None) -> Any:
+        self.z = self.kept["z"] = self.hidden(x)
+        self.all = [self.z, x]
+        return self.last(self.normalize(self.z, training=training))
+
+    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, *_: Any, **__: Any) -> Any:
+        own = keras.ops.square(self.z - y) + keras.ops.square(self.kept["z"] + y) + keras.ops.abs(self.all[0] * y)
+        return keras.ops.mean(keras.ops.square(y_pred - y)) + keras.ops.mean(own)
+
+
+@EAGER
+@pytest.mark.parametrize("name", ("mirrored", "central_storage"))
+def test_the_loss_reads_what_call_kept(strategy: Any, name: str, eager: bool) -> None:
+    def fitted(scope: Any) -> list[np.ndarray]:
+        keras.utils.set_random_seed(5)
+        with scope:
+            model = KeepsTensors()
+            model.compile(keras.optimizers.SGD(0.1), run_eagerly=eager)
+        model.fit(X, X[:, :1], batch_size=8, epochs=2, verbose=0)
+        return model.get_weights()
+
+    expected = fitted(tf.distribute.get_strategy().scope())
+    other_strategy = strategy if name == "mirrored" else tfdistkit.strategy(name, devices=2)
+    for one, other in zip(fitted(other_strategy.scope()), expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+
+
 def test_losses_of_layers_can_be_read_after_the_step(strategy: Any) -> None:
     with strategy.scope():
         layer = keras.layers.Dense(3, activity_regularizer="l2")

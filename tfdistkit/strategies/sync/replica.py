@@ -19,7 +19,7 @@ import tensorflow as tf
 from tfdistkit.collectives import string_bytes
 from tfdistkit.collectives.carriers import CARRIERS
 from tfdistkit.keras_adapter import private_api
-from tfdistkit.strategies.sync import batch_sharding, placeholder_rows, row_counts, step
+from tfdistkit.strategies.sync import batch_sharding, layer_losses, placeholder_rows, row_counts, step
 from tfdistkit.strategies.sync.aggregates import global_conditions, predicted_rows
 from tfdistkit.strategies.sync.replica_deadlocks import sum_without_deadlock
 from tfdistkit.strategies.variables import as_own_variable
@@ -86,6 +86,7 @@ class ReplicaMixin:
         def in_step(*args: Any, **kwargs: Any) -> Any:
             private_api.set_thread_state(state)
             private_api.add_to_thread_state(made)
+            layer_losses.keep_attributes(tf.distribute.get_replica_context())
             outputs = self._run_step(fn, args, kwargs, is_predicting, total, is_of_batch)
             made.update(private_api.thread_state())
             return outputs
