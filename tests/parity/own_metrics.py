@@ -151,11 +151,26 @@ class Trackers(keras.Model):
 
 
 class OwnLogs(Trackers):
-    """Logs values that are not metric results: a loss, a function of a result, rows, a vector, a variable."""
+    """Logs values that are not metric results: a loss, a function of a result, rows, a vector, a variable.
+
+    Two metrics get a vector with one entry, and a mean whose weight is another sum over rows.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.column, self.masked = keras.metrics.Mean(name="column"), keras.metrics.Mean(name="masked")
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [*super().metrics, self.column, self.masked]
 
     def logs_of(self, x: Any, y: Any, predicted: Any, loss: Any) -> dict[str, Any]:
         super().logs_of(x, y, predicted, loss)
+        self.column.update_state(ops.mean(ops.square(y - predicted), 0))
+        self.masked.update_state(ops.mean(ops.abs(predicted)), sample_weight=ops.sum(ops.cast(y > 0, "float32")))
         return {
+            "column": self.column.result(),
+            "masked": self.masked.result(),
             "loss": loss,
             "root": ops.sqrt(self.error.result()),
             "rows": ops.shape(x)[0],

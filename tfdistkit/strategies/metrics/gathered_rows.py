@@ -31,7 +31,8 @@ def has_rows(step: steps.ReplicaStep, tensor: tf.Tensor) -> bool:
     if first is None or step.rows is None or step.static_rows == 0:
         return True
     if step.static_rows is None:
-        return first == 1  # One row, or a placeholder row.
+        # One row, or a placeholder row. Graphs of Keras's steps hide the number of rows: there it is no row.
+        return first == 1 and (step.held_rows == 1 or not step.in_keras_step)
     return bool(first % step.static_rows == 0)
 
 

@@ -194,8 +194,13 @@ def _weighted(
         return args, kwargs
     if isinstance(metric, keras.metrics.Sum) and known_value(values) is None and not _is_same(step, tensor):
         return args, kwargs
-    whole = global_numbers.of_global_batch(step, tensor)
-    if weight is not None and _adds_up_over_rows(step, weight):
+    # The product of two means over rows is no mean over rows: both are those of the global batch.
+    is_of_rows = weight is not None and global_numbers.is_from_rows(step, weight)
+    whole = global_numbers.of_global_batch(step, tensor, of_means=is_of_rows)
+    if is_of_rows:
+        of_all = global_numbers.of_global_batch(step, weight, of_integers=True)
+        weight = weight if of_all is None else of_all.value
+    elif weight is not None and _adds_up_over_rows(step, weight):
         return (args, kwargs) if whole is None else ((whole.value, weight), {})
     if whole is None:
         local_losses.warn_of_metric(step, tensor, metric.name)
@@ -254,7 +259,7 @@ def together(step: steps.ReplicaStep, values: list[tf.Tensor]) -> list[tf.Tensor
     """
     if not values:
         return []
-    rows = tf.constant(1.0) if step.rows is None else step.rows
+    rows = tf.cast(1.0 if step.rows is None else step.rows, tf.float64)
     *of_replicas, rows_of_all = gather_values(step, [*values, rows])
     return [_combined(value, parts, rows_of_all) for value, parts in zip(values, of_replicas)]
 

@@ -25,6 +25,8 @@ from tfdistkit.strategies.sync.aggregates.row_reader import can_read, reader_of
 _MEANS = (Kind.MEAN, Kind.OPAQUE, Kind.LOCAL)
 # Kinds that are computed from other numbers.
 _COMPUTED = (Kind.OTHER, Kind.COMPARED)
+# Kinds that depend on the content of rows, and are known for the global batch; as is the mean.
+_OF_CONTENT = (Kind.SUM, Kind.KEPT, Kind.MAX, Kind.MIN, *_COMPUTED)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +90,16 @@ def of_global_batch(
         found = known.found[key] = _computed(step, reader, number) if is_other else None
         known.values.update(() if found is None else (found.value.name,))
     return known.found[key]
+
+
+def is_from_rows(step: steps.ReplicaStep, number: Any) -> bool:
+    """Returns whether a number is known to be computed from the content of rows, rather than from how many they are.
+
+    Args:
+        step: The step of this replica.
+        number: A number of the step.
+    """
+    return _may_read(step, number) and _numbers_of(step).reader().kind(number) in (Kind.MEAN, *_OF_CONTENT)
 
 
 def computed_again(step: steps.ReplicaStep, number: Any) -> frozenset[str]:
