@@ -74,7 +74,8 @@ class StepVariable(private_api.MirroredVariable):
         step = steps.current()
         if step is None or not step.in_keras_step or step.is_local or step.gradients_are_reduced:
             return None
-        is_own = row_sums.is_of_rows(step, value) or bool(step.layer_state)
+        is_unknown = step.is_in_inner_graph()  # A branch or a loop.
+        is_own = is_unknown or row_sums.is_of_rows(step, value) or bool(step.layer_state)
         trial.record_write(self, value, is_compared=is_own)
         return step if is_own else None
 
@@ -106,7 +107,8 @@ class LayerState(StepVariable):
             if row_sums.is_of_rows(step, value.values) or row_sums.is_of_rows(step, value.indices):
                 raise _rows_stored(self)
             return update_fn(self._get_on_device_or_primary(), value, **kwargs)
-        total = row_sums.of_global_batch(step, value)
+        total = row_sums.of_branch(step, value)
+        total = row_sums.of_global_batch(step, value) if total is None else total
         if total is not None:
             value = total
         elif row_sums.holds_rows(step, value):
@@ -143,7 +145,10 @@ class Weight(StepVariable):
     def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
         step = self._step_that_writes(value)
         if step is not None:
-            step.add_layer_state(self)
+            of_all = row_sums.of_branch(step, value)
+            value = value if of_all is None else of_all
+            if of_all is None or step.layer_state:
+                step.add_layer_state(self)
         return super()._update_replica(update_fn, value, **kwargs)
 
 

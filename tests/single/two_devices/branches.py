@@ -144,3 +144,49 @@ def test_branches_of_libraries_stay(strategy: Any, monkeypatch: pytest.MonkeyPat
         model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()), "mse", metrics=["mae"])
     model.fit(X, Y, batch_size=19, verbose=0)
     assert not found
+
+
+class FromFirstBatch(keras.layers.Layer):
+    """Sets its state in a branch: from the first batch, as normalizing flows do, or by sums and means of each."""
+
+    def __init__(self, how: str):
+        super().__init__()
+        self.how = how
+
+    def build(self, shape: Any) -> None:
+        self.scale = self.add_weight(shape=(shape[-1],), initializer="ones", trainable=self.how == "weight")
+        self.calls = self.add_weight(shape=(), initializer="zeros", dtype="int32", trainable=False)
+        self.total = self.add_weight(shape=(), initializer="zeros", trainable=False)
+
+    def write(self, x: Any) -> Any:
+        if self.how == "mean":
+            self.scale.assign(0.5 * self.scale + 0.5 * tf.reduce_mean(tf.abs(x), 0))
+        else:
+            self.scale.assign(1.0 / (tf.math.reduce_std(x, 0) + 0.1))
+        self.total.assign_add(tf.reduce_sum(x * x))
+        self.calls.assign_add(1)
+        return 0
+
+    def call(self, x: Any, training: bool | None = None) -> Any:
+        if training:
+            often = self.calls < (3 if self.how == "mean" else 1)
+            choose = ops.cond if self.how == "ops" else tf.cond
+            choose(often, lambda: self.write(x), lambda: 0)
+        return x * self.scale + 0.001 * self.total
+
+
+@pytest.mark.parametrize("how", ("state", "ops", "mean", "weight"))
+def test_state_that_a_branch_writes_is_that_of_the_batch(strategy: Any, how: str) -> None:
+    """The last batch has one row."""
+
+    def trained(scope: Any) -> list[Any]:
+        keras.utils.set_random_seed(2)
+        with scope:
+            model = keras.Sequential([keras.Input((4,)), FromFirstBatch(how), keras.layers.Dense(1)])
+            model.compile(keras.optimizers.SGD(0.02), "mse")
+        history = model.fit(X[:27], Y[:27], batch_size=13, epochs=3, shuffle=False, verbose=0).history
+        return [*model.get_weights(), history["loss"]]
+
+    expected = trained(tf.distribute.get_strategy().scope())
+    for one, other in zip(trained(strategy.scope()), expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)

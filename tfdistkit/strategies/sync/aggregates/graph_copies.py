@@ -1,4 +1,4 @@
-"""Repeats an operation of a graph with other inputs."""
+"""Repeats operations of a graph with other inputs, or in the graph around a branch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
+
+# The maximum number of operations of a branch that are repeated.
+_MOST = 1000
 
 
 def copied(tensor: tf.Tensor, others: Mapping[int, tf.Tensor]) -> tf.Tensor:
@@ -25,3 +28,51 @@ def copied(tensor: tf.Tensor, others: Mapping[int, tf.Tensor]) -> tf.Tensor:
     dtypes = [output.dtype for output in operation.outputs]
     copy = graph.create_op(operation.type, inputs, dtypes, attrs=attributes)
     return copy.outputs[tensor.value_index]
+
+
+def outside_of_branches(tensor: tf.Tensor, graph: tf.Graph) -> tf.Tensor | None:
+    """Computes what a branch computes in a graph around it, so in every step.
+
+    Args:
+        tensor: A tensor of the branch.
+        graph: The graph.
+
+    Returns:
+        The tensor there; None if it depends on more than tensors and variables of that graph: on the turns of a loop,
+        random numbers, functions, or what the branch itself wrote before.
+    """
+    known: dict[str, tf.Tensor | None] = {}
+    waiting = [tensor]
+    while waiting and len(known) < _MOST:
+        one = waiting[-1]
+        missing = [] if _is_captured(one) else [before for before in one.op.inputs if before.name not in known]
+        if missing and one.name not in known:
+            waiting.extend(missing)
+            continue
+        waiting.pop()
+        if one.name not in known:
+            known[one.name] = _repeated(one, graph, known)
+        if known[one.name] is None:
+            return None
+    return known.get(tensor.name)
+
+
+def _is_captured(tensor: tf.Tensor) -> bool:
+    return any(inner is tensor for _, inner in tensor.graph.captures)
+
+
+def _repeated(tensor: tf.Tensor, graph: tf.Graph, known: Mapping[str, tf.Tensor | None]) -> tf.Tensor | None:
+    operation: Any = tensor.op
+    outer = next((outer for outer, inner in tensor.graph.captures if inner is tensor), None)
+    if outer is not None:
+        if not tf.is_symbolic_tensor(outer) or outer.graph is graph:
+            return outer
+        return outside_of_branches(outer, graph)
+    is_read = operation.type == "ReadVariableOp" and not operation.control_inputs
+    calls_functions = any(value.HasField("func") for value in operation.node_def.attr.values())
+    if calls_functions or operation.type == "Placeholder" or (operation.op_def.is_stateful and not is_read):
+        return None
+    inputs = [known[before.name] for before in operation.inputs]
+    # Outside of the scopes of layers, whose comparisons of rows are taken for those of a normalization.
+    with graph.as_default(), tf.name_scope("outside_of_branches/"):
+        return copied(tensor, dict(enumerate(inputs)))  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ import tensorflow as tf
 from tfdistkit.strategies.sync import data_dependence as graphs
 from tfdistkit.strategies.sync import step as steps
 from tfdistkit.strategies.sync.aggregates import global_numbers
-from tfdistkit.strategies.sync.aggregates.graph_copies import copied
+from tfdistkit.strategies.sync.aggregates.graph_copies import copied, outside_of_branches
 from tfdistkit.strategies.sync.aggregates.row_axes import PRODUCTS, SAME, SCATTERED
 from tfdistkit.strategies.sync.aggregates.row_reader import MOST_OPERATIONS, RowReader, can_read, reader_of
 
@@ -81,6 +81,34 @@ def of_global_batch(step: steps.ReplicaStep, value: Any) -> tf.Tensor | None:
     mean = None if parts.mean is None else step.weighted_sum(parts.mean)
     known = [one for one in (parts.constant, parts.whole, summed, mean) if one is not None]
     return functools.reduce(operator.add, known)
+
+
+def of_branch(step: steps.ReplicaStep, value: Any) -> tf.Tensor | None:
+    """Returns what a branch writes to state, for the global batch: computed before the branch, from all rows.
+
+    The branch often reads it again at once, as in an initialization by the first batch: the end of the step is too
+    late.
+
+    Args:
+        step: The step of this replica.
+        value: The value, from the rows of this replica.
+
+    Returns:
+        The value, the same on all replicas; None outside of branches that all replicas take, and if it is not known.
+    """
+    is_in_branch = step.in_keras_step and not step.is_eager and step.is_in_inner_graph() and step.own_condition is None
+    graph = step.graph
+    if not is_in_branch or graph is None or step.is_local or not tf.is_symbolic_tensor(value):
+        return None
+    before = outside_of_branches(value, graph)
+    if before is None:
+        return None
+    with graph.as_default():
+        number = global_numbers.of_global_batch(step, before, of_integers=True, of_means=True)
+        if number is not None:
+            return number.value
+        total = of_global_batch(step, before)
+        return before if total is None and is_same_on_all(step, before) else total
 
 
 def is_of_rows(step: steps.ReplicaStep, value: Any) -> bool:
