@@ -14,7 +14,8 @@ import pytest
 from rank_jobs import RunRanks, runner
 from test_resume import SETUP
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(900)]
+# Three ranks train seventeen models, and no default has such averages: tests of `Hierarchical` alone run each time.
+pytestmark = [pytest.mark.tensorflow, pytest.mark.thorough, pytest.mark.timeout(900)]
 
 SCRIPT = (
     SETUP

@@ -19,10 +19,10 @@ on_two_or_three = pytest.mark.parametrize(
     ("engine", "world_size"),
     [
         pytest.param("multiworker", 2),
-        pytest.param("multiworker", 3),
-        pytest.param("multiworker_ring", 2),
+        pytest.param("multiworker", 3, marks=pytest.mark.thorough),
+        pytest.param("multiworker_ring", 2, marks=pytest.mark.thorough),
         pytest.param("horovod", 2, marks=pytest.mark.horovod),
-        pytest.param("horovod_mpi", 2, marks=pytest.mark.horovod),
+        pytest.param("horovod_mpi", 2, marks=[pytest.mark.horovod, pytest.mark.thorough]),
     ],
 )
 
@@ -111,7 +111,7 @@ def test_batches_are_predicted_whose_parts_differ(printed: list[str]) -> None:
 
 @pytest.mark.horovod
 @pytest.mark.part(parts.OF_THE_TRANSPORT)
-@pytest.mark.parametrize("engine", ["horovod", "horovod_mpi"])
+@pytest.mark.parametrize("engine", ["horovod", pytest.param("horovod_mpi", marks=pytest.mark.thorough)])
 def test_horovod_detects_mismatches(printed: list[str]) -> None:
     assert printed == ["seen\n"] * 2
 

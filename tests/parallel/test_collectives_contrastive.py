@@ -115,8 +115,8 @@ def assert_equal(printed: list[str], expected: list[np.ndarray], is_in_loop: boo
             assert np.abs(got - wanted).max() <= 1e-6 * np.abs(wanted).max()
 
 
-def case(engine: str, compiled: str, rows: int) -> Any:
-    marks = [part(engine, rows, compiled), *([pytest.mark.horovod] if engine.startswith("horovod") else [])]
+def case(engine: str, compiled: str, rows: int, *more: Any) -> Any:
+    marks = [part(engine, rows, compiled), *([pytest.mark.horovod] if engine.startswith("horovod") else []), *more]
     return pytest.param(engine, 1 if engine == "mirrored" else 2, compiled, rows, marks=marks)
 
 
@@ -127,12 +127,10 @@ def case(engine: str, compiled: str, rows: int) -> Any:
         # TensorFlow's collectives in a loop need one shape in all iterations.
         case("multiworker", IN_LOOP, EVEN),
         case("multiworker", EAGER, UNEVEN),
-        case("mirrored", "{}", UNEVEN),
         case("mirrored", IN_LOOP, EVEN),
         case("mirrored", EAGER, UNEVEN),
-        case("horovod", "{}", UNEVEN),
         case("horovod", IN_LOOP, UNEVEN),
-        case("horovod_mpi", IN_LOOP, UNEVEN),
+        case("horovod_mpi", IN_LOOP, UNEVEN, pytest.mark.thorough),
     ],
 )
 def test_contrastive_training_is_exact(printed: list[str], compiled: str, of_one_process: list[np.ndarray]) -> None:

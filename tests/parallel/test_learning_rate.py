@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from rank_jobs import ENGINES
+from rank_jobs import OVER_ONE
 from worker_processes import run_workers
 
 pytestmark = pytest.mark.tensorflow
@@ -69,7 +69,7 @@ TRAIN = """
 
 
 @pytest.mark.part(TRAIN)
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", OVER_ONE)
 def test_two_ranks_have_the_rates_of_one_process(printed: list[str]) -> None:
     assert printed == ["same rates\n"] * 2
 
