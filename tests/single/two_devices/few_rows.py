@@ -86,3 +86,31 @@ def test_weights_beside_a_dataset_that_the_user_distributed_are_refused(strategy
     batches = strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices((X, Y)).batch(4))
     with pytest.raises(OptionError, match="must be in the elements of a dataset that you distribute"):
         model.fit(batches, class_weight={0: 1.0, 1: 2.0}, verbose=0)
+
+
+class Pairs(Own):
+    """Rows and their neighbours should be alike."""
+
+    def train_step(self, data: Any) -> Any:
+        x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+        with tf.GradientTape() as tape:
+            first, second = self.net(x[0::2]), self.net(x[1::2])
+            loss = ops.mean(ops.square(first - second)) + ops.mean(ops.square(y - self(x, training=True)))
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
+def test_pairs_of_neighbours_are_exact_or_an_error(strategy: Any) -> None:
+    def fitted(strategy: Any, rows: int) -> list[Any]:
+        keras.utils.set_random_seed(3)
+        with strategy.scope():
+            model = Pairs()
+            model.compile(keras.optimizers.SGD(0.05))
+        model.fit(X[:rows], Y[:rows], batch_size=rows, shuffle=False, epochs=2, verbose=0)
+        return model.get_weights()
+
+    for one, other in zip(fitted(strategy, 6), fitted(tf.distribute.get_strategy(), 6), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-5)
+    cut = r"one of every 2 rows[\s\S]*Make all batches a multiple of 6"
+    with pytest.raises(tf.errors.InvalidArgumentError, match=cut):
+        fitted(strategy, 8)  # 3, 3 and 2.

@@ -77,16 +77,16 @@ def explained(error: tf.errors.OpError) -> tf.errors.OpError | None:
             "The ranks run different steps: they met in a collective operation with other tensors.",
             received=f"this rank is in {call_positions.here()}; {_first_line(message)}",
             expected="the same calls on every rank, in the same order, and the same steps in them",
-            do="Look at the logs of the other ranks for their position. Find what only one rank does: a call of its own "
-            "(`if rank == 0: model.evaluate(...)`), `model.stop_training = True` (use tfdistkit.callbacks.StopTogether), "
-            "an exception that it catches, another model.",
+            do="Look at the logs of the other ranks for their position. Find what only one rank does: a call of its "
+            "own (`if rank == 0: model.evaluate(...)`), `model.stop_training = True` (use "
+            "tfdistkit.callbacks.StopTogether), an exception that it catches, another model.",
         )
     elif any(sign in message for sign in _GONE):
         text = explain(
             f"{_lost_peer(message)} no longer takes part, so the others cannot go on.",
             received=_first_line(message),
-            do="Look at the log of that rank for the first error: it was killed, stopped, or cut off the network. Without "
-            "an error it has ended before the others: a call that it left out, or an `exit()` of its own.",
+            do="Look at the log of that rank for the first error: it was killed, stopped, or cut off the network. "
+            "Without an error it has ended before the others: a call that it left out, or an `exit()` of its own.",
         )
     else:
         return None

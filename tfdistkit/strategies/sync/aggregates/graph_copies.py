@@ -61,7 +61,7 @@ def _is_captured(tensor: tf.Tensor) -> bool:
     return any(inner is tensor for _, inner in tensor.graph.captures)
 
 
-def _repeated(tensor: tf.Tensor, graph: tf.Graph, known: Mapping[str, tf.Tensor | None]) -> tf.Tensor | None:
+def _repeated(tensor: tf.Tensor, graph: tf.Graph, known: Mapping[str, Any]) -> tf.Tensor | None:
     operation: Any = tensor.op
     outer = next((outer for outer, inner in tensor.graph.captures if inner is tensor), None)
     if outer is not None:
@@ -75,4 +75,4 @@ def _repeated(tensor: tf.Tensor, graph: tf.Graph, known: Mapping[str, tf.Tensor 
     inputs = [known[before.name] for before in operation.inputs]
     # Outside of the scopes of layers, whose comparisons of rows are taken for those of a normalization.
     with graph.as_default(), tf.name_scope("outside_of_branches/"):
-        return copied(tensor, dict(enumerate(inputs)))  # type: ignore[arg-type]
+        return copied(tensor, dict(enumerate(inputs)))

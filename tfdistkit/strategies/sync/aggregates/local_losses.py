@@ -47,6 +47,37 @@ def warn(step: steps.ReplicaStep, losses: Iterable[Any]) -> None:
     )
 
 
+def require_whole_groups(step: steps.ReplicaStep) -> None:
+    """Adds a check to a step that takes every n-th row (`z[0::2]` and `z[1::2]`): each replica must hold whole groups.
+
+    The parts of a batch begin anywhere: of 6 rows on 2 replicas, 3 are on each, and the second pair is on both.
+
+    Args:
+        step: The step of this replica.
+    """
+    if step.is_eager or step.rows is None or step.is_local or step.is_in_inner_graph() or step.graph is None:
+        return
+    slices = [one for one in step.graph.get_operations() if one.type == "StridedSlice"]
+    for every in {_step_of(one) for one in slices if reader_of(step).axis_of_rows(one.inputs[0]) == 0} - {1}:
+        _check_groups(step, every)
+
+
+def _step_of(strided_slice: Any) -> int:
+    strides = tf.get_static_value(strided_slice.inputs[3])
+    return 1 if strides is None or len(strides) == 0 else abs(int(strides[0]))
+
+
+def _check_groups(step: steps.ReplicaStep, every: int) -> None:
+    text = explain(
+        f"A step that takes one of every {every} rows (`z[::{every}]`) must get whole groups of rows on each replica.",
+        received="the rows of this replica and of the global batch, below",
+        expected=f"a multiple of {every} rows on each of {step.replicas} replicas",
+        do=f"Make all batches a multiple of {every * step.replicas}, with `drop_remainder=True`, or keep the rows of a "
+        f"group in one element of the dataset: `dataset.batch({every}).batch(size)`.",
+    )
+    tf.debugging.Assert(tf.equal(tf.math.floormod(step.rows, every), 0), [text, step.rows, step.total_rows])
+
+
 def warn_of_metric(step: steps.ReplicaStep, number: Any, name: str) -> None:
     """Warns if a number that updates a metric in a `test_step` compares the rows of a replica with each other.
 

@@ -190,6 +190,7 @@ def scale_optimizer_loss(original: Any, optimizer: Any, loss: Any) -> Any:
     if step is None or not step.in_stock_train_step:
         return original(optimizer, loss)
     local_losses.warn(step, [loss])
+    local_losses.require_whole_groups(step)
     number = global_numbers.of_global_batch(step, loss)
     if number is not None:
         return original(optimizer, _part_of(step, number))
@@ -239,6 +240,7 @@ def tape_gradient(original: Any, tape: Any, target: Any, sources: Any, *args: An
         return original(tape, target, sources, *args, **kwargs)
     if step.in_keras_step and not step.in_stock_train_step:
         local_losses.warn(step, tf.nest.flatten(target))
+        local_losses.require_whole_groups(step)
         of_rows = _are_of_rows(step, tf.nest.flatten(target))
         target, args, kwargs = _of_global_batch(step, target, args, kwargs)
     gradients = original(tape, target, sources, *args, **kwargs)
