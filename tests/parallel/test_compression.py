@@ -126,7 +126,7 @@ Trace = dict[str, list[dict[str, Any]]]
     params=[
         pytest.param(("multiworker", 2), id="shm"),
         pytest.param(("multiworker", 3), id="shm_3", marks=pytest.mark.thorough),
-        pytest.param(("multiworker_ring", 2), id="ring"),
+        pytest.param(("multiworker_ring", 2), id="ring", marks=pytest.mark.thorough),
         pytest.param(("multiworker_ring", 3), id="ring_3", marks=pytest.mark.thorough),
         pytest.param(("horovod", 2), id="horovod", marks=pytest.mark.horovod),
     ],

@@ -113,6 +113,7 @@ def test_a_killed_worker(request: pytest.FixtureRequest, tmp_path: Path, engine:
     assert history == expected_history and history["workers"] == 2
 
 
+@pytest.mark.thorough  # Jobs over ssh grow each time (tests/integration/test_ssh_elastic.py).
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_job_grows(request: pytest.FixtureRequest, tmp_path: Path, engine: str) -> None:
     _, expected = alone(request, tmp_path / "alone")

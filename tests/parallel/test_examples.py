@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rank_jobs import ENGINES, engine_options
+from rank_jobs import OVER_ONE, engine_options
 
 pytestmark = pytest.mark.tensorflow
 
@@ -57,7 +57,7 @@ def of_one_process(request: pytest.FixtureRequest, tmp_path_factory: pytest.Temp
     return {"example": request.param, **history}
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", OVER_ONE)
 def test_two_workers_train_as_one_process(
     tmp_path: pathlib.Path, of_one_process: dict[str, Any], engine: str, request: pytest.FixtureRequest
 ) -> None:

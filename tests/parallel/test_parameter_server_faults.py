@@ -230,6 +230,7 @@ LAUNCHED = (
 )
 
 
+@pytest.mark.thorough
 def test_the_launcher_kills_a_stopped_worker_and_its_steps_go_to_the_other(tmp_path: Path) -> None:
     words = ("--ps", "1", "-np", "2", "--log-dir", "logs", "--threads-per-worker", "1")
     with job(*words, write_script(tmp_path, LAUNCHED), cwd=tmp_path, CUDA_VISIBLE_DEVICES="-1") as running:

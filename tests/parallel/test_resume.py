@@ -114,7 +114,23 @@ RANKS = (
         np.savez(folder / "expected.npz", *expected["values"])
         print(json.dumps({"folder": str(folder), "loss": expected["history"]["loss"]}))
 
-    # The same with each rank's own shard.
+    print("same")
+"""
+)
+
+# Two processes and one resume each other's backups, where each rank has its own shard.
+OWN_PARTS = (
+    SETUP
+    + """
+    os.environ["TFDISTKIT_OWN_MODELS"] = "1"
+    def linear(scope=None):
+        keras.utils.set_random_seed(3)
+        with scope or tf.distribute.get_strategy().scope():
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)])
+            model.compile(keras.optimizers.Adam(0.05), "mse", metrics=["mae"])
+        return model
+    on_two = lambda: linear(strategy.scope())
+    no_more = lambda: []
     expected = run(on_two, dealt, no_more, None)
     alone = lambda: dealt(num_shards=1, index=0)
     assert run(on_two, dealt, no_more, folder / "own parts", 8) is None
@@ -144,6 +160,13 @@ RANKS = (
 @pytest.mark.part(RANKS)
 @pytest.mark.parametrize("engine", ON_TWO_RANKS)
 def test_two_ranks_resume_at_their_position(printed: list[str]) -> None:
+    assert all(text.endswith("same\n") for text in printed)
+
+
+@pytest.mark.thorough
+@pytest.mark.part(OWN_PARTS)
+@pytest.mark.parametrize("engine", ON_TWO_RANKS)
+def test_backups_of_own_shards_are_resumed_on_another_number(printed: list[str]) -> None:
     assert all(text.endswith("same\n") for text in printed)
 
 

@@ -72,7 +72,10 @@ DATA: dict[str, Callable[[], Data]] = {
 
 
 # Their relatives are tested each time.
-_THOROUGH = ("arrays_in_order", "shuffled_with_a_seed", "dealt_with_a_seed", "longer_than_an_epoch", "generator")
+_THOROUGH = (
+    *("arrays_in_order", "shuffled_with_a_seed", "dealt_with_a_seed", "longer_than_an_epoch", "generator"),
+    *("of_unknown_length", "py_dataset_by_numpy", "decaying", "own_step_after_the_last"),
+)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +200,9 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.thorough] * (name in _THOROUGH)) for name in MODELS]
+)
 def test_models_resume_with_their_state(tmp_path: pathlib.Path, name: str) -> None:
     make, break_at = MODELS[name]
     expected = run(make, in_arrays, no_callbacks, None)

@@ -120,7 +120,16 @@ def strategy() -> Any:
     return tfdistkit.strategy("mirrored", devices=2)
 
 
-@pytest.mark.parametrize("name", LOSSES)
+# Their relatives are tested each time, and the fuzzer draws more.
+_THOROUGH = (
+    *("correlation", "dot of deviations", "shifted", "shifted columns", "positives by the rows", "four classes"),
+    *("weights by the largest", "above the mean"),
+)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.thorough] * (name in _THOROUGH)) for name in LOSSES]
+)
 def test_equals_one_process(strategy: Any, name: str, recwarn: pytest.WarningsRecorder) -> None:
     losses, weights = _trained(strategy, LOSSES[name])
     assert not [one for one in recwarn if "compares rows" in str(one.message)]

@@ -97,7 +97,15 @@ ACCEPTED: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", ACCEPTED)
+# Their relatives are tested each time.
+_THOROUGH = ("most", "rows", "steps", "largest_integer", "pairs", "mean")
+
+
+def _some(names: Any) -> list[Any]:
+    return [pytest.param(name, marks=[pytest.mark.thorough] * (name in _THOROUGH)) for name in names]
+
+
+@pytest.mark.parametrize("name", _some(ACCEPTED))
 def test_exact_state_passes(strategy: Any, checks: list[str], name: str) -> None:
     model = model_of(strategy, *ACCEPTED[name])
     model.fit(X, Y, batch_size=5, verbose=0)
@@ -131,7 +139,7 @@ NUMBERS: dict[str, tuple[Callable[[Any], Any], bool]] = {
 }
 
 
-@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("name", _some(NUMBERS))
 def test_a_number_in_the_logs_of_one_replica_is_a_warning(strategy: Any, checks: list[str], name: str) -> None:
     number, is_exact = NUMBERS[name]
     with warnings.catch_warnings(record=True) as caught:

@@ -68,7 +68,7 @@ def _repeated(tensor: tf.Tensor, graph: tf.Graph, known: Mapping[str, Any]) -> t
         if not tf.is_symbolic_tensor(outer) or outer.graph is graph:
             return outer
         return outside_of_branches(outer, graph)
-    is_read = operation.type == "ReadVariableOp" and not operation.control_inputs
+    is_read = operation.type == "ReadVariableOp" and _has_one_value(operation.inputs[0], graph)
     calls_functions = any(value.HasField("func") for value in operation.node_def.attr.values())
     if calls_functions or operation.type == "Placeholder" or (operation.op_def.is_stateful and not is_read):
         return None
@@ -76,3 +76,19 @@ def _repeated(tensor: tf.Tensor, graph: tf.Graph, known: Mapping[str, Any]) -> t
     # Outside of the scopes of layers, whose comparisons of rows are taken for those of a normalization.
     with graph.as_default(), tf.name_scope("outside_of_branches/"):
         return copied(tensor, dict(enumerate(inputs)))
+
+
+def _has_one_value(variable: tf.Tensor, graph: tf.Graph) -> bool:
+    """Returns whether a variable has the value that it had before the branch: nothing in the branch wrote to it."""
+    while variable.graph is not graph:
+        branch: Any = variable.graph
+        captures = {inner.name: outer for outer, inner in branch.captures}
+        for operation in branch.get_operations():
+            is_argument = operation.type == "Placeholder" and operation.outputs[0].name not in captures
+            writes = operation.type.startswith("Assign") and operation.inputs[0].name == variable.name
+            if is_argument or writes:  # A graph with arguments may be the body of a loop, which writes later.
+                return False
+        if variable.name not in captures or not tf.is_symbolic_tensor(captures[variable.name]):
+            return variable.name in captures
+        variable = captures[variable.name]
+    return True
