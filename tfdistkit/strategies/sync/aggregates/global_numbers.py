@@ -99,7 +99,9 @@ def is_from_rows(step: steps.ReplicaStep, number: Any) -> bool:
         step: The step of this replica.
         number: A number of the step.
     """
-    return _may_read(step, number) and _numbers_of(step).reader().kind(number) in (Kind.MEAN, *_OF_CONTENT)
+    # The number of rows of a ragged tensor is that of its splits, less one, as if it came from their content.
+    is_known = _may_read(step, number) and not step.has_ragged
+    return is_known and _numbers_of(step).reader().kind(number) in (Kind.MEAN, *_OF_CONTENT)
 
 
 def computed_again(step: steps.ReplicaStep, number: Any) -> frozenset[str]:
