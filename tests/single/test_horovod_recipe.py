@@ -90,25 +90,28 @@ def test_the_path_of_the_environment_does_not_change_the_name() -> None:
     assert wheel_name(BuildOptions(), TARGET, without, {}) == wheel_name(BuildOptions(), TARGET, MACHINE, {})
 
 
-def archive_with(folder: Path, listing: str) -> Path:
+def archive_with(folder: Path, files: dict[str, str]) -> Path:
     path = folder / recipe.ARCHIVE
     with tarfile.open(path, "w:gz") as packed:
-        for name, text in ((recipe.LISTED_IN, listing), ("setup.py", "raise SystemExit('it ran')")):
+        for name, text in {**files, "setup.py": "raise SystemExit('it ran')"}.items():
             member = tarfile.TarInfo(f"horovod-{recipe.VERSION}/{name}")
             member.size = len(text.encode())
             packed.addfile(member, io.BytesIO(text.encode()))
     return path
 
 
-def test_the_xla_file_is_removed_from_the_build(tmp_path: Path) -> None:
-    listing = f"add(mpi_ops.cc)\nadd({recipe.LEFT_OUT})\nlast()\n"
-    unpacked = source.unpack_source(archive_with(tmp_path, listing), tmp_path)
-    assert (unpacked / recipe.LISTED_IN).read_text() == "add(mpi_ops.cc)\nlast()\n"
+def test_the_source_is_edited(tmp_path: Path) -> None:
+    files, edited = {}, {}
+    for name, before, after in recipe.EDITS:
+        files[name] = files.get(name, "") + f"first()\n{before}\nlast()\n"
+        edited[name] = edited.get(name, "") + f"first()\n{after}\nlast()\n"
+    unpacked = source.unpack_source(archive_with(tmp_path, files), tmp_path)
+    assert {name: (unpacked / name).read_text() for name in files} == edited
 
 
 def test_an_archive_with_another_checksum_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
-    archive = archive_with(tmp_path, "")
+    archive = archive_with(tmp_path, {})
     with pytest.raises(BuildFailedError, match=f"it was not run.*{recipe.ARCHIVE_SHA256}"):
         source.fetch_source("no-python", tmp_path, tmp_path / "work", tmp_path / "log", print)
     assert archive.exists(), "it is the user's to remove"

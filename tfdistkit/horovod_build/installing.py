@@ -153,7 +153,7 @@ def plan_text(plan: BuildPlan, cache: WheelCache) -> str:
         lines.append(f"cache     not there yet: {cache.folder / plan.name}")
         lines += [f"variable  {name}={value}" for name, value in plan.variables.items() if value is not None]
         lines += [f"variable  {name} removed" for name, value in plan.variables.items() if value is None]
-        lines.append(f"leave out {recipe.LEFT_OUT}, in {recipe.LISTED_IN}")
+        lines += [f"edit      {file}: {before.strip()!r} becomes {after!r}" for file, before, after in recipe.EDITS]
         commands.append(recipe.download_command(target.executable, "<requirements.txt>", "<folder>"))
         commands.append(recipe.wheel_command(target.executable, "<source>", "<folder>"))
     commands.append(recipe.install_command(target.executable, str(wheel or "<wheel>")))

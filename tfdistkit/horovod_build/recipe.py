@@ -1,7 +1,8 @@
 """The recipe of the build: options, variables and commands, as plain data without side effects.
 
 Horovod 0.28.1 is the last release, and was made for TensorFlow 2.12. Against TensorFlow 2.18 to 2.21 all of it compiles
-except one file, the optional operations for XLA, which include headers that TensorFlow has moved. The build omits it.
+except one file, the optional operations for XLA, which include headers that TensorFlow has moved. The build omits it,
+and what no wheel needs: debug information, and the copy of Gloo for TensorFlow older than 2.10.
 """
 
 from __future__ import annotations
@@ -18,16 +19,25 @@ VERSION = "0.28.1"
 ARCHIVE = f"horovod-{VERSION}.tar.gz"
 ARCHIVE_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
 
-# The file that does not compile, and the file that lists it, relative to the source folder.
-LEFT_OUT = "xla_mpi_ops.cc"
-LISTED_IN = "horovod/tensorflow/CMakeLists.txt"
+# What is changed in the source: a file, relative to the source folder, a text in it, and the text in its place.
+EDITS = (
+    # It does not compile.
+    (
+        "horovod/tensorflow/CMakeLists.txt",
+        'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")\n',
+        "",
+    ),
+    # It is compiled only if something is linked with it.
+    ("CMakeLists.txt", "add_subdirectory(third_party/gloo)", "add_subdirectory(third_party/gloo EXCLUDE_FROM_ALL)"),
+    ("CMakeLists.txt", '"-O2" "-O3" CMAKE_CXX_FLAGS_RELWITHDEBINFO', '"-O2 -g" "-O3" CMAKE_CXX_FLAGS_RELWITHDEBINFO'),
+)
 
 # The packages that setup.py imports, and those that Horovod imports.
 BUILD_PACKAGES = ("setuptools", "wheel", "packaging", "cloudpickle", "psutil", "PyYAML")
 RUN_PACKAGES = ("packaging", "cloudpickle", "psutil", "PyYAML")
 
 # Increment when the recipe changes the wheel: cached wheels of an older recipe become unused.
-_RECIPE = 1
+_RECIPE = 2
 # Variables of the user that the build inherits: compiler, CUDA and NCCL. They are part of the wheel's name.
 _RESPECTED = (
     "CC",

@@ -1,4 +1,4 @@
-"""Download Horovod's source distribution, verify its checksum, and unpack it without one file."""
+"""Download Horovod's source distribution, verify its checksum, unpack it, and make the edits of the recipe."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def check_source(archive: Path) -> None:
 
 
 def unpack_source(archive: Path, folder: Path) -> Path:
-    """Unpacks the source, and removes the file that no longer compiles from the build.
+    """Unpacks the source, and edits it as the recipe says.
 
     Args:
         archive: The archive, with a verified checksum.
@@ -91,9 +91,8 @@ def unpack_source(archive: Path, folder: Path) -> Path:
         else:
             packed.extractall(folder)  # noqa: S202 - its checksum is pinned
     source = folder / f"horovod-{recipe.VERSION}"
-    listing = source / recipe.LISTED_IN
-    lines = listing.read_text(encoding="utf-8").splitlines(keepends=True)
-    kept = [line for line in lines if recipe.LEFT_OUT not in line]
-    assert len(kept) == len(lines) - 1, f"{recipe.LISTED_IN} is not what it was"
-    listing.write_text("".join(kept), encoding="utf-8")
+    for name, before, after in recipe.EDITS:
+        text = (source / name).read_text(encoding="utf-8")
+        assert text.count(before) == 1, f"{name} is not what it was"
+        (source / name).write_text(text.replace(before, after), encoding="utf-8")
     return source
