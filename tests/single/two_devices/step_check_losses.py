@@ -82,7 +82,15 @@ ACCEPTED: dict[str, Loss] = {
 }
 
 
-@pytest.mark.parametrize("loss", ACCEPTED.values(), ids=ACCEPTED)
+# Their relatives are tested each time.
+_THOROUGH = ("one_by_one", "mean", "of_rows", "root", "minimum", "mixed")
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [pytest.param(loss, marks=[pytest.mark.thorough] * (name in _THOROUGH)) for name, loss in ACCEPTED.items()],
+    ids=ACCEPTED,
+)
 def test_exact_losses_pass(strategy: Any, checks: list[str], loss: Loss) -> None:
     compiled(strategy, lambda: Own(loss)).fit(X, Y, batch_size=5, verbose=0)
     assert checks == ["equal"]

@@ -158,7 +158,7 @@ class Descending(keras.Model):
         return {"loss": loss}
 
 
-@pytest.mark.parametrize("rows", (8, 9, 11))
+@pytest.mark.parametrize("rows", (8, 11))
 def test_weights_that_a_step_assigns_equal_one_process(strategy: Any, rows: int) -> None:
     def trained(scope: Any) -> list[Any]:
         keras.utils.set_random_seed(0)
@@ -228,16 +228,16 @@ def _remembered(strategy: Any, store: str, rows: int) -> list[Any]:
     return [*history["loss"], *(np.asarray(one) for one in kept)]
 
 
-@pytest.mark.parametrize("rows", (8, 9, 11))
-@pytest.mark.parametrize("store", ("", "gathered queue", "gathered slices", "gathered bank"))
+@pytest.mark.parametrize(
+    ("store", "rows"), [("", 8), ("", 11), ("gathered queue", 9), ("gathered slices", 11), ("gathered bank", 8)]
+)
 def test_state_of_a_model_equals_one_process(strategy: Any, store: str, rows: int) -> None:
     found, expected = _remembered(strategy, store, rows), _remembered(tfdistkit.strategy("one_device"), store, rows)
     for one, other in zip(found, expected):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("rows", (8, 11))
-@pytest.mark.parametrize("store", ("queue", "slices", "bank"))
+@pytest.mark.parametrize(("store", "rows"), [("queue", 8), ("slices", 11), ("bank", 11)])
 def test_rows_of_one_replica_are_not_stored(strategy: Any, store: str, rows: int) -> None:
     with pytest.raises(tfdistkit.errors.UnsupportedError, match="must store those of all replicas"):
         _remembered(strategy, store, rows)
