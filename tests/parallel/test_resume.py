@@ -51,6 +51,19 @@ SETUP = f"""
         ]
 """
 
+# A model of one process, or of both.
+LINEAR = """
+    os.environ["TFDISTKIT_OWN_MODELS"] = "1"
+    def linear(scope=None):
+        keras.utils.set_random_seed(3)
+        with scope or tf.distribute.get_strategy().scope():
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)])
+            model.compile(keras.optimizers.Adam(0.05), "mse", metrics=["mae"])
+        return model
+    on_two = lambda: linear(strategy.scope())
+    no_more = lambda: []
+"""
+
 RANKS = (
     SETUP
     + """
@@ -94,15 +107,9 @@ RANKS = (
     assert_same(run(three, in_arrays, callbacks, folder / "three"), expected)
 
     # Two processes resume a backup of one; the test does the reverse.
-    os.environ["TFDISTKIT_OWN_MODELS"] = "1"
-    def linear(scope=None):
-        keras.utils.set_random_seed(3)
-        with scope or tf.distribute.get_strategy().scope():
-            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)])
-            model.compile(keras.optimizers.Adam(0.05), "mse", metrics=["mae"])
-        return model
-    on_two = lambda: linear(strategy.scope())
-    no_more = lambda: []
+"""
+    + LINEAR
+    + """
     expected = run(on_two, in_arrays, no_more, None)
     assert run(linear, in_arrays, no_more, folder / "one", 8) is None
     found = run(on_two, in_arrays, no_more, folder / "one")
@@ -121,16 +128,8 @@ RANKS = (
 # Two processes and one resume each other's backups, where each rank has its own shard.
 OWN_PARTS = (
     SETUP
+    + LINEAR
     + """
-    os.environ["TFDISTKIT_OWN_MODELS"] = "1"
-    def linear(scope=None):
-        keras.utils.set_random_seed(3)
-        with scope or tf.distribute.get_strategy().scope():
-            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)])
-            model.compile(keras.optimizers.Adam(0.05), "mse", metrics=["mae"])
-        return model
-    on_two = lambda: linear(strategy.scope())
-    no_more = lambda: []
     expected = run(on_two, dealt, no_more, None)
     alone = lambda: dealt(num_shards=1, index=0)
     assert run(on_two, dealt, no_more, folder / "own parts", 8) is None
