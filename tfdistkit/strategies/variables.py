@@ -74,8 +74,7 @@ class StepVariable(private_api.MirroredVariable):
         step = steps.current()
         if step is None or not step.in_keras_step or step.is_local or step.gradients_are_reduced:
             return None
-        is_unknown = step.is_in_inner_graph()  # A branch or a loop.
-        is_own = is_unknown or row_sums.is_of_rows(step, value) or bool(step.layer_state)
+        is_own = row_sums.is_of_rows(step, value) or bool(step.layer_state)
         trial.record_write(self, value, is_compared=is_own)
         return step if is_own else None
 
@@ -143,12 +142,12 @@ class Weight(StepVariable):
     """
 
     def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
+        own = steps.current()
+        of_all = None if own is None else row_sums.of_branch(own, value)
+        value = value if of_all is None else of_all
         step = self._step_that_writes(value)
         if step is not None:
-            of_all = row_sums.of_branch(step, value)
-            value = value if of_all is None else of_all
-            if of_all is None or step.layer_state:
-                step.add_layer_state(self)
+            step.add_layer_state(self)
         return super()._update_replica(update_fn, value, **kwargs)
 
 

@@ -97,8 +97,8 @@ def of_branch(step: steps.ReplicaStep, value: Any) -> tf.Tensor | None:
         The value, the same on all replicas; None outside of branches that all replicas take, and if it is not known.
     """
     is_in_branch = step.in_keras_step and not step.is_eager and step.is_in_inner_graph() and step.own_condition is None
-    graph = step.graph
-    if not is_in_branch or graph is None or step.is_local or not tf.is_symbolic_tensor(value):
+    is_of_optimizer, graph = step.gradients_are_reduced, step.graph
+    if not is_in_branch or is_of_optimizer or graph is None or step.is_local or not tf.is_symbolic_tensor(value):
         return None
     before = outside_of_branches(value, graph)
     if before is None:
