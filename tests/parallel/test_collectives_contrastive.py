@@ -127,8 +127,10 @@ def case(engine: str, compiled: str, rows: int, *more: Any) -> Any:
         # TensorFlow's collectives in a loop need one shape in all iterations.
         case("multiworker", IN_LOOP, EVEN),
         case("multiworker", EAGER, UNEVEN),
+        case("mirrored", "{}", UNEVEN, pytest.mark.thorough),
         case("mirrored", IN_LOOP, EVEN),
         case("mirrored", EAGER, UNEVEN),
+        case("horovod", "{}", UNEVEN, pytest.mark.thorough),
         case("horovod", IN_LOOP, UNEVEN),
         case("horovod_mpi", IN_LOOP, UNEVEN, pytest.mark.thorough),
     ],
