@@ -10,7 +10,7 @@ from typing import NoReturn
 import patience
 import pytest
 from horovod_environment import Unavailable, provide_horovod
-from tiers import is_slow
+from tiers import is_slow, is_thorough
 
 from tfdistkit import env
 
@@ -48,6 +48,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         path = item.path.relative_to(Path(__file__).parent).as_posix()
         if is_slow(path, item.name, getattr(getattr(item, "callspec", None), "params", {})):
             item.add_marker(pytest.mark.slow)
+        if is_thorough(path, item.name):
+            item.add_marker(pytest.mark.thorough)
         if item.get_closest_marker("horovod") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(_HOROVOD_TIMEOUT_S))
 

@@ -1,7 +1,10 @@
-"""Which tests are `slow`: `make test` leaves them out, `make test-all` runs them.
+"""Which tests are `slow`: `make test` leaves them out, `make test-all` runs them; and which are `thorough`.
 
 What finds the usual mistakes in about ten minutes on two cores is not slow: the rules of the code, the tests of one
 process, a few of each kind of training, and a few jobs of each way to start. What needs root or a compiler is.
+
+What takes long and repeats what runs each time, over another transport or with other numbers, is thorough; so is what
+only other versions of TensorFlow and Keras change.
 """
 
 from __future__ import annotations
@@ -27,6 +30,47 @@ _SOME = {
     "single/test_model_scope.py": ("[one_device]",),
     "single/test_table_rows.py": ("adagrad", "ids", "stateless", "output"),
     "single/test_worker_as_plain_python.py": ("exits",),
+}
+
+# Of files of many tests, the thorough ones: those whose name has one of the words. More are marked where they are.
+_THOROUGH = {
+    "parallel/test_checkpoint.py": ("[horovod]",),
+    "parallel/test_collectives.py": (
+        *("lengths[horovod", "extreme_share_the_gradient[horovod", "strings_are_predicted[horovod"),
+        *("ragged_outputs_are_predicted[horovod", "parts_differ[horovod", "not_folded[horovod"),
+    ),
+    "parallel/test_comparison_in_loops.py": ("[horovod]",),
+    "parallel/test_compression.py": ("bit_for_bit[horovod]",),
+    "parallel/test_data_ranks.py": ("[horovod]",),
+    "parallel/test_examples.py": ("one_process[char_lm", "elastic_ends", "slow_link_tells"),
+    "parallel/test_horovod_backends.py": (
+        "ValueError-mpi",
+        "SIGKILL-mpi",
+        "suspended_rank_ends_the_job[mpi]",
+        "[optimizer]",
+    ),
+    "parallel/test_horovod_options.py": ("gradients_over_mpi",),
+    "parallel/test_learning_rate.py": ("two_replicas_of_a_process",),
+    "parallel/test_models_outside.py": ("[horovod]",),
+    "parallel/test_multiworker_agreement.py": ("without_a_seed",),
+    "parallel/test_multiworker_faults.py": (
+        *("[fusion_bytes", "[communication", "[ring-chief", "[chief-killed", "[worker-stopped"),
+    ),
+    "parallel/test_optimizers_of_ranks.py": ("[horovod]",),
+    "parallel/test_parameter_server.py": (
+        *("[averaged weights]", "[clipvalue]", "[AdamW]", "[momentum]", "[a schedule]", "[bfloat16]"),
+    ),
+    "parallel/test_parameter_server_callbacks.py": ("the_timer",),
+    "parallel/test_parameter_server_faults.py": ("a_stopped_task",),
+    "parallel/test_recommender.py": ("test_",),
+    "parallel/test_stop_together.py": ("stops[horovod]", "one_rank[horovod]"),
+    "parallel/test_threads.py": ("[horovod]",),
+    "parity/test_rows.py": ("test_",),
+    "single/test_callbacks_learning_rate.py": (
+        *("[3-schedule-", "[1-schedule-steps", "[1-sgd-steps", "[adamw-", "[loss scale-warm", "[loss scale-steps"),
+        *("restored[3]", "tfdistkit[1-schedule]", "tfdistkit[3-sgd]"),
+    ),
+    "single/test_callbacks_resume.py": ("[2 epochs-10", "[4-11", "with_their_state[8]", "with_their_state[13]"),
 }
 
 # Of the tests of two devices, the files that take as long as all others together.
@@ -61,3 +105,13 @@ def is_slow(path: str, name: str, parameters: dict[str, object]) -> bool:
     if folder == "parallel":
         return file.removesuffix(".py") not in _QUICK_JOBS
     return folder not in ("house", "single")
+
+
+def is_thorough(path: str, name: str) -> bool:
+    """Returns whether a test takes long and repeats others.
+
+    Args:
+        path: Its file, from the folder `tests`.
+        name: Its name, with its parameters.
+    """
+    return any(word in name for word in _THOROUGH.get(path, ()))

@@ -1,4 +1,4 @@
-"""Runs eighty programs, thousands with `python -m tests.fuzz`, and every case that once failed."""
+"""Runs fifty programs, thousands with `python -m tests.fuzz`; every case that once failed is among them."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from fuzz.programs import Program
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(1800)]
 
-# Programs for each strategy, without duplicates. With the cases that once failed they are about eighty.
+# Programs for each strategy, without duplicates. With the cases that once failed they are about fifty.
 EXAMPLES = {
-    "mirrored": slice(0, 6),
-    "multiworker": slice(20, 24),
-    "central_storage": slice(34, 37),
+    "mirrored": slice(0, 4),
+    "multiworker": slice(20, 22),
+    "central_storage": slice(34, 36),
     "one_device": slice(40, 41),
-    "parameter_server:one": slice(43, 45),
+    "parameter_server:one": slice(43, 44),
 }
 # Programs from number 5000 on that run without `tf.function`, which costs half.
 EAGER = {
-    "mirrored": slice(0, 6),
-    "central_storage": slice(20, 23),
-    "multiworker": slice(30, 35),
+    "mirrored": slice(0, 4),
+    "central_storage": slice(20, 22),
+    "multiworker": slice(30, 33),
     "one_device": slice(60, 61),
-    "parameter_server:one": slice(65, 67),
+    "parameter_server:one": slice(65, 66),
 }
 # Programs from `NUMBER_LOSSES` on, whose losses are no means over rows.
 OF_NUMBERS = {
-    "mirrored": slice(4, 8),
-    "central_storage": slice(60, 62),
-    "multiworker": slice(30, 33),
+    "mirrored": slice(4, 7),
+    "central_storage": slice(60, 61),
+    "multiworker": slice(30, 32),
     "one_device": slice(0, 0),
     "parameter_server:one": slice(61, 62),
 }
@@ -52,10 +52,11 @@ KEPT = sorted(CASES.glob("*.json"))
 
 def _cases() -> dict[str, list[Program]]:
     found: dict[str, list[Program]] = {}
-    for file in KEPT:
+    for number, file in enumerate(KEPT):
         case = json.loads(file.read_text())
-        for engine in case["engines"]:
-            found.setdefault(engine, []).append(Program.from_json(case["program"]))
+        # One strategy after the other of those under which it failed.
+        engine = case["engines"][number % len(case["engines"])]
+        found.setdefault(engine, []).append(Program.from_json(case["program"]))
     return found
 
 

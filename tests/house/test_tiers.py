@@ -10,7 +10,7 @@ import tiers
 from parity.cases import CASES
 
 TESTS = Path(__file__).parents[1]
-FILES = [*tiers._SOME, *(f"parallel/{name}.py" for name in tiers._QUICK_JOBS)]
+FILES = sorted({*tiers._SOME, *tiers._THOROUGH, *(f"parallel/{name}.py" for name in tiers._QUICK_JOBS)})
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -22,8 +22,9 @@ def test_cases_exist() -> None:
     assert set(tiers.QUICK_CASES) - set(CASES) == set()
 
 
-@pytest.mark.parametrize("file", tiers._SOME)
-def test_words_are_of_a_test(file: str) -> None:
-    text = (TESTS / file).read_text()
-    for word in tiers._SOME[file]:
-        assert re.split(r"[\[\]-]", word.strip("[]"))[0] in text, word
+@pytest.mark.parametrize("lists", [tiers._SOME, tiers._THOROUGH], ids=["some", "thorough"])
+def test_words_are_of_a_test(lists: dict[str, tuple[str, ...]]) -> None:
+    for file, word in [(file, word) for file, words in lists.items() for word in words]:
+        text = (TESTS / file).read_text()
+        found = re.split(r"[\[\]-]", word.strip("[]"))[0]
+        assert found in text or found == "horovod" and "ENGINES" in text, word  # Engines are of `rank_jobs`.
