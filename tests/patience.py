@@ -13,11 +13,11 @@ import pytest_timeout
 
 # Shorter waits look whether something happens at all.
 _DEADLINE_S = 10.0
-_MOST = 8.0
+_MOST = 4.0
 
 
 def longer(seconds: float) -> float:
-    """Returns a deadline for as many processes as run now: up to 8 times as long as with one for each core."""
+    """Returns a deadline for as many processes as run now: up to 4 times as long as with one for each core."""
     return seconds * min(max(os.getloadavg()[0] / (os.cpu_count() or 1), 1.0), _MOST)
 
 
