@@ -62,6 +62,12 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
+@pytest.fixture
+def whole_exit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that the test starts end as users' scripts do (`startup/sitecustomize.py`)."""
+    monkeypatch.setenv("TESTS_WHOLE_EXIT", "1")
+
+
 @pytest.fixture(scope="session")
 def horovod_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with Horovod for this Python and its TensorFlow, for PYTHONPATH; nothing is installed."""

@@ -49,7 +49,7 @@ _THOROUGH = {
         "suspended_rank_ends_the_job[mpi]",
         "[optimizer]",
     ),
-    "parallel/test_horovod_options.py": ("gradients_over_mpi",),
+    "parallel/test_horovod_options.py": ("_over_mpi",),
     "parallel/test_learning_rate.py": ("two_replicas_of_a_process",),
     "parallel/test_models_outside.py": ("[horovod]",),
     "parallel/test_multiworker_agreement.py": ("without_a_seed",),

@@ -16,6 +16,7 @@ from slurm_jobs import Run, started
 
 # Set where real hosts must be tested: then what would be skipped fails.
 _REQUIRED = "TFDISTKIT_REQUIRE_HOSTS"
+os.environ["TESTS_WHOLE_EXIT"] = "1"  # Processes on hosts end as users' scripts do.
 # Read when the tests begin: no test inherits a variable of ours.
 _IS_REQUIRED = os.environ.get(_REQUIRED) == "1"
 

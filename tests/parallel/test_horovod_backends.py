@@ -15,6 +15,8 @@ from job_process import Job, job, needs_mpirun, run_job, wait_until, write_scrip
 
 from tfdistkit.launcher.local.watchdog import process_state
 
+pytestmark = pytest.mark.usefixtures("whole_exit")
+
 ROOT = Path(__file__).parents[2]
 BACKENDS = ["horovod", pytest.param("mpi", marks=needs_mpirun)]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from gloo_ranks import Host, cut_link, gloo_ranks, two_hosts, why_no_namespaces
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.horovod]
+pytestmark = [pytest.mark.tensorflow, pytest.mark.horovod, pytest.mark.usefixtures("whole_exit")]
 
 # Horovod's timeout for a silent rank, and a margin.
 TIMEOUT_S, MORE_S = 5, 10

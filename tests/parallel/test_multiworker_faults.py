@@ -10,6 +10,8 @@ import pytest
 from patience import longer
 from worker_processes import workers
 
+pytestmark = pytest.mark.usefixtures("whole_exit")
+
 # TensorFlow, and ours over shared memory, take a silent task for lost after 10 s; the margin is for a busy machine.
 GONE_WITHIN_S = 45.0
 

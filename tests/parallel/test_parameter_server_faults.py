@@ -22,7 +22,7 @@ from role_processes import DEADLINE_S, Role, roles
 
 from tfdistkit.report import read_events
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(900), pytest.mark.usefixtures("whole_exit")]
 
 HEARTBEAT_S = 6
 # A task that is silent for this long is named; the margin is for a busy machine.

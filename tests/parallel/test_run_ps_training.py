@@ -10,6 +10,8 @@ from job_process import job, write_script
 
 from tfdistkit.report import read_events
 
+pytestmark = pytest.mark.usefixtures("whole_exit")
+
 DEADLINE_S = 240.0
 EPOCHS, STEPS = 5, 16
 

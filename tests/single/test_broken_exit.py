@@ -26,6 +26,7 @@ atexit.register(print, "registered after")
 """
 
 
+@pytest.mark.usefixtures("whole_exit")
 @pytest.mark.parametrize(
     ("end", "code", "is_taken_down"),
     [
