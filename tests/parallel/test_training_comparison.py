@@ -20,10 +20,19 @@ y = x.sum(1, keepdims=True)
 found = {}
 
 
-def made(loss="mse", **options):
+class KnowsItsRank(keras.layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.number = rank
+
+    def call(self, inputs):
+        return inputs
+
+
+def made(loss="mse", dropout=0.1, last=(), **options):
     with strategy.scope():
-        model = keras.Sequential([keras.Input((4,)), keras.layers.BatchNormalization(), keras.layers.Dropout(0.1),
-                                  keras.layers.Dense(1, name="head")])
+        model = keras.Sequential([keras.Input((4,)), keras.layers.BatchNormalization(), keras.layers.Dropout(dropout),
+                                  keras.layers.Dense(1, name="head"), *last])
         model.compile(keras.optimizers.Adam(0.01), loss, **options)
     return model
 
@@ -63,6 +72,9 @@ found["loss"] = told(made(["mse", "mae"][rank]))
 found["argument of a loss"] = told(made(keras.losses.Huber(1.0 + rank)))
 found["function"] = told(made([lambda y, p: (y - p) ** 2, lambda y, p: abs(y - p)][rank]))
 found["weight of a loss"] = told(made(loss_weights=[1.0 + rank]))
+found["argument of a layer"] = told(made(dropout=0.1 + 0.4 * rank))
+found["activation"] = told(made(last=[keras.layers.Activation(["relu", "linear"][rank])]))
+found["one more layer"] = told(made(last=[keras.layers.Flatten()] * rank))
 
 
 def on_batches(model, change, use=lambda model: model.train_on_batch(x[:8], y[:8])):
@@ -94,6 +106,7 @@ def train_and_load(model):
 
 found["loaded after fit"] = on_batches(made(), train_and_load, lambda m: m.evaluate(x, y, verbose=0))
 found["equal"] = told(made(), epochs=3, validation_data=(x, y))
+found["layer of one's own"] = told(made(last=[KnowsItsRank()]))
 found["equal functions"] = told(made(lambda y, p: (y - p) ** 2))
 found["broadcast"] = told(made(), load_on_chief, callbacks=[BroadcastVariables()])
 found["broadcast rate"] = told(made(), set_rate, callbacks=[BroadcastVariables()])
@@ -118,6 +131,9 @@ DIFFER = {
     "argument of a loss": "their losses differ",
     "function": "their losses differ",
     "weight of a loss": "[1.0]] on rank 0",
+    "argument of a layer": "'rate': 0.1",
+    "activation": "'relu'",
+    "one more layer": "None on rank 0, ['Flatten'",
     "weights, on batches": "their weights differ",
     "rate, on batches": "their learning rates differ",
     "weights, evaluated": "their weights differ",

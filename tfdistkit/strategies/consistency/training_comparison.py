@@ -1,12 +1,14 @@
-"""Compares the models of the ranks: learning rates, losses and weights, when `fit`, its epochs or `evaluate` begin.
+"""Compares the models of the ranks: learning rates, losses, layers and weights, when `fit` or `evaluate` begin.
 
-What one rank alone changes (`load_weights` under `if rank == 0`, a learning rate or a loss by rank) lets the ranks
-train different models without an error. Each rank sends a hash with its position; equal ranks exchange no more.
+What one rank alone changes (`load_weights` under `if rank == 0`, a learning rate, a loss or a rate of dropout by rank)
+lets the ranks train different models without an error. Each rank sends a hash with its position, learning rates also in
+each epoch; equal ranks exchange no more.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import types
 from typing import Any
@@ -32,6 +34,8 @@ _MOST_WEIGHTS, _MOST_EXCHANGED = 128, 64
 _ROUNDING = 1e-6
 
 _PLAIN = (bool, int, float, str)
+# Attributes of layers that may differ: Keras numbers names in each process, and each rank may draw its random numbers.
+_OF_PROCESS = ("name", "seed")
 
 _OFF = "tfdistkit.strategy(..., check_data=False) turns this comparison off."
 _LOAD = (
@@ -46,14 +50,14 @@ class TrainingFacts:
 
     Args:
         model: The model.
-        at_start: Whether the training begins: then weights and losses are compared, too, not the learning rates alone.
+        at_start: Whether the training begins: then all of it is compared, not the learning rates alone.
     """
 
     def __init__(self, model: Any, at_start: bool):
         self._model = model
         self.facts: Facts = {"rates": _rates(model)}
         if at_start:
-            self.facts |= {"losses": _losses(model), "weights": self._digest()}
+            self.facts |= {"losses": _losses(model), "layers": _layers(model), "weights": self._digest()}
 
     def number(self) -> int:
         """Returns a hash of the facts."""
@@ -180,8 +184,19 @@ def _losses(model: Any) -> Any:
     return [_described(given.get(name)) for name in ("loss", "loss_weights")]
 
 
+def _layers(model: Any) -> list[Any]:
+    """Describes Keras's own layers, such as the rate of `Dropout`; those of the user may know their rank."""
+    layers = [one for one in private_api.layers_of(model) if type(one).__module__.startswith("keras.src.layers.")]
+    return [[type(one).__name__, bool(one.trainable), _arguments_of(one)] for one in layers]
+
+
+def _arguments_of(layer: Any) -> dict[str, Any]:
+    own = {name: one for name, one in vars(layer).items() if not name.startswith("_") and name not in _OF_PROCESS}
+    return {name: _described(one) for name, one in own.items() if isinstance(one, (*_PLAIN, types.FunctionType))}
+
+
 def _described(value: Any) -> Any:
-    """Describes what `compile` was given for losses: equal on all ranks if it is the same code."""
+    """Describes what `compile` or a layer was given: equal on all ranks if it is the same code."""
     if value is None or isinstance(value, _PLAIN):
         return value
     if isinstance(value, dict):
@@ -208,6 +223,10 @@ def _require_equal_settings(first: Facts, own: Facts, rank: int) -> None:
             "losses", f"{first.get('losses')} on rank 0, {own.get('losses')} on rank {rank}: `loss` and `loss_weights`",
             "Call `compile` with the same arguments on all ranks.",
         )  # fmt: skip
+    for layer, other in itertools.zip_longest(first.get("layers", ()), own.get("layers", ())):
+        if layer != other:
+            raise _differs("layers", f"{layer} on rank 0, {other} on rank {rank}",
+                           "Make the same model on all ranks, with the same arguments of its layers.")  # fmt: skip
     counts = [(one.get("weights") or [0])[0] for one in (first, own)]
     if counts[0] != counts[1]:
         raise _differs("weights", f"{counts[0]} weights on rank 0, {counts[1]} on rank {rank}",
