@@ -14,7 +14,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --quiet --disable-pip-versio
 help:
 	@echo "make demo       train on 2 worker processes and on 1: the same results, and what is gained"
 	@echo "make test       run the tests that find the usual mistakes, in about ten minutes"
-	@echo "make test-all   run all tests: Horovod is built, root has real SLURM and ssh hosts; about an hour"
+	@echo "make test-all   run all tests: Horovod is built, root has real SLURM and ssh hosts; an hour or more"
 	@echo "make lint       style, types and import contracts"
 	@echo "make clean      remove what these made"
 

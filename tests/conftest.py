@@ -10,7 +10,7 @@ from typing import NoReturn
 import patience
 import pytest
 from horovod_environment import Unavailable, provide_horovod
-from tiers import is_slow, is_thorough
+from tiers import is_of_turn, is_slow, is_thorough
 
 from tfdistkit import env
 
@@ -20,6 +20,8 @@ _CLUSTER = ("TFDISTKIT_", "HOROVOD_", "OMPI_", "PMIX_", "PMI_", "MPI_", "SLURM_"
 _REQUIRED = "TFDISTKIT_REQUIRE_HOROVOD"
 # Set where Horovod is built if it is not in the cache.
 _BUILD = "TFDISTKIT_BUILD_HOROVOD"
+# Which half of the slow files runs (`tiers.is_of_turn`); without it, all of them.
+_TURN = os.environ.get("TFDISTKIT_TEST_TURN")
 # The first of these tests builds Horovod, which takes minutes.
 _HOROVOD_TIMEOUT_S = 1800
 # What speaks to the tests, and not of a cluster.
@@ -43,15 +45,21 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)  # Before marks select tests.
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    later = []
     for item in items:
         path = item.path.relative_to(Path(__file__).parent).as_posix()
         if is_slow(path, item.name, getattr(getattr(item, "callspec", None), "params", {})):
             item.add_marker(pytest.mark.slow)
+            if _TURN and not is_of_turn(path, int(_TURN)):
+                later.append(item)
         if is_thorough(path, item.name):
             item.add_marker(pytest.mark.thorough)
         if item.get_closest_marker("horovod") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(_HOROVOD_TIMEOUT_S))
+    if later:
+        config.hook.pytest_deselected(items=later)
+        items[:] = [item for item in items if item not in set(later)]
 
 
 @pytest.fixture(autouse=True)

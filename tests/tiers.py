@@ -3,11 +3,15 @@
 What finds the usual mistakes in about ten minutes on two cores is not slow: the rules of the code, the tests of one
 process, a few of each kind of training, and a few jobs of each way to start. What needs root or a compiler is.
 
+Of the slow files `.ci/run` runs one half, and the other half the next time: all of them take an hour and a half.
+
 What takes long and repeats what runs each time, over another transport or with other numbers, is thorough; so is what
 only other versions of TensorFlow and Keras change.
 """
 
 from __future__ import annotations
+
+import zlib
 
 # Files of which nothing is slow, and which are no folder of one process: a few jobs for each part of the package.
 _QUICK_JOBS = (
@@ -39,6 +43,7 @@ _THOROUGH = {
         *("lengths[horovod", "extreme_share_the_gradient[horovod", "strings_are_predicted[horovod"),
         *("ragged_outputs_are_predicted[horovod", "parts_differ[horovod", "not_folded[horovod"),
     ),
+    "parallel/test_collectives_contrastive.py": ("multiworker-2-{'",),
     "parallel/test_comparison_in_loops.py": ("[horovod]",),
     "parallel/test_compression.py": ("bit_for_bit[horovod]",),
     "parallel/test_data_ranks.py": ("[horovod]",),
@@ -50,6 +55,7 @@ _THOROUGH = {
         "[optimizer]",
     ),
     "parallel/test_horovod_options.py": ("_over_mpi",),
+    "parallel/test_keras_callbacks.py": ("in_any_order",),
     "parallel/test_learning_rate.py": ("two_replicas_of_a_process",),
     "parallel/test_models_outside.py": ("[horovod]",),
     "parallel/test_multiworker_agreement.py": ("without_a_seed",),
@@ -65,6 +71,7 @@ _THOROUGH = {
     "parallel/test_recommender.py": ("test_",),
     "parallel/test_stop_together.py": ("stops[horovod]", "one_rank[horovod]"),
     "parallel/test_threads.py": ("[horovod]",),
+    "parity/test_functions.py": ("[multiworker-",),
     "parity/test_rows.py": ("test_",),
     "single/test_callbacks_learning_rate.py": (
         *("[3-schedule-", "[1-schedule-steps", "[1-sgd-steps", "[adamw-", "[loss scale-warm", "[loss scale-steps"),
@@ -115,3 +122,13 @@ def is_thorough(path: str, name: str) -> bool:
         name: Its name, with its parameters.
     """
     return any(word in name for word in _THOROUGH.get(path, ()))
+
+
+def is_of_turn(path: str, turn: int) -> bool:
+    """Returns whether the slow tests of a file run in a turn: those of exactness in each, of the others one half.
+
+    Args:
+        path: Its file, from the folder `tests`.
+        turn: The turn; even and odd ones alternate.
+    """
+    return path.startswith(("parity/", "fuzz/", "single/test_two_devices")) or zlib.crc32(path.encode()) % 2 == turn % 2

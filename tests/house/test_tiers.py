@@ -28,3 +28,11 @@ def test_words_are_of_a_test(lists: dict[str, tuple[str, ...]]) -> None:
         text = (TESTS / file).read_text()
         found = re.split(r"[\[\]-]", word.strip("[]"))[0]
         assert found in text or found == "horovod" and "ENGINES" in text, word  # Engines are of `rank_jobs`.
+
+
+def test_each_slow_file_has_its_turn() -> None:
+    files = [path.relative_to(TESTS).as_posix() for path in TESTS.glob("*/test_*.py")]
+    first, second = ({file for file in files if tiers.is_of_turn(file, turn)} for turn in (0, 1))
+    assert first | second == set(files)
+    assert {"parity/test_exactness.py", "fuzz/test_fuzz.py"} <= first & second
+    assert 0.4 * len(files) < len(first) < 0.7 * len(files)
