@@ -81,7 +81,7 @@ _THOROUGH = {
 }
 
 # Of the tests of two devices, the files that take as long as all others together.
-_LONG_FILES = ("compared_rows.py", "step_check_state.py")
+_LONG_FILES = ("compared_rows.py", "step_check_losses.py", "step_check_state.py")
 
 # Of the parity table, the cases that `mirrored` and `multiworker` run each time: one of each kind.
 QUICK_CASES = (

@@ -34,8 +34,9 @@ _MOST_WEIGHTS, _MOST_EXCHANGED = 128, 64
 _ROUNDING = 1e-6
 
 _PLAIN = (bool, int, float, str)
-# Attributes of layers that may differ: Keras numbers names in each process, and each rank may draw its random numbers.
-_OF_PROCESS = ("name", "seed")
+# Attributes of layers that may differ: Keras numbers names in each process, each rank may draw its random numbers, and
+# one may have built the model to look at it. `build` and `quantize` are methods of Keras.
+_OF_PROCESS = ("name", "seed", "built", "build", "quantize")
 
 _OFF = "tfdistkit.strategy(..., check_data=False) turns this comparison off."
 _LOAD = (
