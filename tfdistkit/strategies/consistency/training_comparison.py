@@ -7,7 +7,9 @@ each epoch; equal ranks exchange no more.
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import inspect
 import itertools
 import json
 import types
@@ -34,9 +36,8 @@ _MOST_WEIGHTS, _MOST_EXCHANGED = 128, 64
 _ROUNDING = 1e-6
 
 _PLAIN = (bool, int, float, str)
-# Attributes of layers that may differ: Keras numbers names in each process, each rank may draw its random numbers, and
-# one may have built the model to look at it. `build` and `quantize` are methods of Keras.
-_OF_PROCESS = ("name", "seed", "built", "build", "quantize")
+# Arguments of layers that may differ: Keras numbers names in each process, and each rank may draw its random numbers.
+_OF_PROCESS = {"self", "name", "seed"}
 
 _OFF = "tfdistkit.strategy(..., check_data=False) turns this comparison off."
 _LOAD = (
@@ -188,12 +189,19 @@ def _losses(model: Any) -> Any:
 def _layers(model: Any) -> list[Any]:
     """Describes Keras's own layers, such as the rate of `Dropout`; those of the user may know their rank."""
     layers = [one for one in private_api.layers_of(model) if type(one).__module__.startswith("keras.src.layers.")]
+    # A loaded model has an input layer where one that was built by its first batch may have none.
+    layers = [one for one in layers if not isinstance(one, keras.layers.InputLayer)]
     return [[type(one).__name__, bool(one.trainable), _arguments_of(one)] for one in layers]
 
 
 def _arguments_of(layer: Any) -> dict[str, Any]:
-    own = {name: one for name, one in vars(layer).items() if not name.startswith("_") and name not in _OF_PROCESS}
-    return {name: _described(one) for name, one in own.items() if isinstance(one, (*_PLAIN, types.FunctionType))}
+    own, names = vars(layer), _parameters_of(type(layer))
+    return {name: _described(own[name]) for name in names if isinstance(own.get(name), (*_PLAIN, types.FunctionType))}
+
+
+@functools.cache
+def _parameters_of(kind: Any) -> tuple[str, ...]:
+    return tuple(sorted(set(inspect.signature(kind.__init__).parameters) - _OF_PROCESS))
 
 
 def _described(value: Any) -> Any:
@@ -225,13 +233,20 @@ def _require_equal_settings(first: Facts, own: Facts, rank: int) -> None:
             "Call `compile` with the same arguments on all ranks.",
         )  # fmt: skip
     for layer, other in itertools.zip_longest(first.get("layers", ()), own.get("layers", ())):
-        if layer != other:
+        if not _same_layers(layer, other):
             raise _differs("layers", f"{layer} on rank 0, {other} on rank {rank}",
                            "Make the same model on all ranks, with the same arguments of its layers.")  # fmt: skip
     counts = [(one.get("weights") or [0])[0] for one in (first, own)]
     if counts[0] != counts[1]:
         raise _differs("weights", f"{counts[0]} weights on rank 0, {counts[1]} on rank {rank}",
                        "Make and build the same model on all ranks.")  # fmt: skip
+
+
+def _same_layers(first: list[Any] | None, own: list[Any] | None) -> bool:
+    if first is None or own is None or first[:2] != own[:2]:
+        return False
+    # A layer that was loaded may lack an argument, or have it in another type.
+    return all(first[2][name] == own[2][name] for name in first[2].keys() & own[2].keys())
 
 
 def _same_rates(first: list[Any], own: list[Any]) -> bool:
