@@ -195,7 +195,7 @@ def _layers(model: Any) -> list[Any]:
 
 
 def _arguments_of(layer: Any) -> dict[str, Any]:
-    own, names = vars(layer), _parameters_of(type(layer))
+    own, names = vars(layer), _parameters_of(layer.__class__)
     return {name: _described(own[name]) for name in names if isinstance(own.get(name), (*_PLAIN, types.FunctionType))}
 
 
