@@ -46,20 +46,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # Before marks select tests.
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    later = []
+    later = set()
     for item in items:
         path = item.path.relative_to(Path(__file__).parent).as_posix()
         if is_slow(path, item.name, getattr(getattr(item, "callspec", None), "params", {})):
             item.add_marker(pytest.mark.slow)
             if _TURN and not is_of_turn(path, int(_TURN)):
-                later.append(item)
+                later.add(item)
         if is_thorough(path, item.name):
             item.add_marker(pytest.mark.thorough)
         if item.get_closest_marker("horovod") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(_HOROVOD_TIMEOUT_S))
     if later:
-        config.hook.pytest_deselected(items=later)
-        items[:] = [item for item in items if item not in set(later)]
+        config.hook.pytest_deselected(items=list(later))
+        items[:] = [item for item in items if item not in later]
 
 
 @pytest.fixture(autouse=True)

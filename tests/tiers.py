@@ -3,7 +3,7 @@
 What finds the usual mistakes in about ten minutes on two cores is not slow: the rules of the code, the tests of one
 process, a few of each kind of training, and a few jobs of each way to start. What needs root or a compiler is.
 
-Of the slow files `.ci/run` runs one half, and the other half the next time: all of them take an hour and a half.
+Of the slow files `.ci/run` runs one half, chosen by the second of the commit: all of them take an hour and a half.
 
 What takes long and repeats what runs each time, over another transport or with other numbers, is thorough; so is what
 only other versions of TensorFlow and Keras change.
@@ -129,6 +129,6 @@ def is_of_turn(path: str, turn: int) -> bool:
 
     Args:
         path: Its file, from the folder `tests`.
-        turn: The turn; even and odd ones alternate.
+        turn: An even number for one half, an odd one for the other.
     """
     return path.startswith(("parity/", "fuzz/", "single/test_two_devices")) or zlib.crc32(path.encode()) % 2 == turn % 2
