@@ -47,7 +47,7 @@ _THOROUGH = {
     "parallel/test_comparison_in_loops.py": ("[horovod]",),
     "parallel/test_compression.py": ("bit_for_bit[horovod]",),
     "parallel/test_data_ranks.py": ("[horovod]",),
-    "parallel/test_examples.py": ("one_process[char_lm", "elastic_ends", "slow_link_tells"),
+    "parallel/test_examples.py": ("one_process[char_lm", "slow_link_tells"),
     "parallel/test_horovod_backends.py": (
         "ValueError-mpi",
         "SIGKILL-mpi",
@@ -125,10 +125,11 @@ def is_thorough(path: str, name: str) -> bool:
 
 
 def is_of_turn(path: str, turn: int) -> bool:
-    """Returns whether the slow tests of a file run in a turn: those of exactness in each, of the others one half.
+    """Returns whether slow tests of a file run in a turn: exactness and random faults in each, of the others one half.
 
     Args:
         path: Its file, from the folder `tests`.
         turn: An even number for one half, an odd one for the other.
     """
-    return path.startswith(("parity/", "fuzz/", "single/test_two_devices")) or zlib.crc32(path.encode()) % 2 == turn % 2
+    in_each = ("parity/", "fuzz/", "single/test_two_devices", "parallel/test_random_faults")
+    return path.startswith(in_each) or zlib.crc32(path.encode()) % 2 == turn % 2
