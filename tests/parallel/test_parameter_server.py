@@ -71,6 +71,44 @@ def test_moving_statistics_converge_to_those_of_the_data(printed: list[str]) -> 
     assert seen["used"] == [6] * ROWS
 
 
+STATE = """
+    class Watching(keras.layers.Layer):
+        "State that all workers write, in the ways in which layers do."
+        def build(self, shape):
+            infinite = keras.initializers.Constant(float("inf"))
+            def state(name, initializer="zeros", **options):
+                return self.add_weight(shape=(), initializer=initializer, name=name, trainable=False, **options)
+            self.own = keras.Variable(0.0, trainable=False, name="own")
+            self.weight = self.add_weight(shape=(), initializer="zeros", name="weight")
+            self.most, self.least = state("most"), state("least", infinite)
+            self.best, self.last = state("best", infinite), state("last")
+        def call(self, x, training=False):
+            if training:
+                self.own.assign(self.own + 1.0)
+                self.weight.assign_sub(1.0)
+                self.most.assign(tf.maximum(self.most, tf.reduce_max(x)))
+                self.least.assign(keras.ops.minimum(tf.reduce_min(x), self.least))
+                lowest = tf.reduce_min(x)
+                self.best.assign(keras.ops.where(lowest < self.best, lowest, self.best))
+                x = x + 0.0 * self.last
+                self.last.assign(tf.reduce_mean(x[:, :1]) * 0.0 + 100.0)
+            return x
+    model = make(Watching)
+    train(model, x, y, batch_size=BATCH, epochs=6)
+    found = {variable.name: float(variable.numpy()) for variable in model.layers[1].variables}
+    report(found=found, most=float(features.max()), least=float(features.min()))
+"""
+
+
+@pytest.mark.part(STATE, setup=SETUP)
+def test_state_and_weights_that_steps_write_by_themselves(printed: list[str]) -> None:
+    """A sum of the differences of two workers would be no extreme, infinity minus infinity, and 200 for 100."""
+    told = last_report(printed)
+    extremes = {"most": told["most"], "least": told["least"], "best": told["least"]}
+    counts = {"own": 6 * STEPS, "weight": -6 * STEPS, "last": 100.0}
+    assert told["found"] == pytest.approx({**counts, **extremes})
+
+
 CLASSES = """
     with strategy.scope():
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, activation="softmax")])

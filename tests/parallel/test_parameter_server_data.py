@@ -118,3 +118,22 @@ def test_validation_data(printed: list[str]) -> None:
     for name, expected in rows.items():
         assert found[name]["val_seen"] == found[name]["val_once"] == expected, name
         assert 0 < found[name]["val_loss"] < 5 and 0 <= found[name]["val_auc"] <= 1
+
+
+OF_ONE_WORKER = """
+    import tfdistkit.errors
+    def outcome(data):
+        try:
+            return train(plain(), data.batch(BATCH), epochs=1)["seen"]
+        except tfdistkit.errors.UnsupportedError as error:
+            return str(error)
+    whole = outcome(data.shard(3, 0))
+    report(another=whole, of_rank=outcome(data.shard(tfdistkit.world_size(), tfdistkit.rank())))
+"""
+
+
+@pytest.mark.part(OF_ONE_WORKER, setup=SETUP)
+def test_the_part_of_a_worker_is_refused(printed: list[str]) -> None:
+    found = last_report(printed)
+    assert found["another"] == [ROWS // 3]
+    assert "must read all data" in found["of_rank"] and ".shard(2, 0)" in found["of_rank"]

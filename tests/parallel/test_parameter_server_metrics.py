@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from coordinator_setup import SETUP, last_report
 
@@ -100,3 +101,70 @@ def test_a_loss_in_the_logs_of_a_step_is_not_that_of_an_idle_metric(printed: lis
     assert set(found["together"]) == set(found["alone"])
     for name, values in found["alone"].items():
         assert found["together"][name] == pytest.approx(values, rel=1e-6), name
+
+
+# The callback waits for each step, so that two workers train one after the other, as one process does.
+BETWEEN = """
+    import contextlib, os
+    os.environ["TFDISTKIT_OWN_MODELS"] = "1"  # For the reference model of the coordinator.
+    class Largest(keras.metrics.Metric):
+        def __init__(self):
+            super().__init__(name="largest")
+            self.most = self.add_variable((), "zeros", name="most")
+        def update_state(self, error, sample_weight=None):
+            self.most.assign(tf.maximum(self.most, tf.reduce_max(error)))
+        def result(self):
+            return self.most * 1.0
+    class Relative(keras.Model):
+        "Its loss is divided by the mean of the losses so far."
+        def __init__(self):
+            super().__init__()
+            self.layer = keras.layers.Dense(1, kernel_initializer="ones")
+            self.tracker, self.largest = keras.metrics.Mean(name="loss"), Largest()
+        def call(self, x):
+            return self.layer(x)
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                error = (self(x) - y) ** 2
+                loss = tf.reduce_mean(error)
+                self.tracker.update_state(loss)
+                relative = loss / (1.0 + self.tracker.result())
+            gradients = tape.gradient(relative, self.trainable_variables)
+            self.optimizer.apply(gradients, self.trainable_variables)
+            self.largest.update_state(error)
+            return {"loss": self.tracker.result(), "largest": self.largest.result()}
+    class Reads(keras.callbacks.Callback):
+        def __init__(self):
+            super().__init__()
+            self.seen = []
+        def on_train_batch_end(self, batch, logs=None):
+            self.seen.append([float(value) for value in self.model.get_metrics_result().values()])
+            if batch % 5 == 4:
+                self.model.reset_metrics()
+    def results(scope, model):
+        with scope:
+            model = model()
+        reads = Reads()
+        history = model.fit(features, labels, batch_size=9, epochs=2, shuffle=False, verbose=0, callbacks=[reads])
+        return {"seen": reads.seen, "weights": model.get_weights()[0].ravel().tolist(), **history.history}
+    def relative():
+        model = Relative()
+        model.compile(keras.optimizers.SGD(0.1))
+        return model
+    def compiled():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, kernel_initializer="ones")])
+        model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
+        return model
+    kinds = {"relative": relative, "compiled": compiled}
+    report(**{kind: [results(scope, make) for scope in (contextlib.nullcontext(), strategy.scope())]
+              for kind, make in kinds.items()})
+"""
+
+
+@pytest.mark.part(BETWEEN, setup=SETUP)
+def test_metrics_are_read_and_reset_between_steps(printed: list[str]) -> None:
+    for kind, (alone, together) in last_report(printed).items():
+        assert len(alone["seen"]) == 20
+        for name, values in alone.items():
+            assert np.ravel(together[name]) == pytest.approx(np.ravel(values), rel=1e-5), (kind, name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +17,8 @@ from tfdistkit.strategies.sync.aggregates import row_sums
 from tfdistkit.strategies.sync.gradients import trial
 
 _LOCAL = threading.local()
+# By id: variables are not hashable.
+_of_optimizers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
 # How the names of variables of tfdistkit begin, which each replica writes for itself.
@@ -37,6 +40,11 @@ def of_an_optimizer() -> Iterator[None]:
 
 def _makes_optimizer() -> bool:
     return getattr(_LOCAL, "makes_optimizer", False)
+
+
+def is_of_optimizer(variable: Any) -> bool:
+    """Returns whether an optimizer made a variable of TensorFlow in the scope of a strategy of ours."""
+    return _of_optimizers.get(id(variable)) is variable
 
 
 class StepVariable(private_api.MirroredVariable):
@@ -200,6 +208,8 @@ def as_own_variable(variable: Any, created_with: dict[str, Any]) -> Any:
     Or to a `StepCounter`, if an optimizer made it, under the name that Keras gives to `optimizer.iterations`. Variables
     of optimizers, whose gradients are equal on all replicas, and those of tfdistkit stay as they are.
     """
+    if _makes_optimizer():
+        _of_optimizers[id(variable)] = variable
     if type(variable) is private_api.SyncOnReadVariable:
         variable.__class__ = ReplicaSum
     if type(variable) is not private_api.MirroredVariable:

@@ -13,19 +13,33 @@ counts once.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
 
 import tensorflow as tf
 
 from tfdistkit.keras_adapter import private_api
+from tfdistkit.strategies.parameter_server import concurrent_writes
+from tfdistkit.strategies.sync.data_dependence import Ancestry
+from tfdistkit.strategies.variables import is_of_optimizer
 
 _LOCAL = threading.local()
 
-# Called before the program itself writes a variable while steps of `fit` or `evaluate` are in flight: a learning rate
-# that a callback sets after each batch. None where no steps are in flight.
-before_write: Callable[[], None] | None = None
+
+class Watcher(Protocol):
+    """Told before the program itself reads or writes a Keras variable while steps of `fit` or `evaluate` run."""
+
+    def before_read(self, variable: Any) -> None:
+        """Called before a read: a callback asks for the results of the metrics after each batch."""
+
+    def before_write(self, variable: Any) -> None:
+        """Called before a write: a callback sets the learning rate, or resets the metrics, after each batch."""
+
+
+# None where no steps are in flight.
+watcher: Watcher | None = None
 
 
 class Updates:
@@ -49,6 +63,7 @@ class Updates:
             for variable in self.collected:
                 zeros = tf.zeros(variable.shape, private_api.raw_variable(variable).dtype)
                 self._known[id(variable)] = (self._graph, zeros)
+        self._begins = [zeros for _, zeros in self._known.values()]
 
     def value_of(self, variable: Any) -> Any:
         """Returns the value of a variable in this call, or None if it is not tracked."""
@@ -71,31 +86,54 @@ class Updates:
             False if the caller must write the variable.
         """
         if not self._holds(variable):
-            return False
+            # A weight: reads of it are not tracked, for a tape must see them.
+            own = private_api.raw_variable(variable)
+            is_read = functools.partial(concurrent_writes.is_read_of, own)
+            return variable.trainable and concurrent_writes.write_sum(own, value, is_read)
         graph, read = self._known.get(id(variable), (None, None))
         here = _graph()
         collects = id(variable) in self._collected_ids
         if not collects or here is not self._graph:
             if read is None or not _can_see(graph):
                 return False  # The value was not computed from one that was read here: there is no difference to add.
-            private_api.raw_variable(variable).assign_add(value - read)
+            own = private_api.raw_variable(variable)
+            if collects:
+                own.assign_add(value - read)
+            else:
+                concurrent_writes.write(own, value, read)
         # A value of a branch cannot be collected outside of it, and was written to the variable.
         if not collects or here is self._graph:
-            self._known[id(variable)] = (here, value)
+            # A later read has no gradient with respect to what was written, as that of a variable.
+            self._known[id(variable)] = (here, tf.stop_gradient(value))
         return True
 
     def sums(self) -> list[tf.Tensor]:
         """Returns the sums of the collected variables, in their order."""
         return [self._known[id(v)][1] for v in self.collected]
 
+    def sums_train(self) -> bool:
+        """Returns whether what a step writes depends on the collected variables, which start from zero in each step."""
+        begins = {value.name for value in self._begins}
+        handles = [private_api.raw_variable(v).handle for v in self.collected]
+        collected = {inner.name for outer, inner in self._graph.captures if any(outer is one for one in handles)}
+        sums = Ancestry(lambda tensor: tensor.name in begins)
+        for operation in self._graph.get_operations():
+            resources = [one.name for one in operation.inputs if one.dtype == tf.resource]
+            if operation.op_def.is_stateful and not collected.issuperset(resources):
+                if any(sums.includes(one) for one in operation.inputs):
+                    return True
+        return False
+
     def _holds(self, variable: Any) -> bool:
         if id(variable) in self._collected_ids:
             return True
         if variable.trainable or private_api.raw_variable(variable) is None:
             return False
-        dtype = tf.as_dtype(private_api.raw_variable(variable).dtype)
-        # Slots of optimizers are neither summed nor integers; Keras writes them with atomic operations.
-        return dtype.is_integer or (dtype.is_floating and variable.aggregation in ("sum", "mean"))
+        own = private_api.raw_variable(variable)
+        dtype = tf.as_dtype(own.dtype)
+        # Slots of optimizers: Keras writes them with atomic operations, by their `value`.
+        is_slot = variable.aggregation not in ("sum", "mean") and is_of_optimizer(own)
+        return dtype.is_integer or (dtype.is_floating and not is_slot)
 
 
 def current() -> Updates | None:
@@ -125,6 +163,8 @@ def running(collected: Sequence[Any] = ()) -> Iterator[Updates]:
 def value(original: Any, variable: Any) -> Any:
     """Hook of Keras's `Variable.value`."""
     updates = current()
+    if updates is None and watcher is not None and tf.executing_eagerly():
+        watcher.before_read(variable)
     known = None if updates is None else updates.value_of(variable)
     return original(variable) if known is None else private_api.autocast(variable, known)
 
@@ -132,8 +172,8 @@ def value(original: Any, variable: Any) -> Any:
 def direct_assign(original: Any, variable: Any, new: Any) -> Any:
     """Hook of Keras's `Variable._direct_assign`, which every assignment calls."""
     updates = current()
-    if updates is None and before_write is not None and tf.executing_eagerly():
-        before_write()
+    if updates is None and watcher is not None and tf.executing_eagerly():
+        watcher.before_write(variable)
     if updates is None or not updates.assign(variable, tf.cast(new, private_api.raw_variable(variable).dtype)):
         return original(variable, new)
     return None

@@ -7,9 +7,10 @@ the workers read themselves is a `WorkerDataset`.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -77,7 +78,7 @@ class CoordinatedFunction:
 
     def forget(self) -> None:
         """Drops the steps in flight; the next call begins anew."""
-        atomic_updates.before_write = None
+        atomic_updates.watcher = None
         self._in_flight.clear()
         self._missing_steps = 0
         self._job.clear()
@@ -98,17 +99,33 @@ class CoordinatedFunction:
         if data_position.kept_logs(self._model):  # An epoch that is resumed in the middle.
             self._job.resume_counts()
         self._strategy.unfinished = self
-        atomic_updates.before_write = self._wait_before_write
+        atomic_updates.watcher = self
 
-    def _wait_before_write(self) -> None:
+    def before_write(self, variable: Any) -> None:
         """Waits for the steps in flight, which must read what the program wrote before them, and no later value."""
-        atomic_updates.before_write = None  # What follows may write, too.
+        with self._unwatched():
+            if self._job.counts_in(variable):
+                self.settle()
+                self._job.counts_change()
+            else:
+                self._wait_for_room(0)
+
+    def before_read(self, variable: Any) -> None:
+        """Adds the results of all steps before to the metrics, if the program reads one."""
+        if self._job.counts_in(variable):
+            with self._unwatched():
+                self.settle()
+
+    @contextlib.contextmanager
+    def _unwatched(self) -> Iterator[None]:
+        """Reads and writes variables without being told of it."""
+        atomic_updates.watcher = None
         try:
-            self._wait_for_room(0)
+            yield
         except BaseException:  # A later write must not meet the error again.
             self._strategy.abandon_steps()
             raise
-        atomic_updates.before_write = self._wait_before_write
+        atomic_updates.watcher = self
 
     def _schedule_batches(self) -> None:
         with self._clock.input():
@@ -160,7 +177,7 @@ class CoordinatedFunction:
                 break
             self._wait_for_room(0)
         self._clock.end()
-        atomic_updates.before_write = None
+        atomic_updates.watcher = None
         if store:
             self._job.store()
             self._job.complete_logs()

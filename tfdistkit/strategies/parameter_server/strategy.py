@@ -25,7 +25,7 @@ from tfdistkit.strategies.parameter_server import atomic_updates
 from tfdistkit.strategies.parameter_server.profiling import CoordinatedClock
 from tfdistkit.strategies.parameter_server.scheduler import CoordinatedFunction
 from tfdistkit.strategies.parameter_server.server import dismiss, serve
-from tfdistkit.strategies.parameter_server.worker_datasets import WorkerDataset, made_by_worker
+from tfdistkit.strategies.parameter_server.worker_datasets import WorkerDataset, made_by_worker, require_all_data
 from tfdistkit.strategies.sync.replica import ReplicaMixin
 from tfdistkit.validation import require_integer, require_positive
 
@@ -96,6 +96,15 @@ class ParameterServerStrategy(KerasStrategyMixin, tf.distribute.ParameterServerS
         if tf.inside_function():  # ClusterCoordinator.create_per_worker_dataset, in a custom loop.
             return super().distribute_datasets_from_function(made_by_worker(dataset_fn), options)
         return WorkerDataset(self, dataset_fn)
+
+    def distribute_keras_batches(self, dataset: Any, sample: Any = None) -> Any:
+        """Returns the data of `fit`, `evaluate` or `predict`, which this process reads.
+
+        Raises:
+            UnsupportedError: if it is the part of one worker.
+        """
+        require_all_data(dataset, self.num_workers)
+        return super().distribute_keras_batches(dataset, sample)
 
     def clock(self, model: Any) -> CoordinatedClock:
         """Returns a clock for the steps of a model."""

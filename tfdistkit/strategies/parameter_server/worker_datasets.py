@@ -5,6 +5,7 @@ Keras accepts a `WorkerDataset` because it is both a `tf.distribute.DistributedD
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -12,9 +13,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdistkit.cluster import requested
 from tfdistkit.data.batch_info import add_info, info_of
 from tfdistkit.errors import UnsupportedError, explain
 from tfdistkit.keras_adapter import private_api
+from tfdistkit.keras_adapter.dataset_graph import read_graph
 
 DatasetFn = Callable[[tf.distribute.InputContext], tf.data.Dataset]
 
@@ -115,6 +118,33 @@ class WorkerIterator:
         if self._local is None:
             self._local = iter(self._dataset.part(0, 1))
         return next(self._local)
+
+
+def require_all_data(dataset: Any, num_workers: int) -> None:
+    """Checks that a script which asks for the rank does not select the part of one worker.
+
+    Args:
+        dataset: The data of `fit`, `evaluate` or `predict`, of which the coordinator gives each batch to one worker.
+        num_workers: The number of workers.
+
+    Raises:
+        UnsupportedError: if the script asked for its rank and the data has `.shard(num_workers, 0)`: the coordinator is
+            rank 0, so that the parts of the other workers are lost.
+    """
+    if num_workers == 1 or not requested.was_noted("rank") or not isinstance(dataset, tf.data.Dataset):
+        return
+    shards = [(what, number) for method, what, number in read_graph(dataset).settings if method == "shard"]
+    if (("num_shards", num_workers), ("index", 0)) in itertools.pairwise(shards):
+        raise UnsupportedError(
+            explain(
+                "Under 'parameter_server' the coordinator must read all data: it gives each batch to one worker.",
+                received=f"`.shard({num_workers}, 0)`, a part for each worker, in a script that asks for its rank; the "
+                "coordinator has rank 0",
+                expected="the whole dataset",
+                do="Remove `.shard`. To let each worker read its own part, use "
+                "`strategy.distribute_datasets_from_function`.",
+            )
+        )
 
 
 def made_by_worker(dataset_fn: DatasetFn) -> DatasetFn:

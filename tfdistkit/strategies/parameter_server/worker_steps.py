@@ -33,6 +33,10 @@ class WorkerSteps:
         # The logs that Keras received last. For a train_step with its own logs, Keras uses them for the epoch.
         self.returned: Any = None
         self.logs_are_metrics, self._result_names = False, frozenset[str]()
+        # Whether the program has written the variables of the metrics since the last step.
+        self._counts_changed = False
+        # Whether a step trains by the value of a metric.
+        self._metrics_train = False
         self._results: Any = None
         # The metrics that may not be additive, once a step with such metrics was traced.
         self._replayed: replayed_updates.Replayed | None = None
@@ -91,8 +95,8 @@ class WorkerSteps:
     def _choose_step(self, batch: Any) -> Any:
         """Returns a step that collects the metrics, or writes them if the logs are more than the metrics' results.
 
-        A custom `train_step` with other logs reads its metrics for them, and must read the sums of all steps: then
-        the metrics are written in every step.
+        A custom `train_step` with other logs reads its metrics for them, and must read the sums of all steps, as one
+        whose loss depends on a metric: then the metrics are written in every step.
         """
         if self._one_step is None:
             like = private_api.type_specs(batch)
@@ -114,7 +118,9 @@ class WorkerSteps:
             ):
                 logs = self._strategy.run(self._step_function, args=(batch,))
                 self._result_names = names_of_results(logs, updates.results)
-                self.logs_are_metrics = isinstance(logs, dict) and set(logs) == set(model.get_metrics_result())
+                self._metrics_train = self._metrics_train or (collect and updates.sums_train())
+                names = set(logs) if isinstance(logs, dict) and not self._metrics_train else None
+                self.logs_are_metrics = names == set(model.get_metrics_result())
             if records.updates and self._replayed is None:
                 self._replayed = replayed_updates.Replayed(records.updates)
             times = [] if watch is None else [watch.times(batch, logs)]
@@ -154,6 +160,7 @@ class WorkerSteps:
     def clear(self) -> None:
         """Drops the results of the steps of an epoch."""
         self._sums, self._stored, self.logs, self._early, self._next = None, None, None, {}, 0
+        self._counts_changed = False
         if self._replayed is not None:
             self._replayed.forget()
 
@@ -162,12 +169,25 @@ class WorkerSteps:
         values = [tf.convert_to_tensor(private_api.raw_variable(v)) for v in self._model.metrics_variables]
         self._stored = [vector.numpy() for vector in packed(values)]
 
+    def counts_in(self, variable: Any) -> bool:
+        """Returns whether a Keras variable is one of a metric of the model."""
+        return any(variable is one for one in self._model.metrics_variables)
+
+    def counts_change(self) -> None:
+        """Starts from the counts that the metrics hold when the next step ends: the program is about to write them."""
+        self._counts_changed = True
+        if self._replayed is not None:
+            self._replayed.forget()
+
     def add_result(self, number: int, result: Any) -> tuple[bool, int]:
         """Adds the result of a step; returns whether it had batches, and the worker whose data is exhausted, or -1."""
         sums, logs, worker_data, records = result
         sums = [value.numpy() for value in sums]
         if self._clock is not None:
             self._clock.take(sums)
+        if self._counts_changed:
+            self._counts_changed = False
+            self.resume_counts()
         done, exhausted = (int(value) for value in worker_data[0]) if worker_data else (1, -1)
         if worker_data and records:  # The records of steps with data come first.
             records = records[: len(records) * done // int(self._model.steps_per_execution)]
