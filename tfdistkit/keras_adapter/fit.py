@@ -190,8 +190,9 @@ def _warn(name: str, instead: str) -> None:
 def build_model(model: Any, batch: Any) -> None:
     """Builds a model from something with the shapes and dtypes of a batch.
 
-    With `run_eagerly=True`, losses and metrics may need values (`float(loss)`): in one process Keras does not build
-    ahead of the step. They are left to the first step, and metrics forget what they were built from.
+    With `run_eagerly=True`, losses and metrics may need values (`float(loss)`), and what a loop of a tf.function writes
+    to a metric has no value outside of the loop: in one process Keras does not build ahead of the step. They are left
+    to the first step, and metrics forget what they were built from.
     """
     unbuilt = [one for one in model.metrics if not getattr(one, "built", True)]  # Those of `compile`.
     arguments = private_api.compile_arguments(model)
@@ -200,8 +201,9 @@ def build_model(model: Any, batch: Any) -> None:
     initial = [variable.numpy() for variable in own] if unbuilt and model.run_eagerly else []
     try:
         private_api.build_model(model, batch)
-    except Exception:
-        if not (model.run_eagerly and all(layer.built for layer in private_api.layers_of(model))):
+    except Exception as error:
+        is_left = model.run_eagerly or type(error).__name__ == "InaccessibleTensorError"
+        if not (is_left and all(layer.built for layer in private_api.layers_of(model))):
             raise
         if model.optimizer is not None and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)

@@ -107,8 +107,8 @@ def _expect_end(epoch_iterator: Any, end: Callable[[], Any]) -> None:
 
 
 def raw_variable(variable: Any) -> Any:
-    """Returns the TensorFlow variable of a Keras variable; None before it has one."""
-    return variable._value
+    """Returns the TensorFlow variable of a Keras variable; None before it has one. One of TensorFlow's is its own."""
+    return variable._value if isinstance(variable, keras.Variable) else variable
 
 
 def is_of(strategy: Any, variable: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -115,3 +116,16 @@ def _launch(
             timeout=launcher._options.timeout_seconds,
             ordering_token=token,
         )
+
+
+def run_after_each_other(graph: Any, operations: list[Any]) -> None:
+    """Orders operations with side effects among themselves, and with no other one of their graph.
+
+    Args:
+        graph: A graph that is being traced.
+        operations: Its operations, in the order in which they are to run.
+    """
+    for operation in operations:
+        graph.experimental_acd_manager.run_independently(operation)
+    for before, after in itertools.pairwise(operations):
+        after._add_control_input(before)

@@ -45,6 +45,7 @@ _CONTEXT = "tensorflow:distribute.ReplicaContext"
 _NUMPY = _where("keras.src.backend.tensorflow.ops.numpy", "keras.src.backend.tensorflow.numpy")
 _CORE = _where("keras.src.backend.tensorflow.ops.core", "keras.src.backend.tensorflow.core")
 _LAYER = "keras.src.layers.layer:Layer"
+_CONTROL_DEPS = "tensorflow.python.framework.auto_control_deps"
 _DATASETS = "tensorflow.python.data.ops"
 _BATCH_NORM = "keras.src.layers.normalization.batch_normalization:BatchNormalization"
 _LOSS = "keras.src.losses.loss"
@@ -426,6 +427,8 @@ ATTRIBUTES: tuple[Attributes, ...] = (
         "tensorflow.python.distribute.coordinator.cluster_coordinator:ClusterCoordinator", ("_cluster",), "workers"
     ),
     Attributes(_REMOTE, ("_error", "_has_fetched_to_local", "_status_available_event", "_type_spec"), "in flight"),
+    Attributes("tensorflow.python.framework.ops:Operation", ("_add_control_input",), "side effects of one replica"),
+    Attributes(f"{_CONTROL_DEPS}:AutomaticControlDependencies", ("run_independently",), "the same"),
     Attributes("tensorflow.python.eager.context:Context", ("_context_handle",), "has TensorFlow started?"),
     Attributes(
         "tensorflow.python.eager.polymorphic_function.polymorphic_function:Function",

@@ -335,7 +335,7 @@ def _require_own_metrics(strategy: Any, metrics: Iterable[Any]) -> None:
 
 
 def _outside(strategy: Any, variables: Iterable[Any]) -> list[Any]:
-    """Returns the Keras variables whose TensorFlow variable was made outside of the strategy's scope."""
+    """Returns the variables of Keras or TensorFlow that were made outside of the strategy's scope."""
     found = [(variable, private_api.raw_variable(variable)) for variable in variables]
     return [variable for variable, raw in found if raw is not None and not private_api.is_of(strategy, raw)]
 

@@ -24,6 +24,9 @@ _of_optimizers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDiction
 # How the names of variables of tfdistkit begin, which each replica writes for itself.
 OWN_NAME = "tfdistkit_"
 
+# Aggregations of TensorFlow that change what is written.
+_DECLARED = (tf.VariableAggregation.SUM, tf.VariableAggregation.ONLY_FIRST_REPLICA)
+
 # Dtypes of state that is synchronized: no strings or booleans, and no seeds, which are unsigned.
 _STATE = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int8, tf.int16, tf.int32, tf.int64)
 
@@ -74,13 +77,17 @@ class StepVariable(private_api.MirroredVariable):
         """Writes this replica's copy."""
         self._get_on_device_or_primary().assign(value)
 
+    def _is_written_by(self, step: steps.ReplicaStep) -> bool:
+        """Returns whether a Keras step writes by itself, and not by an optimizer."""
+        return step.in_keras_step and not step.is_local and not step.gradients_are_reduced
+
     def _step_that_writes(self, value: Any) -> Any:
         """Returns the Keras step that writes to a weight what comes from its replica's rows; None for any other write.
 
         An optimizer writes what is equal on all replicas. The writes of a step by itself are recorded for its trial.
         """
         step = steps.current()
-        if step is None or not step.in_keras_step or step.is_local or step.gradients_are_reduced:
+        if step is None or not self._is_written_by(step):
             return None
         is_own = row_sums.is_of_rows(step, value) or bool(step.layer_state)
         trial.record_write(self, value, is_compared=is_own)
@@ -94,8 +101,9 @@ class LayerState(StepVariable):
     rows is summed when it is written (`row_sums`), and what comes from no row is written as it is. Other floats are
     averaged, weighted by rows: inside a Keras step they are written locally and synchronized with all other state at
     the end of the step, in one collective; in other steps at once, if the variable says so (gradients that a loop
-    accumulates are summed when they are applied). Other integers stay as each replica writes them, and rows themselves
-    are refused. In a local step state stays local, and a placeholder row writes nothing.
+    accumulates are summed when they are applied). What `aggregation` says beyond a mean counts in other steps, and in
+    eager ones: one process knows none. Other integers stay as each replica writes them, and rows themselves are
+    refused. In a local step state stays local, and a placeholder row writes nothing.
     """
 
     def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
@@ -103,6 +111,8 @@ class LayerState(StepVariable):
         own = self._get_on_device_or_primary()
         if step is not None and step.drops_write():
             return own
+        if self.aggregation in _DECLARED and (step is None or step.is_eager or not step.in_keras_step):
+            return super()._update_replica(update_fn, value, **kwargs)
         if step is None:
             return update_fn(own, value, **kwargs)
         if step.sees_all_rows:
@@ -152,6 +162,8 @@ class Weight(StepVariable):
     def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
         own = steps.current()
         of_all = None if own is None else row_sums.of_branch(own, value)
+        if of_all is None and own is not None and self._is_written_by(own):
+            of_all = row_sums.of_global_batch(own, value)
         value = value if of_all is None else of_all
         step = self._step_that_writes(value)
         if step is not None:
@@ -202,8 +214,24 @@ class ReplicaSum(private_api.SyncOnReadVariable):
         return step.if_any_rows(tf.convert_to_tensor(value, self.dtype), otherwise())
 
 
+def own_arguments(created_with: dict[str, Any]) -> dict[str, Any]:
+    """Returns the arguments with which a variable is created in place of those of the user.
+
+    A variable that each replica keeps for itself until it is read, and that is then that of the first replica or a
+    mean, is state like any other: its replicas agree on it when a Keras step writes it. Metrics are sums.
+    """
+    aggregation = created_with.get("aggregation")
+    is_kept = created_with.get("synchronization") == tf.VariableSynchronization.ON_READ
+    if not is_kept or aggregation in (None, tf.VariableAggregation.SUM) or created_with.get("trainable"):
+        return created_with
+    if aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA:
+        aggregation = tf.VariableAggregation.NONE  # A loop of the user's own writes that of each replica.
+    auto = tf.VariableSynchronization.AUTO
+    return {**created_with, "synchronization": auto, "aggregation": aggregation, "trainable": False}
+
+
 def as_own_variable(variable: Any, created_with: dict[str, Any]) -> Any:
-    """Converts a mirrored variable to `LayerState` if it was created as such: not trainable, aggregated by MEAN or not.
+    """Converts a mirrored variable to `LayerState` if it was created as such: not trainable, or an integer.
 
     Or to a `StepCounter`, if an optimizer made it, under the name that Keras gives to `optimizer.iterations`. Variables
     of optimizers, whose gradients are equal on all replicas, and those of tfdistkit stay as they are.
@@ -218,11 +246,12 @@ def as_own_variable(variable: Any, created_with: dict[str, Any]) -> Any:
     if _makes_optimizer() and name == "iteration" and variable.dtype.is_integer:
         variable.__class__ = StepCounter
     is_mean = variable.aggregation == tf.VariableAggregation.MEAN and variable.dtype.is_floating
-    is_plain = variable.aggregation == tf.VariableAggregation.NONE and variable.dtype in _STATE
-    is_of_user = is_plain and not _makes_optimizer() and not name.startswith(OWN_NAME)
-    if created_with.get("trainable") is False and (is_mean or is_of_user):
+    is_of_user = variable.dtype in _STATE and not _makes_optimizer() and not name.startswith(OWN_NAME)
+    # TensorFlow's variables are trainable unless the user says otherwise; no optimizer trains integers.
+    is_state = created_with.get("trainable") is False or not variable.dtype.is_floating
+    if is_state and (is_mean or is_of_user):
         variable.__class__ = LayerState
-    elif created_with.get("trainable") is not False and is_of_user and variable.dtype.is_floating:
+    elif is_of_user and variable.aggregation == tf.VariableAggregation.NONE and not is_state:
         variable.__class__ = Weight
     return variable
 

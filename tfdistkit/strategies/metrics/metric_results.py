@@ -6,8 +6,10 @@ layers; so a step needs one collective for any number of results.
 
 from __future__ import annotations
 
+import collections
+import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -16,6 +18,21 @@ from tfdistkit.keras_adapter import private_api
 from tfdistkit.strategies.metrics.metric_updates import WholeBatch
 from tfdistkit.strategies.parameter_server import atomic_updates
 from tfdistkit.strategies.sync import step as steps
+
+
+class _Merges(NamedTuple):
+    """The merges of a graph.
+
+    Args:
+        variables: Those of the first replica, in the order of its merges.
+        counts: How many merges each replica has traced.
+    """
+
+    variables: list[list[Any]]
+    counts: collections.Counter[int]
+
+
+_merges: weakref.WeakKeyDictionary[Any, _Merges] = weakref.WeakKeyDictionary()
 
 
 def hooked_result(metric: Any, result: Callable[..., Any]) -> Any:
@@ -85,8 +102,25 @@ def _merged(step: steps.ReplicaStep, metric: Any) -> list[tuple[Any, tf.Tensor]]
         return list(zip(own, sums))  # Tensors of a branch cannot be used outside of it.
     if missing:
         everything = {id(v): v for v in [*missing, *(step.model.metrics_variables if step.model is not None else [])]}
-        merge(step, [v for key, v in everything.items() if key not in step.merged and private_api.is_summed(v)], [])
+        others = [v for key, v in everything.items() if key not in step.merged and private_api.is_summed(v)]
+        merge(step, _merged_by_first(step, others), [])
     return [(v, step.merged[id(v)]) for v in own]
+
+
+def _merged_by_first(step: steps.ReplicaStep, variables: list[Any]) -> list[Any]:
+    """Returns the variables that the first replica of this process has merged in its merge of the same number.
+
+    A metric that is updated for the first time makes its variables while the first replica is traced, perhaps after it
+    has merged those of others. The other replicas must sum as many numbers in their first merge.
+    """
+    if step.graph is None:
+        return variables
+    of_graph = _merges.setdefault(step.graph, _Merges([], collections.Counter()))
+    number = of_graph.counts[step.replica_id]
+    of_graph.counts[step.replica_id] += 1
+    if number == len(of_graph.variables):
+        of_graph.variables.append(variables)
+    return of_graph.variables[number]
 
 
 def _as_tensors(found: Any) -> Any:

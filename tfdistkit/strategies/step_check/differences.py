@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
+
 from tfdistkit.errors import UnsupportedError, explain
+from tfdistkit.keras_adapter import private_api
 from tfdistkit.strategies.step_check.trial_steps import name_of
 
 
@@ -25,13 +28,26 @@ def other_gradient(model: Any, variable: Any, size: float) -> UnsupportedError:
             received=f"a gradient of `{name_of(variable)}` that differs by {size:.2g} of its norm, on some rows of the "
             "first batch",
             expected="a loss that is computed from losses of each row, and from sums, means and extremes of them",
-            do="Where the step clips or changes gradients, take `tfdistkit.global_gradients(gradients)` first. Where "
-            "the loss combines rows, compute it in an object of a subclass of `keras.losses.Loss`, which gets the "
+            do=f"{_own_calls(model)}Where the step clips or changes gradients, take "
+            "`tfdistkit.global_gradients(gradients)` first. Where the loss combines rows, compute it in `call(self, "
+            "y_true, y_pred)` of a subclass of `keras.losses.Loss`, which gets the "
             "rows of all replicas; or gather what rows are compared with, or what a state that the step reads again "
             "is computed from: `tfdistkit.collectives.all_gather(x)`. To train on the rows of each "
             "replica as they are: `tfdistkit.strategy(..., check_step=False)`.",
         )
     )
+
+
+def _own_calls(model: Any) -> str:
+    """Returns what to do about losses whose class has another `__call__` than Keras's, which gathers the rows."""
+    losses = keras.tree.flatten(private_api.compile_arguments(model).get("loss"))
+    own = [one for one in losses if isinstance(one, keras.losses.Loss) and _has_own_call(type(one))]
+    names = ", ".join(dict.fromkeys(type(one).__name__ for one in own))
+    return f"Rename `__call__` of {names} to `call`, without `sample_weight`. " if own else ""
+
+
+def _has_own_call(kind: type) -> bool:
+    return not private_api.is_of_keras(next(one for one in kind.__mro__ if "__call__" in vars(one)))
 
 
 def other_state(model: Any, variable: Any, size: float) -> UnsupportedError:

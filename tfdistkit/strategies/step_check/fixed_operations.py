@@ -111,6 +111,8 @@ def require_any_rows(graph: Any) -> None:
         results = [one.shape for one in operation.outputs if one.shape.rank]
         if operation.type in ("Reshape", "EnsureShape"):
             is_fixed = bool(shapes and results) and shapes[0][0] is None and (results[0][0] or 0) > 1
+            # Rows may be in another dimension of the result: `reshape(x, (nodes, -1, units))`.
+            is_fixed = is_fixed and results[0].is_fully_defined() and not _is_of_broadcast(operation.inputs[0])
         else:
             firsts = [shape[0] for shape in shapes if results and shape.rank == results[0].rank]
             is_fixed = operation.type in _OF_EQUAL_ROWS and None in firsts and any((one or 0) > 1 for one in firsts)
@@ -129,6 +131,11 @@ def _has_own_length(tensor: tf.Tensor) -> bool:
         operation = next((one.op for one in operation.inputs if one.shape.rank == tensor.shape.rank), None)
         if operation is None:
             return False
+
+
+def _is_of_broadcast(tensor: tf.Tensor) -> bool:
+    """Returns whether a tensor is a sum over what was broadcast: a gradient, which has the shape of what was small."""
+    return tensor.op.type == "Sum" and tensor.op.inputs[1].op.type == "BroadcastGradientArgs"
 
 
 def _is_inside(inner: Any, graph: Any) -> bool:

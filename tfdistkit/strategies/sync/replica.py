@@ -21,8 +21,8 @@ from tfdistkit.collectives.carriers import CARRIERS
 from tfdistkit.keras_adapter import private_api
 from tfdistkit.strategies.sync import batch_sharding, layer_losses, placeholder_rows, row_counts, step
 from tfdistkit.strategies.sync.aggregates import global_conditions, predicted_rows
-from tfdistkit.strategies.sync.replica_deadlocks import sum_without_deadlock
-from tfdistkit.strategies.variables import as_own_variable
+from tfdistkit.strategies.sync.replica_deadlocks import ordered_by_replica, sum_without_deadlock
+from tfdistkit.strategies.variables import as_own_variable, own_arguments
 
 
 class ReplicaMixin:
@@ -87,7 +87,8 @@ class ReplicaMixin:
             private_api.set_thread_state(state)
             private_api.add_to_thread_state(made)
             layer_losses.keep_attributes(tf.distribute.get_replica_context())
-            outputs = self._run_step(fn, args, kwargs, is_predicting, total, is_of_batch)
+            with ordered_by_replica():
+                outputs = self._run_step(fn, args, kwargs, is_predicting, total, is_of_batch)
             made.update(private_api.thread_state())
             return outputs
 
@@ -190,6 +191,7 @@ class ReplicaMixin:
         return private_api.regroup(copies)
 
     def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
+        kwargs = own_arguments(kwargs)
         return as_own_variable(super()._create_variable(next_creator, **kwargs), kwargs)
 
     def _gather_to_implementation(self, value: Any, destinations: Any, axis: int, options: Any) -> Any:

@@ -1,16 +1,20 @@
-"""Refuses sums over the replicas of one process that would deadlock, or gives them a timeout in a branch."""
+"""Keeps sums over the replicas of one process from deadlocks: orders, refuses, or limits in time what leads to them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from tfdistkit.errors import UnsupportedError, explain
-from tfdistkit.keras_adapter import private_api
+from tfdistkit.keras_adapter import private_api, private_collectives
 from tfdistkit.strategies.sync import collective_timeout
 from tfdistkit.strategies.sync import step as steps
+
+# Stateful operations that TensorFlow does not order.
+_UNORDERED = ("Collective", "Random", "TruncatedNormal", "ParameterizedTruncatedNormal", "Multinomial", "CudnnRNN")
 
 
 def sum_without_deadlock(reduce: Callable[[Any], Any], value: Any) -> Any:
@@ -35,6 +39,29 @@ def sum_without_deadlock(reduce: Callable[[Any], Any], value: Any) -> Any:
     context = tf.distribute.get_replica_context()
     replica = private_api.replica_id(context) - private_api.first_replica_id(context.strategy)
     return collective_timeout.in_branch(reduce, value, replica, len(context.strategy.extended.worker_devices))
+
+
+@contextlib.contextmanager
+def ordered_by_replica() -> Iterator[None]:
+    """Orders the side effects of a replica (assertions, prints, Python functions) among themselves only, in a graph.
+
+    Replicas are traced one after the other, and TensorFlow orders side effects as they were traced. If one of the first
+    replica follows a sum over the replicas, and one of the second precedes it, each replica waits for the other: an
+    assertion in a loss, and another one in a metric that gets the rows of all replicas.
+    """
+    graph: Any = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    manager = getattr(graph, "experimental_acd_manager", None)
+    first = 0 if manager is None else graph.num_operations()
+    yield
+    if manager is not None:
+        made = graph.get_operations()[first:]
+        private_collectives.run_after_each_other(graph, [one for one in made if _has_only_side_effects(one)])
+
+
+def _has_only_side_effects(operation: Any) -> bool:
+    if not operation.op_def.is_stateful or operation.type.startswith(_UNORDERED):
+        return False
+    return not any(one.dtype in (tf.resource, tf.variant) for one in operation.inputs)
 
 
 def _require_no_deadlock(step: steps.ReplicaStep) -> None:

@@ -110,7 +110,7 @@ def _warn(step: steps.ReplicaStep, losses: Iterable[Any], what: str, cure: str) 
         explain(
             f"{what} compares rows ({found}), and sees those of one replica alone: the results of "
             f"{step.replicas} replicas differ from those of one process.",
-            received=f"one {step.replicas}th of the batch in each comparison",
+            received=f"the rows of one of {step.replicas} replicas in each comparison",
             expected="the rows of the whole batch",
             do=cure,
         ),

@@ -19,7 +19,7 @@ from tfdistkit.strategies.metrics import metrics_of_step
 from tfdistkit.strategies.parameter_server import profiling
 from tfdistkit.strategies.sync import step as steps
 from tfdistkit.strategies.sync.aggregates import global_numbers, local_losses
-from tfdistkit.strategies.sync.gradients import missing_gradients, reducer_state, trial
+from tfdistkit.strategies.sync.gradients import missing_gradients, overwritten, reducer_state, trial
 from tfdistkit.strategies.sync.gradients.global_factors import with_global_factors
 
 # Optimizers of loops of the user's own, whose weights have been compared between the ranks.
@@ -52,6 +52,10 @@ def apply(original: Any, optimizer: Any, grads: Any, trainable_variables: Any = 
         grads = missing_gradients.added(step, grads, known)
     grads = with_global_factors(step, grads)
     present = [i for i, g in enumerate(grads) if g is not None]
+    new = [i for i in present if overwritten.is_overwritten(known[i])]
+    for i, value in zip(new, overwritten.largest(step, [grads[i] for i in new])):
+        grads[i] = value
+        present.remove(i)
     variables = [known[i] for i in present]
 
     parts = step.without_empty(_parts_of_global_gradients(step, [grads[i] for i in present]))
