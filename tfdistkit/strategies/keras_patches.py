@@ -35,7 +35,7 @@ from tfdistkit.strategies.consistency.call_positions import fit_together
 from tfdistkit.strategies.local_steps import keras_steps
 from tfdistkit.strategies.local_steps import logs as local_logs
 from tfdistkit.strategies.losses import whole_batch
-from tfdistkit.strategies.metrics import metric_patches, metrics_of_step
+from tfdistkit.strategies.metrics import metric_patches, metric_results, metrics_of_step
 from tfdistkit.strategies.metrics.metric_sync import agree
 from tfdistkit.strategies.metrics.output_losses import BatchWeights
 from tfdistkit.strategies.parameter_server import atomic_updates, inflight
@@ -283,6 +283,11 @@ def _name_lost_peer(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any
         raise clear from error
 
 
+def _cond(original: Any, *args: Any, **kwargs: Any) -> Any:
+    metric_results.settle_before_branch(steps.current())
+    return global_conditions.cond(original, *args, **kwargs)
+
+
 def _evaluate(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
     """Evaluates or predicts with equal weights on all replicas, which an algorithm may let differ between steps."""
     strategy: Any = model.distribute_strategy
@@ -379,7 +384,7 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "to_float": functools.partial(_to_python, kind=float),
     "to_int": functools.partial(_to_python, kind=int),
     "deferred_capture": collective_keys.capture_in_function,
-    "cond": global_conditions.cond,
+    "cond": _cond,
     "masked_moments": masked_moments.moments,
     "epoch_end": epoch_data.finish_epoch,
     "variable_value": atomic_updates.value,

@@ -81,7 +81,6 @@ class Step(keras.Model):
 READ = tf.VariableSynchronization.ON_READ
 KINDS: dict[str, dict[str, Any]] = {
     "default": {},
-    "not trainable": {"trainable": False},
     "summed": {"trainable": False, "aggregation": tf.VariableAggregation.SUM},
     "of the first": {"trainable": False, "aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA},
     "first, on read": {
@@ -122,7 +121,7 @@ class FloatStep(Step):
         return {"loss": loss}
 
 
-@pytest.mark.parametrize("aggregation", ["none", "mean", "sum", "only_first_replica"])
+@pytest.mark.parametrize("aggregation", ["sum", "only_first_replica"])
 def test_aggregations_of_weights_of_keras(strategy: Any, aggregation: str) -> None:
     class Watching(keras.layers.Layer):
         def build(self, shape: Any) -> None:
@@ -140,6 +139,73 @@ def test_aggregations_of_weights_of_keras(strategy: Any, aggregation: str) -> No
     def make() -> Any:
         model = keras.Sequential([keras.Input((4,)), Watching(name="watching"), keras.layers.Dense(1, name="dense")])
         model.compile(keras.optimizers.SGD(0.01), "mse")
+        return model
+
+    _require_equal(strategy, make, _batches(ROWS, TARGETS))
+
+
+RATES: dict[str, Callable[[Any, Any], Any]] = {
+    "linear": lambda rate, loss: 0.01 * loss,
+    "quotient": lambda rate, loss: 0.05 / (1.0 + loss),
+    "choice": lambda rate, loss: tf.where(loss > 1.0, rate / 1.5, rate * 1.5),
+}
+
+
+@pytest.mark.parametrize("kind", RATES)
+def test_learning_rate_that_a_step_computes(strategy: Any, kind: str) -> None:
+    class Adapting(InTurn):
+        def train_step(self, data: Any) -> dict[str, Any]:
+            logs = super().train_step(data)
+            rate = self.optimizer.learning_rate
+            rate.assign(RATES[kind](tf.convert_to_tensor(rate), tf.reduce_mean(tf.abs(self(data[0]) - data[1]))))
+            return {**logs, "rate": tf.convert_to_tensor(rate)}
+
+    def make() -> Any:
+        model = Adapting()
+        model.compile(keras.optimizers.SGD(0.01), "mse")
+        return model
+
+    _require_equal(strategy, make, _batches(ROWS, TARGETS))
+
+
+class Accumulating(keras.Model):
+    """Applies gradients in a branch, every second step, clipped by their norm: of this step, or of both."""
+
+    def __init__(self, accumulates: bool):
+        super().__init__()
+        self.dense, self.accumulates = keras.layers.Dense(1), accumulates
+        self.count = tf.Variable(0, trainable=False)
+        self.dense.build((None, 4))
+        self.sums = [tf.Variable(tf.zeros(one.shape), trainable=False) for one in self.dense.trainable_variables]
+
+    def call(self, x: Any) -> Any:
+        return self.dense(x)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        for total, gradient in zip(self.sums, gradients):
+            total.assign_add(gradient)
+        self.count.assign_add(1)
+
+        def update() -> None:
+            given = [tf.convert_to_tensor(one) for one in self.sums] if self.accumulates else gradients
+            clipped, _ = tf.clip_by_global_norm(given, 0.5)
+            self.optimizer.apply_gradients(zip(clipped, self.trainable_variables))
+            for total in self.sums:
+                total.assign(tf.zeros_like(total))
+
+        tf.cond(self.count % 2 == 0, update, lambda: None)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("accumulates", [False, True])
+def test_gradients_that_a_branch_clips(strategy: Any, accumulates: bool) -> None:
+    def make() -> Any:
+        model = Accumulating(accumulates)
+        model.compile(keras.optimizers.SGD(0.1))
         return model
 
     _require_equal(strategy, make, _batches(ROWS, TARGETS))

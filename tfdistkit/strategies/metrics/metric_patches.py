@@ -13,6 +13,7 @@ from tfdistkit.strategies.metrics import metric_updates
 from tfdistkit.strategies.metrics.metric_results import forget_merged, hooked_result
 from tfdistkit.strategies.parameter_server import atomic_updates
 from tfdistkit.strategies.sync import step as steps
+from tfdistkit.strategies.sync.aggregates import row_sums
 from tfdistkit.strategies.sync.gradients import trial
 from tfdistkit.strategies.variables import LayerState, ReplicaSum, Weight
 
@@ -61,6 +62,7 @@ def direct_assign(original: Any, variable: Any, new: Any) -> Any:
         forget_merged(step, variable)
     own = private_api.raw_variable(variable)
     if not isinstance(own, (LayerState, Weight, ReplicaSum)):  # The learning rate: TensorFlow takes the first one's.
+        new = row_sums.number_of_all(step, new)
         with trial.assigning():
             trial.record_write(own, new, trial.Merged.FIRST)
     return original(variable, new)

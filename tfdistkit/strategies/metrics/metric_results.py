@@ -68,6 +68,18 @@ def forget_merged(step: steps.ReplicaStep, variable: Any) -> None:
     step.merged.pop(id(variable), None)
 
 
+def settle_before_branch(step: steps.ReplicaStep | None) -> None:
+    """Averages the state that a step wrote after it computed gradients: a branch may clip what it has accumulated.
+
+    Args:
+        step: The step of this replica; None for none.
+    """
+    if step is None or not step.in_keras_step or step.in_stock_train_step or step.gradients_are_reduced:
+        return
+    if step.gradients and step.layer_state and not (step.is_eager or step.is_local or step.is_in_inner_graph()):
+        merge(step, [], [])
+
+
 def merge(step: steps.ReplicaStep, variables: list[Any], others: list[tf.Tensor]) -> list[tf.Tensor]:
     """Averages the state of layers that this step wrote over the replicas, and sums the state of metrics.
 

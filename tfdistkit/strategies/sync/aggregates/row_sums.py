@@ -83,6 +83,25 @@ def of_global_batch(step: steps.ReplicaStep, value: Any) -> tf.Tensor | None:
     return functools.reduce(operator.add, known)
 
 
+def number_of_all(step: steps.ReplicaStep, number: Any) -> Any:
+    """Returns a number for the global batch that a step computed from rows: a learning rate, from the loss.
+
+    Args:
+        step: The step of this replica.
+        number: The number, from the rows of this replica.
+
+    Returns:
+        The number, the same on all replicas; the given one if it is not known.
+    """
+    if step.is_local or step.gradients_are_reduced or not tf.is_symbolic_tensor(number):
+        return number
+    total = of_branch(step, number)
+    if total is None:
+        known = global_numbers.of_global_batch(step, number, of_integers=True, of_means=True)
+        total = None if known is None else known.value
+    return number if total is None else total
+
+
 def of_branch(step: steps.ReplicaStep, value: Any) -> tf.Tensor | None:
     """Returns what a branch writes to state, for the global batch: computed before the branch, from all rows.
 

@@ -17,7 +17,7 @@ from tfdistkit.strategies.sync import step as steps
 from tfdistkit.strategies.sync.aggregates import global_numbers
 from tfdistkit.strategies.sync.aggregates.compared_rows import NOT_REPEATED
 from tfdistkit.strategies.sync.aggregates.global_conditions import CHOICES
-from tfdistkit.strategies.sync.aggregates.graph_copies import copied
+from tfdistkit.strategies.sync.aggregates.graph_copies import copied, outside_of_branches
 from tfdistkit.strategies.sync.data_dependence import Ancestry
 
 _PRODUCTS = frozenset(("Mul", "MulNoNan"))
@@ -46,13 +46,26 @@ def with_global_factors(step: steps.ReplicaStep, gradients: list[Any]) -> list[A
         The gradients, whose mean over the replicas, weighted by rows, is that of one process; unchanged where it is
         not known.
     """
-    if not step.in_keras_step or step.loss_is_weighted or step.is_eager or step.is_in_inner_graph():
+    if not step.in_keras_step or step.loss_is_weighted or step.is_eager:
         return gradients
+    if step.is_in_inner_graph():
+        return _of_branch(step, gradients)
     changed = [tf.is_symbolic_tensor(one) and one.name not in step.gradients for one in gradients]
     if not any(changed):
         return gradients
     found = _Changes(step)
     return [found.of_global_batch(one) if is_changed else one for one, is_changed in zip(gradients, changed)]
+
+
+def _of_branch(step: steps.ReplicaStep, gradients: list[Any]) -> list[Any]:
+    """Computes before a branch that all replicas take what the branch made of its gradients: it clips them, say."""
+    graph = step.graph
+    if graph is None or step.own_condition is not None or step.is_local:
+        return gradients
+    before = [outside_of_branches(one, graph) if tf.is_symbolic_tensor(one) else None for one in gradients]
+    with graph.as_default():
+        known = with_global_factors(step, before)
+    return [new if new is not old else own for new, old, own in zip(known, before, gradients)]
 
 
 class _Unknown(Exception):
