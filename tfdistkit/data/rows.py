@@ -150,7 +150,7 @@ def which_is_the_batch(received: str) -> OptionError:
 
 
 def rows_error(message: str) -> OptionError | None:
-    """Returns the error of a failed assertion on rows; None if the message comes from another operation.
+    """Returns the error of a step that failed for its rows; None if the message comes from another operation.
 
     Args:
         message: TensorFlow's message for a failed operation.
@@ -159,7 +159,21 @@ def rows_error(message: str) -> OptionError | None:
         _, found, rest = message.partition(f"[{sign}]")
         if found:
             return error(" ".join(re.split(r"[\[\] ]+", rest.partition(f"[{_END}]")[0])).strip())
-    return None
+    missing = re.search(r"slice index -?\d+ of dimension 0 out of bounds", message)
+    return None if missing is None else _has_no_row(missing[0])
+
+
+def _has_no_row(received: str) -> OptionError:
+    """Returns the error for a step that takes a row by its number (`batch[1]`), which a replica does not have."""
+    return OptionError(
+        explain(
+            "A step must not take a row of the batch by its number: a replica gets a part of the rows, perhaps one.",
+            received=received,
+            do="If the first dimension holds no rows (an anchor and a positive), make a tuple of tensors: "
+            "`dataset.map(lambda x: (x[0], x[1]))`. Name tensors that every replica gets whole in "
+            "`tfdistkit.data.same_for_all_rows(dataset, ...)`.",
+        )
+    )
 
 
 def rows_differ(received: str) -> OptionError:

@@ -13,6 +13,7 @@ import tensorflow as tf
 from keras import ops
 
 import tfdistkit
+from tfdistkit.errors import OptionError
 
 pytestmark = pytest.mark.tensorflow
 
@@ -391,3 +392,27 @@ def test_a_broadcast_table_is_no_fixed_number_of_rows(strategy: Any, caplog: pyt
 
     _require_equal(strategy, make, _batches(np.stack([ROWS, ROWS], 1), np.stack([TARGETS, TARGETS], 1)))
     assert "fixed number of rows" not in caplog.text
+
+
+class Anchors(keras.Model):
+    """Takes a batch apart by its first dimension, which holds anchors and positives in place of rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(2)
+        self.dense.build((None, 4))
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self.dense(data[0]) - self.dense(data[1])) ** 2)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
+def test_pairs_in_place_of_rows_are_explained(strategy: Any) -> None:
+    with strategy.scope():
+        model = Anchors()
+        model.compile(keras.optimizers.SGD(0.01))
+    pairs = tf.data.Dataset.from_tensor_slices(ROWS[:40].reshape(5, 2, 4, 4))
+    with pytest.raises(OptionError, match="(?s)row of the batch by its number.*slice index 1.*make a tuple of tensors"):
+        model.fit(pairs, verbose=0)

@@ -187,7 +187,7 @@ def _warn_unchecked(model: Any, reason: str) -> None:
         "The first step of %r is not compared with one process: %s. Its code must compute the gradients of one process "
         'by itself (docs/exactness.md, "What cannot be detected").',
         model.name,
-        reason,
+        reason.rstrip("."),
     )
 
 
