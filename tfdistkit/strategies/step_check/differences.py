@@ -19,7 +19,7 @@ def other_gradient(model: Any, variable: Any, size: float) -> UnsupportedError:
         variable: The variable that it is of.
         size: By how much it differs, relative.
     """
-    replicas = model.distribute_strategy.num_replicas_in_sync
+    replicas, rename = model.distribute_strategy.num_replicas_in_sync, _own_calls(model)
     return UnsupportedError(
         explain(
             f"The train step of {model.name!r} must have the gradients of one process, and on {replicas} "
@@ -28,7 +28,7 @@ def other_gradient(model: Any, variable: Any, size: float) -> UnsupportedError:
             received=f"a gradient of `{name_of(variable)}` that differs by {size:.2g} of its norm, on some rows of the "
             "first batch",
             expected="a loss that is computed from losses of each row, and from sums, means and extremes of them",
-            do=f"{_own_calls(model)}Where the step clips or changes gradients, take "
+            do=f"{rename}Where the step clips or changes gradients, take "
             "`tfdistkit.global_gradients(gradients)` first. Where the loss combines rows, compute it in `call(self, "
             "y_true, y_pred)` of a subclass of `keras.losses.Loss`, which gets the "
             "rows of all replicas; or gather what rows are compared with, or what a state that the step reads again "
