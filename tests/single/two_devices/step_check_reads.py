@@ -89,7 +89,7 @@ def running_mean(state: Any, x: Any) -> Any:
 MODELS: dict[str, tuple[Callable[[], Any], bool]] = {
     "scale": (scaled(running_mean), False),
     "loss": (Running, False),
-    "sharpness": (lambda: SharpnessAware(of_all=False), False),
+    "sharpness": (lambda: SharpnessAware(of_all=False), True),
     "sharpness_of_all": (lambda: SharpnessAware(of_all=True), True),
     "scale_by_sums": (scaled(lambda state, x: state + ops.sum(x**2, axis=0)), True),
     "scale_by_all_rows": (
