@@ -1,0 +1,176 @@
+"""Variables that steps, layers and optimizers write as users write them (see `test_two_devices`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+from _one_process import ROWS, TARGETS, batches, require_equal, strategy
+from keras import ops
+
+__all__ = ["strategy"]  # The fixture.
+
+pytestmark = pytest.mark.tensorflow
+
+
+class Step(keras.Model):
+    """A step of one's own that writes variables of TensorFlow's, made as a kind of them is."""
+
+    zero: Any = 0
+
+    def __init__(self, **options: Any):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+        self.seen = tf.Variable(self.zero, **options)
+        self.moving = tf.Variable(tf.zeros([4]), **options)
+        self.chance = tf.Variable(0.7, **options)
+        self.state = [self.seen, self.moving, self.chance]
+
+    def call(self, x: Any) -> Any:
+        return self.dense(x)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            error = self(x, training=True) - y
+            loss = tf.reduce_mean(error**2) + 0.01 * self.chance
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        self.seen.assign_add(tf.shape(x)[0])
+        self.moving.assign(0.9 * self.moving + 0.1 * tf.reduce_mean(x, 0))
+        # A clip, as in adaptive augmentation: no mean over rows.
+        right = tf.reduce_mean(tf.sign(error))
+        self.chance.assign(tf.clip_by_value(self.chance + right / 2, 0.0, 1.0))
+        return {"loss": loss}
+
+
+READ = tf.VariableSynchronization.ON_READ
+KINDS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "summed": {"trainable": False, "aggregation": tf.VariableAggregation.SUM},
+    "of the first": {"trainable": False, "aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA},
+    "first, on read": {
+        "trainable": False,
+        "aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA,
+        "synchronization": READ,
+    },
+    "mean, on read": {"trainable": False, "aggregation": tf.VariableAggregation.MEAN, "synchronization": READ},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_variables_of_tensorflow(strategy: Any, kind: str) -> None:
+    """Whatever they are said to be, one process knows one value; without words they are trainable, integers too."""
+
+    def make() -> Any:
+        options = dict(KINDS[kind])
+        model = Step(**options) if "mean" not in kind else FloatStep(**options)
+        model.compile(keras.optimizers.SGD(0.01))
+        return model
+
+    require_equal(strategy, make, batches(ROWS, TARGETS))
+
+
+class FloatStep(Step):
+    """The same with a count in floats: integers have no mean."""
+
+    zero = 0.0
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        self.seen.assign_add(tf.reduce_sum(x))
+        self.moving.assign(0.9 * self.moving + 0.1 * tf.reduce_mean(x, 0))
+        self.chance.assign(tf.clip_by_value(self.chance + tf.reduce_mean(x) / 2, 0.0, 1.0))
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("aggregation", ["sum", "only_first_replica"])
+def test_aggregations_of_weights_of_keras(strategy: Any, aggregation: str) -> None:
+    class Watching(keras.layers.Layer):
+        def build(self, shape: Any) -> None:
+            options = {"initializer": "zeros", "trainable": False, "aggregation": aggregation}
+            self.mean = self.add_weight(shape=(4,), name="mean", **options)
+            self.total = self.add_weight(shape=(4,), name="total", **options)
+            self.steps = self.add_weight(shape=(), name="steps", **options)
+
+        def call(self, x: Any) -> Any:
+            self.mean.assign(0.9 * self.mean + 0.1 * ops.mean(x, axis=0))
+            self.total.assign_add(ops.sum(x, axis=0))
+            self.steps.assign_add(1.0)
+            return x
+
+    def make() -> Any:
+        model = keras.Sequential([keras.Input((4,)), Watching(name="watching"), keras.layers.Dense(1, name="dense")])
+        model.compile(keras.optimizers.SGD(0.01), "mse")
+        return model
+
+    require_equal(strategy, make, batches(ROWS, TARGETS))
+
+
+class Accumulating(keras.Model):
+    """Applies gradients in a branch, every second step, clipped by their norm: of this step, or of both."""
+
+    def __init__(self, accumulates: bool):
+        super().__init__()
+        self.dense, self.accumulates = keras.layers.Dense(1), accumulates
+        self.count = tf.Variable(0, trainable=False)
+        self.dense.build((None, 4))
+        self.sums = [tf.Variable(tf.zeros(one.shape), trainable=False) for one in self.dense.trainable_variables]
+
+    def call(self, x: Any) -> Any:
+        return self.dense(x)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        for total, gradient in zip(self.sums, gradients):
+            total.assign_add(gradient)
+        self.count.assign_add(1)
+
+        def update() -> None:
+            given = [tf.convert_to_tensor(one) for one in self.sums] if self.accumulates else gradients
+            clipped, _ = tf.clip_by_global_norm(given, 0.5)
+            self.optimizer.apply_gradients(zip(clipped, self.trainable_variables))
+            for total in self.sums:
+                total.assign(tf.zeros_like(total))
+
+        tf.cond(self.count % 2 == 0, update, lambda: None)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("accumulates", [False, True])
+def test_gradients_that_a_branch_clips(strategy: Any, accumulates: bool) -> None:
+    def make() -> Any:
+        model = Accumulating(accumulates)
+        model.compile(keras.optimizers.SGD(0.1))
+        return model
+
+    require_equal(strategy, make, batches(ROWS, TARGETS))
+
+
+def test_optimizer_with_variables_of_tensorflow(strategy: Any) -> None:
+    class Remembering(keras.optimizers.SGD):
+        def build(self, variables: Any) -> None:
+            super().build(variables)
+            self.before = [tf.Variable(tf.convert_to_tensor(one), trainable=False) for one in variables]
+            for one in self.before:
+                self._track_variable(one)
+
+        def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+            before = self.before[self._get_variable_index(variable)]
+            before.assign(0.5 * before + 0.5 * tf.convert_to_tensor(variable))
+            self.assign(variable, before - learning_rate * gradient)
+
+    def make() -> Any:
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, name="dense")])
+        model.compile(Remembering(0.01), "mse")
+        model.optimizer.build(model.trainable_variables)
+        return model
+
+    require_equal(strategy, make, batches(ROWS, TARGETS))
