@@ -26,6 +26,7 @@ from tfdistkit.strategies.devices import Devices, resolve_devices, resolve_param
 from tfdistkit.strategies.prerequisites import require_single_process
 from tfdistkit.strategies.sync import collective_keys
 from tfdistkit.strategies.sync import step as steps
+from tfdistkit.strategies.sync.aggregates import row_sums
 from tfdistkit.strategies.sync.gradients import sparse_lookups
 from tfdistkit.strategies.sync.replica import ReplicaMixin, own_tensors
 from tfdistkit.strategies.variables import StepVariable
@@ -67,6 +68,10 @@ class CentralVariable(StepVariable):
         is_plain = self.aggregation == tf.VariableAggregation.NONE and self.dtype.is_floating
         if not is_plain or isinstance(value, tf.IndexedSlices):
             return value
+        own = steps.current()
+        if own is not None and self._is_written_by(own):
+            total = row_sums.of_global_batch(own, value)
+            value = value if total is None else total
         step = self._step_that_writes(value)
         return value if step is None else step.weighted_sum(tf.convert_to_tensor(value, self.dtype))
 
@@ -233,6 +238,8 @@ def _is_central(created_with: dict[str, Any]) -> bool:
     if getattr(_LOCAL, "creates_for_optimizer", False):
         return True
     dtype = created_with.get("dtype")
+    if dtype is None and not callable(created_with.get("initial_value")):
+        dtype = tf.convert_to_tensor(created_with.get("initial_value")).dtype
     return created_with.get("trainable") is not False and (dtype is None or tf.as_dtype(dtype).is_floating)
 
 

@@ -10,6 +10,8 @@ import tensorflow as tf
 from _one_process import ROWS, TARGETS, batches, require_equal, strategy
 from keras import ops
 
+import tfdistkit
+
 __all__ = ["strategy"]  # The fixture.
 
 pytestmark = pytest.mark.tensorflow
@@ -70,6 +72,17 @@ def test_variables_of_tensorflow(strategy: Any, kind: str) -> None:
         return model
 
     require_equal(strategy, make, batches(ROWS, TARGETS))
+
+
+def test_trainable_variables_of_tensorflow_in_central_storage() -> None:
+    """There replicas share weights, and so floats without `trainable=False`; integers are state of each."""
+
+    def make() -> Any:
+        model = Step()
+        model.compile(keras.optimizers.SGD(0.01))
+        return model
+
+    require_equal(tfdistkit.strategy("central_storage", devices=2), make, batches(ROWS, TARGETS))
 
 
 class FloatStep(Step):
