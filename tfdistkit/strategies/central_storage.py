@@ -26,7 +26,6 @@ from tfdistkit.strategies.devices import Devices, resolve_devices, resolve_param
 from tfdistkit.strategies.prerequisites import require_single_process
 from tfdistkit.strategies.sync import collective_keys
 from tfdistkit.strategies.sync import step as steps
-from tfdistkit.strategies.sync.aggregates import row_sums
 from tfdistkit.strategies.sync.gradients import sparse_lookups
 from tfdistkit.strategies.sync.replica import ReplicaMixin, own_tensors
 from tfdistkit.strategies.variables import StepVariable
@@ -68,10 +67,7 @@ class CentralVariable(StepVariable):
         is_plain = self.aggregation == tf.VariableAggregation.NONE and self.dtype.is_floating
         if not is_plain or isinstance(value, tf.IndexedSlices):
             return value
-        own = steps.current()
-        if own is not None and self._is_written_by(own):
-            total = row_sums.of_global_batch(own, value)
-            value = value if total is None else total
+        value = self._of_all_rows(value)
         step = self._step_that_writes(value)
         return value if step is None else step.weighted_sum(tf.convert_to_tensor(value, self.dtype))
 

@@ -81,6 +81,15 @@ class StepVariable(private_api.MirroredVariable):
         """Returns whether a Keras step writes by itself, and not by an optimizer."""
         return step.in_keras_step and not step.is_local and not step.gradients_are_reduced
 
+    def _of_all_rows(self, value: Any) -> Any:
+        """Returns a value that a Keras step writes, for the global batch; the given one where it is not known."""
+        step = steps.current()
+        if step is None or not self._is_written_by(step):
+            return value
+        total = row_sums.of_branch(step, value)
+        total = row_sums.of_global_batch(step, value) if total is None else total
+        return value if total is None else total
+
     def _step_that_writes(self, value: Any) -> Any:
         """Returns the Keras step that writes to a weight what comes from its replica's rows; None for any other write.
 
@@ -160,11 +169,7 @@ class Weight(StepVariable):
     """
 
     def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
-        own = steps.current()
-        of_all = None if own is None else row_sums.of_branch(own, value)
-        if of_all is None and own is not None and self._is_written_by(own):
-            of_all = row_sums.of_global_batch(own, value)
-        value = value if of_all is None else of_all
+        value = self._of_all_rows(value)
         step = self._step_that_writes(value)
         if step is not None:
             step.add_layer_state(self)

@@ -8,18 +8,10 @@ from typing import Any
 
 import keras
 import numpy as np
-import pytest
 import tensorflow as tf
-
-import tfdistkit
 
 ROWS = np.random.default_rng(0).normal(size=(45, 4)).astype("float32") + 1
 TARGETS = (ROWS @ np.arange(1.0, 5.0)[:, None]).astype("float32")
-
-
-@pytest.fixture(scope="module")
-def strategy() -> Any:
-    return tfdistkit.strategy("mirrored", devices=2)
 
 
 def batches(*tensors: Any) -> tf.data.Dataset:

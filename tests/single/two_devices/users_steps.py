@@ -9,7 +9,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from _one_process import ROWS, TARGETS, batches, require_equal, strategy
+from _one_process import ROWS, TARGETS, batches, require_equal
+from _own_steps import strategy
 from keras import ops
 
 from tfdistkit.errors import OptionError

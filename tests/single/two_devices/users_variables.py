@@ -7,7 +7,8 @@ from typing import Any
 import keras
 import pytest
 import tensorflow as tf
-from _one_process import ROWS, TARGETS, batches, require_equal, strategy
+from _one_process import ROWS, TARGETS, batches, require_equal
+from _own_steps import strategy
 from keras import ops
 
 import tfdistkit

@@ -190,10 +190,10 @@ def _weighted(
     is_variable = isinstance(values, (keras.Variable, tf.Variable))
     values = tf.convert_to_tensor(values) if is_variable else values  # Which Keras's function returns as they are.
     tensor = keras.ops.convert_to_tensor(values)
-    if isinstance(tensor, tf.Tensor) and has_rows(step, tensor):
-        local_losses.warn_of_metric(step, tensor, metric.name)
-        return args, kwargs
     if not isinstance(tensor, tf.Tensor):
+        return args, kwargs
+    if has_rows(step, tensor):
+        local_losses.warn_of_metric(step, tensor, metric.name)
         return args, kwargs
     if isinstance(metric, keras.metrics.Sum) and known_value(values) is None and not _is_same(step, tensor):
         return args, kwargs

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 _SAME = ("Identity", "StopGradient", "PreventGradient")
 _SUMS, _DIFFERENCES = ("AddV2", "Add"), ("Sub",)
-# Operations that are looked at behind a value.
+# Operations that are looked at behind a value, nearest first: each write of each layer does so.
 _MOST = 2000
 # One of the values that are there, and no sum of them.
 _CHOICES = {"Maximum": tf.maximum, "Minimum": tf.minimum, "SelectV2": tf.where, "Select": tf.where}
@@ -31,7 +31,7 @@ def write(variable: tf.Variable, value: tf.Tensor, read: tf.Tensor) -> None:
     def is_read(tensor: tf.Tensor) -> bool:
         return _is_same(_original(tensor), _original(read))
 
-    if not tf.is_symbolic_tensor(value) or _is_constant(value):
+    if not tf.is_symbolic_tensor(value) or tf.get_static_value(value) is not None:
         variable.assign_add(value - read)  # A reset: takes away what was read, and no more.
     elif not write_sum(variable, value, is_read) and not _write_choice(variable, value, is_read):
         if value.graph is read.graph and not _is_from(value, read):
@@ -107,7 +107,3 @@ def _is_from(value: tf.Tensor, read: tf.Tensor) -> bool:
         found.update(before.name for before in new)
         waiting += new
     return False
-
-
-def _is_constant(value: tf.Tensor) -> bool:
-    return tf.get_static_value(value) is not None
