@@ -98,7 +98,7 @@ class StepVariable(private_api.MirroredVariable):
         step = steps.current()
         if step is None or not self._is_written_by(step):
             return None
-        is_own = row_sums.is_of_rows(step, value) or bool(step.layer_state)
+        is_own = row_sums.may_be_of_rows(step, value) or bool(step.layer_state)
         trial.record_write(self, value, is_compared=is_own)
         return step if is_own else None
 

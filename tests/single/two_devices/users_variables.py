@@ -188,3 +188,64 @@ def test_optimizer_with_variables_of_tensorflow(strategy: Any) -> None:
         return model
 
     require_equal(strategy, make, batches(ROWS, TARGETS))
+
+
+def _in_a_branch(write: Any) -> None:
+    tf.cond(tf.equal(tf.random.uniform([], maxval=1, dtype=tf.int32), 0), write, lambda: None)
+
+
+def _in_a_loop(write: Any) -> None:
+    def body(turn: Any) -> Any:
+        write()
+        return [turn + 1]
+
+    tf.while_loop(lambda turn: turn < 1, body, [tf.constant(0)])
+
+
+# Where a step writes.
+PLACES: dict[str, Any] = {
+    "the step": lambda write: write(),
+    "a branch": _in_a_branch,
+    "a loop": _in_a_loop,
+    "a function": lambda write: tf.function(write)(),
+}
+
+
+class Descent(keras.Model):
+    """Gradient descent without an optimizer, and a number that a branch keeps, in a variable of TensorFlow's."""
+
+    def __init__(self, place: str):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+        self.place = PLACES[place]
+        self.kept = tf.Variable(tf.zeros([2]))
+        self.state = [self.kept]
+
+    def call(self, x: Any) -> Any:
+        return self.dense(x)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x, training=True) - y) ** 2) / (1.0 + tf.abs(self.kept[0]))
+        gradients = tape.gradient(loss, self.trainable_variables)
+
+        def write() -> None:
+            for gradient, variable in zip(gradients, self.trainable_variables):
+                variable.assign_sub(0.01 * gradient)
+            self.kept.assign(tf.stack([tf.reduce_mean(x), tf.reduce_mean(y)]))
+
+        self.place(write)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize(
+    ("place", "eager"), [*((place, False) for place in PLACES), ("the step", True), ("a branch", True)]
+)
+def test_weights_that_a_step_writes_by_itself(strategy: Any, place: str, eager: bool) -> None:
+    def make() -> Any:
+        model = Descent(place)
+        model.compile(keras.optimizers.SGD(0.01), run_eagerly=eager)
+        return model
+
+    require_equal(strategy, make, batches(ROWS, TARGETS))

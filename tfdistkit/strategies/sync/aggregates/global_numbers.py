@@ -162,9 +162,12 @@ def _numbers_of(step: steps.ReplicaStep) -> _Numbers:
     return step.numbers
 
 
-def _computed(step: steps.ReplicaStep, numbers: NumberReader, number: tf.Tensor) -> GlobalNumber:
+def _computed(step: steps.ReplicaStep, numbers: NumberReader, number: tf.Tensor) -> GlobalNumber | None:
     order = _behind(numbers, number)
-    leaves = _leaves(step, numbers, [one for one in order if numbers.kind(one) not in _COMPUTED])
+    own = [one for one in order if numbers.kind(one) not in _COMPUTED]
+    if not all(one.shape.is_fully_defined() for one in own if numbers.kind(one) is not Kind.CONSTANT):
+        return None  # Their sums could not be taken apart.
+    leaves = _leaves(step, numbers, own)
     whole = {leaf.own.name: leaf.whole for leaf in leaves}
     again = rows_again.RowsAgain(step, numbers, whole)
     for one in order:

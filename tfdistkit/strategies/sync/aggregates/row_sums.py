@@ -31,6 +31,7 @@ _LINEAR = frozenset(
     )
 )
 _PARTS = ("constant", "mean", "sum", "whole")
+_OF_PYTHON = (int, float, bool, np.ndarray, np.generic)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,11 +116,10 @@ def of_branch(step: steps.ReplicaStep, value: Any) -> tf.Tensor | None:
     Returns:
         The value, the same on all replicas; None outside of branches that all replicas take, and if it is not known.
     """
-    is_in_branch = step.in_keras_step and not step.is_eager and step.is_in_inner_graph() and step.own_condition is None
-    is_of_optimizer, graph = step.gradients_are_reduced, step.graph
-    if not is_in_branch or is_of_optimizer or graph is None or step.is_local or not tf.is_symbolic_tensor(value):
+    graph = step.graph
+    if graph is None or step.gradients_are_reduced or step.is_local or not step.is_in_inner_graph():
         return None
-    before = outside_of_branches(value, graph)
+    before = _before_branch(step, value)
     if before is None:
         return None
     with graph.as_default():
@@ -128,6 +128,15 @@ def of_branch(step: steps.ReplicaStep, value: Any) -> tf.Tensor | None:
             return number.value
         total = of_global_batch(step, before)
         return before if total is None and is_same_on_all(step, before) else total
+
+
+def _before_branch(step: steps.ReplicaStep, value: Any) -> tf.Tensor | None:
+    """Computes a value of a branch before the branch; None if that is not possible, and in eager steps."""
+    if not step.in_keras_step or step.own_condition is not None or not tf.is_symbolic_tensor(value):
+        return None
+    if step.graph is None or value.graph is step.graph:
+        return value
+    return outside_of_branches(value, step.graph)
 
 
 def is_of_rows(step: steps.ReplicaStep, value: Any) -> bool:
@@ -140,6 +149,19 @@ def is_of_rows(step: steps.ReplicaStep, value: Any) -> bool:
     return can_read(step, value) and reader_of(step).comes_from_batch(value)
 
 
+def may_be_of_rows(step: steps.ReplicaStep, value: Any) -> bool:
+    """Returns whether a value comes from the rows of this replica, or may, where its graph cannot be read.
+
+    Args:
+        step: As in `of_global_batch`.
+        value: As in `of_global_batch`; also a number or an array.
+    """
+    if can_read(step, value) or isinstance(value, _OF_PYTHON):
+        return is_of_rows(step, value)
+    before = _before_branch(step, value)
+    return step.is_eager or before is None or reader_of(step).comes_from_batch(before)
+
+
 def is_same_on_all(step: steps.ReplicaStep, value: Any) -> bool:
     """Returns whether a value is known to be the same on all replicas: it comes from no row and no random number.
 
@@ -147,7 +169,7 @@ def is_same_on_all(step: steps.ReplicaStep, value: Any) -> bool:
         step: As in `of_global_batch`.
         value: As in `of_global_batch`; also a number or an array.
     """
-    if isinstance(value, (int, float, bool, np.ndarray, np.generic)):
+    if isinstance(value, _OF_PYTHON):
         return True
     return can_read(step, value) and not reader_of(step).may_differ(value)
 

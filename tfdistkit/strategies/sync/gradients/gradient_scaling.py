@@ -247,7 +247,7 @@ def tape_gradient(original: Any, tape: Any, target: Any, sources: Any, *args: An
         local_losses.require_whole_groups(step)
         of_rows = _are_of_rows(step, tf.nest.flatten(target))
         target, args, kwargs = _of_global_batch(step, target, args, kwargs)
-    gradients = original(tape, target, sources, *args, **kwargs)
+    gradients = tf.nest.map_structure(_with_static_shape, original(tape, target, sources, *args, **kwargs), sources)
     if of_rows is not False:
         inverse = tf.math.divide_no_nan(tf.constant(1.0, tf.float64), tf.cast(step.global_share(), tf.float64))
         inverse = inverse if of_rows is True else tf.where(of_rows, inverse, 1.0)
@@ -256,6 +256,16 @@ def tape_gradient(original: Any, tape: Any, target: Any, sources: Any, *args: An
         flat = tf.nest.flatten(gradients, expand_composites=True)
         step.gradients.update(gradient.name for gradient in flat if tf.is_symbolic_tensor(gradient))
     return gradients
+
+
+def _with_static_shape(gradient: Any, variable: Any) -> Any:
+    """Gives the rows of a table the shape of its variable, so that a dense gradient made of them has a static one."""
+    if not isinstance(gradient, tf.IndexedSlices) or gradient.dense_shape is None:
+        return gradient
+    shape = tf.TensorShape(variable.shape)
+    if not shape.is_fully_defined():
+        return gradient
+    return tf.IndexedSlices(gradient.values, gradient.indices, tf.constant(shape.as_list(), gradient.dense_shape.dtype))
 
 
 def _of_global_batch(step: Any, target: Any, args: tuple, kwargs: dict) -> tuple[Any, tuple, dict]:
