@@ -11,7 +11,17 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from fuzz import callback_list, feeding, loops, networks, number_losses, objectives, training_steps, whole_models
+from fuzz import (
+    callback_list,
+    feeding,
+    loops,
+    networks,
+    number_losses,
+    objectives,
+    stateful_steps,
+    training_steps,
+    whole_models,
+)
 from fuzz.programs import Program
 
 # Keras reads these from generators and PyDatasets as objects, on which it cannot train.
@@ -222,12 +232,40 @@ def _number_losses(draw: Any) -> Program:
     return Program(step=step, numbers=tuple(names), change=change, optimizer=draw(_one_of("sgd", "adam")), **found)
 
 
-# Programs from this number on have losses that are no means.
-NUMBER_LOSSES = 10_000
+@st.composite
+def _stateful_steps(draw: Any) -> Program:
+    """Steps with state of their own, side effects, and gradients that branches change."""
+    data = draw(_data(kinds=("numbers", "numbers", "tokens")))
+    encoder = draw(_one_of(*networks.ENCODERS[data["inputs"]]))
+    body = tuple(draw(st.lists(_one_of("dense", "l2", "layer_norm", "running_mean"), max_size=1)))
+    model = {"targets": "number", "encoder": encoder, "body": body, "style": draw(_one_of("functional", "subclassed"))}
+    state = draw(_one_of(*stateful_steps.STATES))
+    updates = stateful_steps.UPDATES_OF_INTEGERS if "int" in state else [u for u in stateful_steps.UPDATES if u]
+    names = draw(_rarely(*number_losses.PARTS, usual="mean", of=3))
+    step = {
+        "state": state,
+        "update": draw(_one_of(*updates)),
+        "use": draw(_one_of(*stateful_steps.USES)),
+        "effect": draw(_rarely(*stateful_steps.EFFECTS, usual="", of=3)),
+        "way": draw(_one_of(*stateful_steps.WAYS)),
+        "change": draw(_rarely(*number_losses.CHANGES, usual="", of=2)),
+    }
+    acts = draw(st.lists(_one_of("evaluate", "fit", "fit_again", "train_on_batch"), max_size=1))
+    running = {"execution": draw(_rarely(2, usual=1)) if data["feed"] in feeding.ARRAYS else 1}
+    if data["steps_per_epoch"]:
+        running["execution"] = 1
+    found = {**data, **model, **step, **running, "acts": ("fit", *acts), "optimizer": draw(_one_of("sgd", "adam"))}
+    return Program(step="stateful", numbers=(names,), **found)
+
+
+# Programs from these numbers on have losses that are no means, and steps with state of their own.
+NUMBER_LOSSES, STATEFUL_STEPS = 10_000, 20_000
 
 
 def programs(number: int = 0) -> st.SearchStrategy[Program]:
     """A strategy for the program of a number."""
+    if number >= STATEFUL_STEPS:
+        return _stateful_steps()
     if number >= NUMBER_LOSSES:
         return _number_losses()
     kinds = [_keras_programs] * 10 + [_whole_models, _loops]
@@ -289,7 +327,9 @@ def _is_possible(program: Program) -> bool:
     plain = program.step in ("keras", *training_steps.COMPILED)
     return (
         program.encoder in encoders
-        and bool(program.numbers) == (program.step in number_losses.STEPS or program.loss.startswith("numbers"))
+        and bool(program.numbers)
+        == (program.step in (*number_losses.STEPS, "stateful") or program.loss.startswith("numbers"))
+        and bool(program.state) == (program.step == "stateful")
         and (not plain or program.loss in losses)
         and not (program.style == "sequential" and (program.targets == "two" or program.inputs in ("named", "nested")))
         and (program.inputs != "ragged" or (program.style == "subclassed" and "dataset" in program.feed))

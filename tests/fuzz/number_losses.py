@@ -125,7 +125,7 @@ CHANGES: dict[str, Callable[[list[Any], Any], list[Any]]] = {
 }
 
 
-class _Numbers(OwnStep):
+class Numbers(OwnStep):
     """A step whose loss is the sum of numbers."""
 
     names: tuple[str, ...] = ()
@@ -141,11 +141,14 @@ class _Numbers(OwnStep):
             loss = self._loss_of(data, training=True)
         variables = self.trainable_variables
         pairs = [(g, v) for g, v in zip(tape.gradient(loss, variables), variables) if g is not None]
-        gradients = [tf.convert_to_tensor(g) for g, _ in pairs]
-        if self.change:
-            gradients = CHANGES[self.change](gradients, loss)
-        self.optimizer.apply(gradients, [v for _, v in pairs])
+        self._apply_changed([tf.convert_to_tensor(g) for g, _ in pairs], [v for _, v in pairs], loss)
         return self._log(loss)
+
+    def _apply_changed(self, gradients: list[Any], variables: list[Any], loss: Any) -> None:
+        self.optimizer.apply(self._changed(gradients, loss), variables)
+
+    def _changed(self, gradients: list[Any], loss: Any) -> list[Any]:
+        return CHANGES[self.change](gradients, loss) if self.change else gradients
 
 
 class _NumbersComputeLoss:
@@ -161,7 +164,7 @@ class _NumbersComputeLoss:
 
 
 # Steps whose loss is that of the field `numbers` of a program.
-STEPS: dict[str, type] = {"numbers": _Numbers, "numbers_compute_loss": _NumbersComputeLoss}
+STEPS: dict[str, type] = {"numbers": Numbers, "numbers_compute_loss": _NumbersComputeLoss}
 
 
 def step_of(program: Program) -> type:

@@ -27,6 +27,11 @@ class Program:
         step: Who computes the loss and the gradients (`training_steps.STEPS`); "keras" for a plain `compile`.
         numbers: The numbers that the loss is the sum of (`number_losses.PARTS`), with the steps and losses of them.
         change: What such a step does to gradients (`number_losses.CHANGES`); "" for nothing.
+        state: The state of such a step (`stateful_steps.STATES`); "" for none.
+        update: How the step writes it (`stateful_steps.UPDATES`).
+        use: What its loss does with it (`stateful_steps.USES`).
+        effect: What the step does beside (`stateful_steps.EFFECTS`).
+        way: The order of its writes, or how it applies gradients (`stateful_steps.WAYS`).
         loss: A loss (`objectives.LOSSES`); "" without any.
         reduction: As Keras's losses take it; "" for their default.
         loss_weights: Whether the outputs' losses have weights.
@@ -63,6 +68,11 @@ class Program:
     step: str = "keras"
     numbers: tuple[str, ...] = ()
     change: str = ""
+    state: str = ""
+    update: str = ""
+    use: str = ""
+    effect: str = ""
+    way: str = ""
     loss: str = "mse"
     reduction: str = ""
     loss_weights: bool = False

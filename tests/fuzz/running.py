@@ -9,7 +9,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from fuzz import callback_list, feeding, loops, networks, number_losses, objectives, training_steps, whole_models
+from fuzz import (
+    callback_list,
+    feeding,
+    loops,
+    networks,
+    number_losses,
+    objectives,
+    stateful_steps,
+    training_steps,
+    whole_models,
+)
 from fuzz.programs import Program
 
 
@@ -41,6 +51,8 @@ class Session:
             if self.trains or name in NO_TRAINING:
                 ACTS[name](self)
         self.keep_weights("weights", self.model.weights)
+        if hasattr(self.model, "own_state"):
+            self.arrays["kept by the step"] = np.asarray(keras.ops.convert_to_numpy(self.model.own_state))
         for name in ("optimizer", "other_optimizer", "critic_optimizer", "generator_optimizer"):
             optimizer = getattr(self.model, name, None)
             if optimizer is not None and optimizer.built and self.trains:
@@ -54,7 +66,8 @@ class Session:
             if program.step in whole_models.MODELS:
                 self.model = whole_models.make_whole_model(program)
             else:
-                step = training_steps.STEPS.get(program.step) or number_losses.step_of(program)
+                steps = stateful_steps if program.state else number_losses
+                step = training_steps.STEPS.get(program.step) or steps.step_of(program)
                 self.model = networks.make_network(program, step)
                 if program.step == "accumulating" and self.model.built:
                     self.model._make_sums()
@@ -70,7 +83,10 @@ class Session:
     def callbacks(self) -> list[Any]:
         """Makes the callbacks of the program."""
         program = self.program
-        own = program.step in (*training_steps.OWN_LOSS, *number_losses.STEPS) or program.step in whole_models.MODELS
+        own = (
+            program.step in (*training_steps.OWN_LOSS, *number_losses.STEPS, "stateful")
+            or program.step in whole_models.MODELS
+        )
         monitor = _MONITORED.get(program.step, "own_loss" if own else "loss")
         has_validation = program.validation and program.step not in ("wgan", "distiller")
         return callback_list.make_callbacks(program.callbacks, f"val_{monitor}" if has_validation else monitor)

@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from tfdistkit.callbacks.checkpoints import atomic
+from tfdistkit import atomic_files as atomic
 
 pytestmark = pytest.mark.tensorflow  # the package imports Keras
 

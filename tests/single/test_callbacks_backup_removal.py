@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tfdistkit.atomic_files import whole_file
 from tfdistkit.callbacks.backup.generations import remove_backups
-from tfdistkit.callbacks.checkpoints.atomic import whole_file
 
 
 def test_a_faster_rank_keeps_the_folder_of_the_writer(tmp_path: Path) -> None:

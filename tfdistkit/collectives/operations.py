@@ -157,6 +157,7 @@ def reduce_scatter(tensor: Any, op: str = "sum", process_set: ProcessSet | None 
     between = communicator(process_set)
     if between.size == 1:
         return tf.identity(tensor)
+    registry.sums.note()
     [tensor] = _compared(between, process_set, f"reduce_scatter {op}", [tensor])
     if op in ("min", "max"):
         result = between.own_share(differentiable.extreme(between, _carried(tensor), op))
@@ -211,6 +212,7 @@ def _reduce(tensors: list[tf.Tensor], op: str, process_set: ProcessSet | None) -
     between = communicator(process_set)
     if between.size == 1 or not tensors:
         return [tf.identity(t) for t in tensors]
+    registry.sums.note()
     tensors = _compared(between, process_set, f"all_reduce {op}", tensors)
     carried = [_carried(t) for t in tensors]
     if op in ("min", "max"):

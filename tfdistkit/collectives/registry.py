@@ -14,6 +14,25 @@ ExplainError = Callable[[Any], "Exception | None"]
 KINDS = ("all_reduce", "all_gather", "broadcast", "reduce_scatter", "all_to_all", "broadcast_object")
 
 
+class SumCalls:
+    """Notes that code of the user's summed tensors over the ranks, in Python: in a graph, when it is traced."""
+
+    def __init__(self) -> None:
+        self._called = False
+
+    def note(self) -> None:
+        """Notes a call."""
+        self._called = True
+
+    def were_called(self) -> bool:
+        """Returns whether there was a call since the last question."""
+        called, self._called = self._called, False
+        return called
+
+
+sums = SumCalls()
+
+
 class CallCounts:
     """Counts how often each kind of collective ran; the counts are equal on all ranks of a correct job.
 

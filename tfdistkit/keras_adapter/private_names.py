@@ -159,6 +159,11 @@ SEAMS: dict[str, Seam] = {
         ("self", "reference_variable"),
         "the slots of a sharded table are parts of one",
     ),
+    "save_model": Seam("keras.src.saving.saving_lib:save_model", ("model", "filepath"), "all ranks save to one file"),
+    "save_h5": Seam("keras.src.legacy.saving.legacy_h5_format:save_model_to_hdf5", ("model", "filepath"), "the same"),
+    "save_weights": Seam(
+        "keras.src.saving.saving_lib:save_weights_only", ("model", "filepath"), "the same for weights"
+    ),
     "save_optimizer": Seam(f"{_OPTIMIZER}.save_own_variables", ("self", "store"), "a sharded table is saved as one"),
     "load_optimizer": Seam(f"{_OPTIMIZER}.load_own_variables", ("self", "store"), "a sharded table is saved as one"),
     "add_weight": Seam(f"{_LAYER}.add_weight", ("self", "trainable", "aggregation"), "layer state"),

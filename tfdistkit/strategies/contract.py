@@ -19,13 +19,14 @@ from tfdistkit.errors import UnsupportedError, explain
 from tfdistkit.keras_adapter import private_api, private_datasets
 from tfdistkit.keras_adapter.dataset_tuning import without_idle_tuning
 from tfdistkit.strategies.local_steps import layer_state
+from tfdistkit.strategies.losses.replica_count import CountsReplicas
 from tfdistkit.strategies.step_clock import StepClock
 from tfdistkit.strategies.sync import batch_sharding, peer_errors, step
 from tfdistkit.strategies.sync.gradients import reducer_state, sparse_gradients, sparse_lookups
 from tfdistkit.strategies.variables import of_an_optimizer
 
 
-class KerasStrategyMixin:
+class KerasStrategyMixin(CountsReplicas):
     """Adapts one of TensorFlow's `Strategy` classes to Keras 3; placed before it in the list of bases.
 
     The methods between `sum_gradients` and `check_jit_compile` are hooks. Their defaults are right for replicas that

@@ -39,6 +39,7 @@ from tfdistkit.strategies.metrics import metric_patches, metric_results, metrics
 from tfdistkit.strategies.metrics.metric_sync import agree
 from tfdistkit.strategies.metrics.output_losses import BatchWeights
 from tfdistkit.strategies.parameter_server import atomic_updates, inflight
+from tfdistkit.strategies.saving import saved_files
 from tfdistkit.strategies.step_check.comparison import StepCheck
 from tfdistkit.strategies.step_clock import clock_of
 from tfdistkit.strategies.sync import (
@@ -378,6 +379,9 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "adagrad_step": table_rows.adagrad_step,
     "clip_by_global_norm": table_rows.clip_by_global_norm,
     "slot": reducer_state.slot,
+    "save_model": saved_files.save,
+    "save_h5": saved_files.save,
+    "save_weights": saved_files.save_weights,
     "save_optimizer": table_parts.save_optimizer,
     "load_optimizer": table_parts.load_optimizer,
     "add_weight": replica.add_weight,

@@ -24,6 +24,8 @@ from tfdistkit.collectives import registry
 from tfdistkit.errors import UnsupportedError, explain
 from tfdistkit.keras_adapter import private_api, private_lookup
 from tfdistkit.report import tracebacks
+from tfdistkit.strategies.metrics import metrics_of_step
+from tfdistkit.strategies.sync import custom_steps
 
 _DO_SCOPE = "with strategy.scope(): model = ...; model.compile(...)"
 
@@ -125,7 +127,16 @@ def _apply(original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         require_own_optimizer(strategy, optimizer)
     elif not tf.distribute.has_strategy() and optimizer not in _members:
         _require_member_variables(optimizer, *args, **kwargs)
+    is_in_run = tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
+    if not is_in_run and not metrics_of_step.is_building():
+        _require_run(*args, **kwargs)
     return original(optimizer, *args, **kwargs)
+
+
+def _require_run(grads: Any, trainable_variables: Any = None) -> None:
+    process, last = _process_of_job(), registry.last_made()
+    if process is not None and last is not None and registry.process_count(last.strategy) > 1:
+        custom_steps.require_run(process, line_of_user(), grads)
 
 
 def _require_member_variables(optimizer: Any, grads: Any, trainable_variables: Any = None) -> None:

@@ -31,7 +31,7 @@ from tfdistkit.strategies.sync.gradients.wires import HostsWire, RingWire, Share
 from tfdistkit.strategies.sync.replica import ReplicaMixin
 from tfdistkit.strategies.sync.transports import shared_host
 from tfdistkit.strategies.sync.transports.hierarchical import HierarchicalSums
-from tfdistkit.strategies.sync.transports.own_transport import OwnTransport
+from tfdistkit.strategies.sync.transports.own_transport import KnowsItsTask, OwnTransport
 from tfdistkit.validation import require_bool, require_choice, require_integer, require_positive
 
 _COMMUNICATION = ("auto", "shm", "hierarchical", "ring", "nccl")
@@ -105,7 +105,7 @@ class SharedMemoryExtended(ReplicaMixin, OwnTransport, private_api.CollectiveAll
 
 
 class MultiWorkerStrategy(
-    AgreedShuffling, AgreedOptimizers, KerasStrategyMixin, tf.distribute.MultiWorkerMirroredStrategy
+    KnowsItsTask, AgreedShuffling, AgreedOptimizers, KerasStrategyMixin, tf.distribute.MultiWorkerMirroredStrategy
 ):
     """A `tf.distribute.MultiWorkerMirroredStrategy` that is exact under Keras 3."""
 
@@ -264,7 +264,9 @@ def _joined(
     """Makes the strategy over what the ranks share: the memory of one host, of several hosts, or none."""
     if shared is not None and len(shared.hosts) == 1:
         alone = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({}))
-        return strategy_class(alone, options, shared.transport)
+        strategy = strategy_class(alone, options, shared.transport)
+        strategy.join(cluster)
+        return strategy
     strategy = _start(strategy_class, cluster, options, timeout_s)
     collective_timeout.start(options.timeout_seconds)
     if shared is not None:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdistkit.atomic_files import whole_file
 from tfdistkit.callbacks.backup.plain_data import decode, encode
-from tfdistkit.callbacks.checkpoints.atomic import whole_file
 from tfdistkit.errors import UnsupportedError, explain
 
 _FORM = 1

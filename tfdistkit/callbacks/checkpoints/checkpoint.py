@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdistkit.callbacks.checkpoints.atomic import whole_file
+from tfdistkit.atomic_files import whole_file
 from tfdistkit.callbacks.checkpoints.checkpoint_files import files_of, is_own, names_each_file, seal
 from tfdistkit.callbacks.chief import writes_files
 from tfdistkit.errors import OptionError, explain

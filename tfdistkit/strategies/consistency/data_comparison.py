@@ -15,11 +15,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfdistkit.data.batch_info import info_of
+from tfdistkit.data.dataset_metadata import SHARDED, has_mark
 from tfdistkit.errors import UnsupportedError, explain
 from tfdistkit.keras_adapter.dataset_graph import DatasetGraph, read_graph
 from tfdistkit.keras_adapter.dataset_seeds import WrittenDataset
 from tfdistkit.strategies.consistency.batch_hashes import mark_of_array
-from tfdistkit.strategies.consistency.data_differences import difference
+from tfdistkit.strategies.consistency.data_differences import difference, equal_parts
 from tfdistkit.strategies.consistency.row_exchange import table
 
 Facts = dict[str, Any]
@@ -62,7 +63,11 @@ def agree_on_data(
     facts = {"call": call, "own_part": graph is None, "spec": _spec(dataset), **more}
     if graph is not None:
         facts |= _facts(dataset, graph)
+    elif isinstance(dataset, tf.data.Dataset):
+        facts["part"] = _facts_of_part(dataset)
     everyone = compared(strategy, facts, bool(facts.get("unordered") or facts.get("unseeded")))
+    if everyone is None and facts.get("part"):
+        raise equal_parts(call)
     if everyone is None:
         return dataset, graph
     error = difference(everyone, call, [str(found) for found in graph.nondeterminism] if graph else [])
@@ -122,6 +127,15 @@ def _facts(dataset: tf.data.Dataset, graph: DatasetGraph) -> Facts:
         # Only a hint: the same files may have other names on another host.
         "texts": [mark_of_array(array) for array in texts],
     }
+
+
+def _facts_of_part(dataset: tf.data.Dataset) -> Facts | None:
+    """Returns what ranks that each bring rows of their own must differ in; None where that is not known."""
+    if not is_divided(dataset) or has_mark(dataset, SHARDED):
+        return None
+    graph = read_graph(dataset)
+    draws_values = any(not source.decides_order for source in graph.random)
+    return None if graph.has_generator or graph.runs_python or draws_values else _facts(dataset, graph)
 
 
 def _with_equal_seeds(strategy: Any, dataset: Any, graph: DatasetGraph, everyone: list[Facts], call: str) -> Any:

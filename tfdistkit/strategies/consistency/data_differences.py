@@ -16,6 +16,10 @@ _FIX_PARTS = (
     "Give every rank the whole data, of which each takes its rows: remove what selects a part by rank (`.shard`, "
     "`x[rank::n]`). To let each rank read only its own part, use tfdistkit.data.shard(dataset) instead."
 )
+_FIX_ARRAYS = (
+    "Draw rows and noise with the same seed on all ranks: keras.utils.set_random_seed(7) before the data is made, or a "
+    f"seed of the function that draws. {_FIX_PARTS}"
+)
 _FIX_WHOLE = (
     "Give every rank the whole data: tfdistkit.data selects each rank's part. For data that is already divided by "
     'rank, set policy="off".'
@@ -35,7 +39,7 @@ _COMPARED = (
     ("class_weight", "`class_weight`", "Give every rank the same weights.", r"class_weight"),
     ("settings", "an argument of the pipeline", _FIX_PARTS,
      r"\.shard\(|\.skip\(|\.take\(|\.batch\(|\.shuffle\(|\[[^\]]*::"),
-    ("arrays", "the arrays", _FIX_PARTS,
+    ("arrays", "the arrays", _FIX_ARRAYS,
      r"\[[^\]]*rank[^\]]*\]|\[[^\]]*::|array_split|train_test_split|"
      r"random\.(rand|normal|uniform|permutation|shuffle|choice)|default_rng\(\)"),
     ("generator", "whether a Python generator yields it", "Make the same pipeline on every rank.", r"from_generator"),
@@ -59,7 +63,7 @@ def difference(everyone: list[Facts], call: str, unordered: list[str]) -> Unsupp
         for rank, facts in enumerate(everyone):
             if facts.get(name) != everyone[0].get(name):
                 first, own = _shortest(everyone[0].get(name), facts.get(name))
-                do = _FIX_WHOLE if do is _FIX_PARTS and call.startswith("tfdistkit.data.") else do
+                do = _FIX_WHOLE if do in (_FIX_PARTS, _FIX_ARRAYS) and call.startswith("tfdistkit.data.") else do
                 return _error(call, f"they differ in {what}", rank, first, own, do, pattern)
     if not any(facts.get("unordered") for facts in everyone):
         return None
@@ -83,6 +87,24 @@ def other_batches(call: str, rank: int, tensors: str) -> UnsupportedError:
             do=f"{_likely_line(r'shuffle|random|shard|rank|next[(]|generator|from_generator|Sequence|PyDataset')}"
             "Remove what depends on the rank (a generator's order, a seed, a read of the dataset on one rank only), or "
             f"use tfdistkit.data.shard(dataset) for data that is divided by rank. {_OFF}",
+        )
+    )
+
+
+def equal_parts(call: str) -> UnsupportedError:
+    """Returns the error for ranks that say that they bring rows of their own, and bring the same.
+
+    Args:
+        call: The method that reads them.
+    """
+    return UnsupportedError(
+        explain(
+            f"With `AutoShardPolicy.OFF` every rank must bring rows of its own to `{call}`, or each row is read once "
+            "for every rank.",
+            received="the same data on all ranks",
+            expected="the whole data without this policy, of which each rank takes its rows; or a part for each rank",
+            do=f"{_likely_line(r'AutoShardPolicy|auto_shard_policy')}Remove it, or keep it and shard the data by rank. "
+            f"{_OFF}",
         )
     )
 

@@ -38,11 +38,17 @@ _ROUNDING = 1e-6
 _PLAIN = (bool, int, float, str)
 # Arguments of layers that may differ: Keras numbers names in each process, and each rank may draw its random numbers.
 _OF_PROCESS = {"self", "name", "seed"}
+# The name of the tokens of a layer that looks them up, beside the arguments of its class.
+_VOCABULARY = "vocabulary"
 
 _OFF = "tfdistkit.strategy(..., check_data=False) turns this comparison off."
 _LOAD = (
     "Load weights on all ranks, not under `if rank == 0`, or put tfdistkit.callbacks.BroadcastVariables(root_rank=0) "
     "first in `callbacks`."
+)
+_SORT = (
+    "Give the layer its tokens in the same order on all ranks: a set of strings has another order in each process, so "
+    "`sorted(set(words))`; and adapt it to the same data."
 )
 _SET_RATE = "Set the same learning rate on all ranks: one that does not depend on the rank, its files or its data."
 
@@ -196,7 +202,19 @@ def _layers(model: Any) -> list[Any]:
 
 def _arguments_of(layer: Any) -> dict[str, Any]:
     own, names = vars(layer), _parameters_of(layer.__class__)
-    return {name: _described(own[name]) for name in names if isinstance(own.get(name), (*_PLAIN, types.FunctionType))}
+    known = (*_PLAIN, types.FunctionType)
+    found = {name: _described(own[name]) for name in names if isinstance(own.get(name), known)}
+    return found | ({_VOCABULARY: _tokens_of(layer)} if hasattr(layer, "get_vocabulary") else {})
+
+
+def _tokens_of(layer: Any) -> str:
+    """Describes the vocabulary of a layer that looks tokens up (`StringLookup`, `TextVectorization`) by its order."""
+    try:
+        tokens = [str(one) for one in layer.get_vocabulary()]
+    except Exception:  # It has none yet.
+        return "none"
+    digest = hashlib.sha256("\0".join(tokens).encode()).hexdigest()[:8]
+    return f"{', '.join(tokens[:4])}, ... ({len(tokens)} tokens, hash {digest})"
 
 
 @functools.cache
@@ -234,12 +252,19 @@ def _require_equal_settings(first: Facts, own: Facts, rank: int) -> None:
         )  # fmt: skip
     for layer, other in itertools.zip_longest(first.get("layers", ()), own.get("layers", ())):
         if not _same_layers(layer, other):
+            if layer and other and _same_layers(_without_tokens(layer), _without_tokens(other)):
+                received = f"{layer[0]} of {layer[2][_VOCABULARY]} on rank 0, of {other[2][_VOCABULARY]} on rank {rank}"
+                raise _differs("vocabularies", received, _SORT)
             raise _differs("layers", f"{layer} on rank 0, {other} on rank {rank}",
                            "Make the same model on all ranks, with the same arguments of its layers.")  # fmt: skip
     counts = [(one.get("weights") or [0])[0] for one in (first, own)]
     if counts[0] != counts[1]:
         raise _differs("weights", f"{counts[0]} weights on rank 0, {counts[1]} on rank {rank}",
                        "Make and build the same model on all ranks.")  # fmt: skip
+
+
+def _without_tokens(layer: list[Any]) -> list[Any]:
+    return [*layer[:2], {name: one for name, one in layer[2].items() if name != _VOCABULARY}]
 
 
 def _same_layers(first: list[Any] | None, own: list[Any] | None) -> bool:

@@ -31,7 +31,7 @@ from tfdistkit.strategies.devices import take_gpu_of_local_rank
 from tfdistkit.strategies.horovod.options import OPS, require_ranks, set_variables
 from tfdistkit.strategies.horovod.rendezvous import run_rendezvous
 from tfdistkit.strategies.sync.replica import ReplicaMixin
-from tfdistkit.strategies.sync.transports.own_transport import OwnTransport
+from tfdistkit.strategies.sync.transports.own_transport import KnowsItsTask, OwnTransport
 from tfdistkit.validation import require_bool, require_choice
 
 # The process sets that Horovod was initialised with, by their ranks.
@@ -67,7 +67,9 @@ class HorovodExtended(ReplicaMixin, OwnTransport, private_api.CollectiveAllReduc
     """Runs the replica of this process, and communicates with its peers."""
 
 
-class HorovodStrategy(AgreedShuffling, AgreedOptimizers, KerasStrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):
+class HorovodStrategy(
+    KnowsItsTask, AgreedShuffling, AgreedOptimizers, KerasStrategyMixin, tf.distribute.MultiWorkerMirroredStrategy
+):
     """A strategy whose replicas communicate over Horovod.
 
     It is a `MultiWorkerMirroredStrategy` because Keras tests for that class by name where it merges the logs of
@@ -179,6 +181,7 @@ def build(
         _require_adasum(chosen)
     take_gpu_of_local_rank(cluster)
     strategy = HorovodStrategy(chosen_by_options, sparse_as_dense, chosen)
+    strategy.join(cluster)
     strategy.check_data, strategy.check_step = check_data, check_step
     if private_api.global_seed() is None:
         # Without a seed of the user, all ranks still need one shuffle order.

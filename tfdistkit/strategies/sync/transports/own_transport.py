@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
+from tfdistkit.cluster.spec import TRAINING_ROLES, ClusterSpec
 from tfdistkit.keras_adapter import private_api
 
 
@@ -29,6 +30,28 @@ class Transport(Protocol):
 
     def broadcast(self, tensor: Any) -> tf.Tensor:
         """Returns the tensor of rank 0."""
+
+
+class KnowsItsTask:
+    """A base of strategies without TensorFlow's server: tells which task of the job this is, as TensorFlow's does.
+
+    Scripts choose by `strategy.cluster_resolver` who saves, and to which folder.
+    """
+
+    _own_task: Any = None
+
+    def join(self, cluster: ClusterSpec) -> None:
+        """Sets the task that `cluster_resolver` tells; addresses that are not known are empty."""
+        known = {role: list(cluster.addresses[role]) for role in TRAINING_ROLES if role in cluster.addresses}
+        spec = tf.train.ClusterSpec(known or {cluster.task.role: [""] * cluster.world_size})
+        self._own_task = tf.distribute.cluster_resolver.SimpleClusterResolver(
+            spec, task_type=cluster.task.role, task_id=cluster.task.index, rpc_layer="grpc"
+        )
+
+    @property
+    def cluster_resolver(self) -> Any:
+        """The cluster resolver of TensorFlow for the processes of the job."""
+        return super().cluster_resolver if self._own_task is None else self._own_task
 
 
 class OwnTransport:
