@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -27,6 +28,9 @@ OWN_NAME = "tfdistkit_"
 # Aggregations of TensorFlow that change what is written.
 _DECLARED = (tf.VariableAggregation.SUM, tf.VariableAggregation.ONLY_FIRST_REPLICA)
 
+# Modules between a read of a variable and who reads it.
+_READING = ("tensorflow.", "tfdistkit.", "keras.src.backend.", "keras.src.ops.", "keras.src.utils.")
+
 # Dtypes of state that is synchronized: no strings or booleans, and no seeds, which are unsigned.
 _STATE = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int8, tf.int16, tf.int32, tf.int64)
 
@@ -39,6 +43,17 @@ def of_an_optimizer() -> Iterator[None]:
         yield
     finally:
         _LOCAL.makes_optimizer = before
+
+
+def _reader_is_keras() -> bool:
+    """Returns whether a layer of Keras reads a variable, rather than code of the user's."""
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__", ""))
+        if not name.startswith(_READING):
+            return name.startswith("keras.src.")
+        frame = frame.f_back
+    return False
 
 
 def _makes_optimizer() -> bool:
@@ -62,16 +77,32 @@ class StepVariable(private_api.MirroredVariable):
             return super().assign_sub(value, *args, **kwargs)
 
     def value(self) -> Any:
-        return super().value() if trial.written_value(self) is None else self._get()
+        is_other = trial.written_value(self) is not None or self._is_read_again()
+        return self._get() if is_other else super().value()
 
     def _get(self) -> Any:
         own, written, step = super()._get(), trial.written_value(self), steps.current()
-        if written is None or step is None:
+        is_read_again = step is not None and self._is_read_again()
+        if step is None or (written is None and not is_read_again):
             return own
+        now = own if written is None else written
+        if is_read_again:
+            now = step.weighted_sum(tf.convert_to_tensor(now))
         # A read of the variable, to gradients and to those who read the graph.
-        read = own + tf.stop_gradient(written - own)
+        read = tf.stop_gradient(now) + (own - tf.stop_gradient(own))
         steps.note_same_on_all(step.replicas, read)
         return read
+
+    def _is_read_again(self) -> bool:
+        """Returns whether code of the user's reads what this step wrote from the rows of its replica.
+
+        It is averaged now, rather than at the end of the step. Layers of Keras read moving statistics again only to
+        move them once more.
+        """
+        step = steps.current()
+        if step is None or not any(one is self for one in step.layer_state):
+            return False
+        return self._is_written_by(step) and not step.is_in_inner_graph() and not _reader_is_keras()
 
     def write_local(self, value: tf.Tensor) -> None:
         """Writes this replica's copy."""
