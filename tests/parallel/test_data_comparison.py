@@ -68,6 +68,9 @@ MADE_EQUAL = (
     + """
 keras.utils.set_random_seed(100 + rank)
 found["seeds by rank"] = lost(arrays().shuffle(ROWS).batch(16), epochs=2)
+off = tf.data.Options()
+off.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+found["a part for each, off"] = lost(arrays().take(96).shard(2, rank).batch(8).with_options(off)) - 1
 found["inside interleave"] = lost(
     D.range(4).interleave(lambda i: arrays().shard(4, i).shuffle(30), num_parallel_calls=2).batch(16))
 found["sample_from_datasets"] = lost(D.sample_from_datasets([arrays().take(40), arrays().skip(40)]).batch(16))
@@ -147,6 +150,9 @@ found["shard"] = lost(arrays().shard(2, rank).batch(16))
 found["skip"] = lost(arrays().take(96).skip(rank * 48).take(48).batch(16))
 options = tf.data.Options()
 options.deterministic = False
+off = tf.data.Options()
+off.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+found["off"] = lost(arrays().shuffle(9, seed=1).batch(16).with_options(off))
 found["options"] = lost(arrays().with_options(options).batch(16))
 found["map"] = lost(arrays().map(lambda a, b: (a, b), num_parallel_calls=2, deterministic=False).batch(16))
 found["interleave"] = lost(D.range(3).interleave(
@@ -266,10 +272,11 @@ print(json.dumps(found))
 
 # Parts of each message.
 EXPECTED = {
-    "by rank": "they differ in the arrays",
+    "by rank": "keras.utils.set_random_seed(7) before the data is made",
     "by rank, equal halves": "the arrays",
     "shard": "Received: shard(index=0) on rank 0, shard(index=1) on rank 1",
     "skip": "Received: skip(count=0) on rank 0, skip(count=48) on rank 1",
+    "off": "With `AutoShardPolicy.OFF` every rank must bring rows of its own to `fit`",
     "options": "`options.deterministic = False`",
     "map": "`deterministic=False` of `map`",
     "interleave": "`deterministic=False` of `interleave`",

@@ -38,11 +38,12 @@ OUTSIDE = """
         del os.environ["TFDISTKIT_OWN_MODELS"]
 
     import tensorflow as tf
-    def loop(model, optimizer, compiled):
+    def loop(model, optimizer, compiled, of_all=lambda gradient: gradient):
         def step():
             with tf.GradientTape() as tape:
                 loss = keras.ops.mean((model(x) - y) ** 2)
-            optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_weights), model.trainable_weights))
+            gradients = map(of_all, tape.gradient(loss, model.trainable_weights))
+            optimizer.apply_gradients(zip(gradients, model.trainable_weights))
         for _ in range(2):
             (tf.function(step) if compiled else step)()
 
@@ -57,6 +58,21 @@ OUTSIDE = """
         loop(net(), keras.optimizers.SGD(), False)
     finally:
         del os.environ["TFDISTKIT_OWN_MODELS"]
+    # Made in the scope, but not called by `strategy.run`: nothing would be summed.
+    for compiled in (False, True):
+        with strategy.scope():
+            own, sgd = net(), keras.optimizers.SGD()
+        error(lambda: loop(own, sgd, compiled), "must be called in `strategy.run`", "would train its copy of the model",
+              f"rank {rank} of 2", "`apply` at ", "TFDISTKIT_OWN_MODELS=1")
+        loop(own, sgd, compiled, lambda gradient: tfdistkit.collectives.all_reduce(gradient * (1 + rank), "average"))
+        everyone = tfdistkit.collectives.all_gather(own.get_weights()[0][None]).numpy()
+        assert (everyone[0] == everyone[1]).all()
+        strategy.run(tf.function(lambda: loop(own, sgd, False)))
+
+    resolver = strategy.cluster_resolver  # As in TensorFlow's tutorials, to choose who saves.
+    assert (resolver.task_type, resolver.task_id) == ("worker", rank), (resolver.task_type, resolver.task_id)
+    assert len(resolver.cluster_spec().as_dict()["worker"]) == 2
+
     with strategy.scope():
         weight, plain = keras.Variable([1.0]), keras.optimizers.SGD()
         plain.build([weight])

@@ -12,9 +12,11 @@ pytestmark = pytest.mark.tensorflow
 APART = """
 import json, os, tempfile, time
 import keras, numpy as np
+import tensorflow as tf
 import tfdistkit
 from tfdistkit.callbacks import BroadcastVariables, ChiefCheckpoint
 
+D = tf.data.Dataset
 x = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
 y = x.sum(1, keepdims=True)
 found = {}
@@ -47,6 +49,15 @@ def told(model, change=None, **options):
     return "no error"
 
 
+def on_batches(model, change, use=lambda model: model.train_on_batch(x[:8], y[:8])):
+    try:
+        change(model)
+        use(model)
+    except tfdistkit.errors.TfdistkitError as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
 def load_on_chief(model):
     if rank == 0:
         model.set_weights([w + 0.5 for w in model.get_weights()])
@@ -74,16 +85,21 @@ found["function"] = told(made([lambda y, p: (y - p) ** 2, lambda y, p: abs(y - p
 found["weight of a loss"] = told(made(loss_weights=[1.0 + rank]))
 found["argument of a layer"] = told(made(dropout=0.1 + 0.4 * rank))
 found["activation"] = told(made(last=[keras.layers.Activation(["relu", "linear"][rank])]))
+
+
+def looks_up(tokens):
+    with strategy.scope():
+        words = keras.Input((3,), dtype="string")
+        ids = keras.layers.StringLookup(vocabulary=tokens)(words)
+        model = keras.Model(words, keras.layers.Flatten()(keras.layers.Embedding(4, 1)(ids)))
+        model.compile("sgd", "mse")
+    return model
+
+
+words = D.from_tensor_slices((np.array([["a", "b", "c"]] * 8), np.ones((8, 3), "float32"))).batch(4)
+for case, tokens in {"vocabulary": ["abc", "cba"][rank], "equal vocabularies": "bca"}.items():
+    found[case] = on_batches(looks_up(list(tokens)), lambda m: None, lambda m: m.fit(words, verbose=0))
 found["one more layer"] = told(made(last=[keras.layers.Flatten()] * rank))
-
-
-def on_batches(model, change, use=lambda model: model.train_on_batch(x[:8], y[:8])):
-    try:
-        change(model)
-        use(model)
-    except tfdistkit.errors.TfdistkitError as error:
-        return f"{type(error).__name__}: {error}"
-    return "no error"
 
 
 found["weights, on batches"] = on_batches(made(), load_on_chief)
@@ -133,6 +149,7 @@ DIFFER = {
     "weight of a loss": "[1.0]] on rank 0",
     "argument of a layer": "'rate': 0.1",
     "activation": "'relu'",
+    "vocabulary": "StringLookup of [UNK], a, b, c, ... (4 tokens, hash",
     "one more layer": "None on rank 0, ['Flatten'",
     "weights, on batches": "their weights differ",
     "rate, on batches": "their learning rates differ",

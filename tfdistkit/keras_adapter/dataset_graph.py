@@ -82,6 +82,7 @@ class DatasetGraph:
         arrays: The source tensors of the elements.
         runs_python: Whether the user's Python code computes elements (a generator, a `py_function`).
         has_generator: Whether elements come from a Python generator.
+        has_functions: Whether functions of the user's choose or compute elements.
     """
 
     random: list[RandomSource] = field(default_factory=list)
@@ -90,6 +91,7 @@ class DatasetGraph:
     arrays: list[tf.Tensor] = field(default_factory=list)
     runs_python: bool = False
     has_generator: bool = False
+    has_functions: bool = False
 
 
 def nondeterminism(dataset: tf.data.Dataset) -> list[Nondeterminism]:
@@ -169,6 +171,7 @@ class _Reader:
         """Reads the graph of a function, and the datasets that it captures."""
         if not self._is_new(function):
             return
+        self.graph.has_functions = True
         captures = {inner.name: outer for outer, inner in function.captures}
         variants = [outer for outer in captures.values() if outer.dtype == tf.variant]
         for dataset in private_datasets.datasets_of_variants(variants, wrapper):

@@ -13,7 +13,7 @@ from _one_process import ROWS, TARGETS, batches, require_equal
 from _own_steps import strategy
 from keras import ops
 
-from tfdistkit.errors import OptionError
+from tfdistkit.errors import OptionError, UnsupportedError
 
 __all__ = ["strategy"]  # The fixture.
 
@@ -227,3 +227,39 @@ def test_pairs_in_place_of_rows_are_explained(strategy: Any) -> None:
     pairs = tf.data.Dataset.from_tensor_slices(ROWS[:40].reshape(5, 2, 4, 4))
     with pytest.raises(OptionError, match="(?s)row of the batch by its number.*slice index 1.*make a tuple of tensors"):
         model.fit(pairs, verbose=0)
+
+
+class Divided(keras.Model):
+    """A step for TensorFlow's strategies, whose gradients add up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, x: Any) -> Any:
+        return self.dense(x)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x, training=True) - y) ** 2) / self.distribute_strategy.num_replicas_in_sync
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
+def test_a_step_that_divides_by_the_replicas_is_warned_of(strategy: Any, caplog: Any) -> None:
+    with strategy.scope():
+        model = Divided()
+        model.compile(keras.optimizers.SGD(0.01))
+    model.fit(batches(ROWS[:40], TARGETS[:40]), verbose=0)
+    warned = [record.message for record in caplog.records if "must not divide by `num_replicas" in record.message]
+    assert len(warned) == 1 and "`train_step` reads" in warned[0]
+
+
+def test_callbacks_of_horovod_are_refused(strategy: Any) -> None:
+    kind = type("BroadcastGlobalVariablesCallback", (keras.callbacks.Callback,), {"__module__": "horovod.keras"})
+    with strategy.scope():
+        model = Divided()
+        model.compile(keras.optimizers.SGD(0.01))
+    with pytest.raises(UnsupportedError, match="variables begin with the values of rank 0"):
+        model.fit(batches(ROWS, TARGETS), callbacks=[kind()], verbose=0)

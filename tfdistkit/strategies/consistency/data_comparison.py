@@ -134,8 +134,10 @@ def _facts_of_part(dataset: tf.data.Dataset) -> Facts | None:
     if not is_divided(dataset) or has_mark(dataset, SHARDED):
         return None
     graph = read_graph(dataset)
-    draws_values = any(not source.decides_order for source in graph.random)
-    return None if graph.has_generator or graph.runs_python or draws_values else _facts(dataset, graph)
+    if graph.has_generator or graph.has_functions or not graph.arrays:
+        return None  # A function may know its rank.
+    facts = _facts(dataset, graph)
+    return {name: facts[name] for name in ("settings", "arrays", "texts")}
 
 
 def _with_equal_seeds(strategy: Any, dataset: Any, graph: DatasetGraph, everyone: list[Facts], call: str) -> Any:
