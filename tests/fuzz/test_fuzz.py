@@ -1,4 +1,4 @@
-"""Runs fifty programs, thousands with `python -m tests.fuzz`; every case that once failed is among them."""
+"""Runs a hundred programs, thousands with `python -m tests.fuzz`; every case that once failed is among them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from fuzz import judging
-from fuzz.generating import NUMBER_LOSSES, draw_programs
+from fuzz.generating import NUMBER_LOSSES, STATEFUL_STEPS, draw_programs
 from fuzz.hunting import CASES, Failure, Hunt, Report, shrink
 from fuzz.judging import Verdict
 from fuzz.pool import Outcome
@@ -23,9 +23,9 @@ from fuzz.programs import Program
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(1800)]
 
-# Programs for each strategy, without duplicates. With the cases that once failed they are about fifty.
+# Programs for each strategy, without duplicates. With the cases that once failed they are about a hundred.
 EXAMPLES = {
-    "mirrored": slice(0, 4),
+    "mirrored": slice(0, 8),
     "multiworker": slice(20, 22),
     "central_storage": slice(34, 36),
     "one_device": slice(40, 41),
@@ -33,11 +33,11 @@ EXAMPLES = {
 }
 # Programs from number 5000 on that run without `tf.function`, which costs half.
 EAGER = {
-    "mirrored": slice(0, 4),
-    "central_storage": slice(20, 22),
-    "multiworker": slice(30, 33),
-    "one_device": slice(60, 61),
-    "parameter_server:one": slice(65, 66),
+    "mirrored": slice(0, 14),
+    "central_storage": slice(20, 25),
+    "multiworker": slice(30, 37),
+    "one_device": slice(60, 62),
+    "parameter_server:one": slice(65, 68),
 }
 # Programs from `NUMBER_LOSSES` on, whose losses are no means over rows.
 OF_NUMBERS = {
@@ -46,6 +46,14 @@ OF_NUMBERS = {
     "multiworker": slice(30, 32),
     "one_device": slice(0, 0),
     "parameter_server:one": slice(61, 62),
+}
+# Programs from `STATEFUL_STEPS` on, whose steps have state of their own.
+OF_STATE = {
+    "mirrored": slice(0, 14),
+    "central_storage": slice(20, 24),
+    "multiworker": slice(30, 35),
+    "one_device": slice(0, 0),
+    "parameter_server:one": slice(40, 43),
 }
 KEPT = sorted(CASES.glob("*.json"))
 
@@ -65,9 +73,11 @@ def _drawn() -> dict[str, list[Program]]:
     drawn = draw_programs(max(part.stop for part in EXAMPLES.values()))
     eager = draw_programs(max(part.stop for part in EAGER.values()), first=5000)
     numbers = draw_programs(max(part.stop for part in OF_NUMBERS.values()), first=NUMBER_LOSSES)
+    stateful = draw_programs(max(part.stop for part in OF_STATE.values()), first=STATEFUL_STEPS)
     eager = [program.changed(eager=True, execution=1) for program in eager]
     return {
-        engine: drawn[part] + eager[EAGER[engine]] + numbers[OF_NUMBERS[engine]] for engine, part in EXAMPLES.items()
+        engine: drawn[part] + eager[EAGER[engine]] + numbers[OF_NUMBERS[engine]] + stateful[OF_STATE[engine]]
+        for engine, part in EXAMPLES.items()
     }
 
 
