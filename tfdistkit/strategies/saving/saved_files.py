@@ -39,7 +39,7 @@ def save(original: Any, model: Any, filepath: Any, *args: Any, **kwargs: Any) ->
         args: As in Keras.
         kwargs: As in Keras.
     """
-    strategy = private_api.strategy_of(model)
+    strategy = getattr(model, "distribute_strategy", None)  # Layers have none.
     is_of_job = private_api.is_ours(strategy) and registry.process_count(strategy) > 1
     if not (is_of_job and kwargs.get("zipped", True) and _is_local_file(filepath)):
         return original(model, filepath, *args, **kwargs)
