@@ -54,7 +54,6 @@ def arguments_of_fit(original: Any, model: Any, args: tuple, kwargs: dict) -> It
     _require_no_weights(call.arguments)
     given = call.arguments.get("callbacks")
     callbacks = given.callbacks if isinstance(given, keras.callbacks.CallbackList) else keras.tree.flatten(given or [])
-    _require_no_horovod(model.distribute_strategy, callbacks)
     warn_of_shared_files(model.distribute_strategy, callbacks)
     require_resumption(model.distribute_strategy, callbacks)
     with contextlib.ExitStack() as stack:
@@ -62,30 +61,6 @@ def arguments_of_fit(original: Any, model: Any, args: tuple, kwargs: dict) -> It
             if hasattr(one, "tfdistkit_wrap_fit"):
                 stack.enter_context(one.tfdistkit_wrap_fit(model, call.arguments))
         yield call
-
-
-# What does the work of Horovod's callbacks, which are made for Keras 2.
-_OF_HOROVOD = {
-    "BroadcastGlobalVariablesCallback": "Remove it: variables begin with the values of rank 0.",
-    "MetricAverageCallback": "Remove it: metrics cover the rows of all ranks.",
-    "LearningRateWarmupCallback": "Use tfdistkit.callbacks.LearningRateWarmup(...).",
-    "LearningRateScheduleCallback": "Use keras.callbacks.LearningRateScheduler(...).",
-}
-
-
-def _require_no_horovod(strategy: Any, callbacks: Iterable[Any]) -> None:
-    found = [one for one in callbacks if type(one).__module__.partition(".")[0] == "horovod"]
-    if not found or not private_api.is_ours(strategy):
-        return
-    name = type(found[0]).__name__.removesuffix("Impl")
-    do = _OF_HOROVOD.get(name, "Remove it, or use one of `tfdistkit.callbacks`.")
-    raise UnsupportedError(
-        explain(
-            "Callbacks of Horovod are made for Keras 2, and must not be used with a strategy of tfdistkit.",
-            received=f"{name} in `callbacks` of `fit`",
-            do=do,
-        )
-    )
 
 
 def _require_no_weights(arguments: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from _one_process import ROWS, TARGETS, batches, require_equal
 from _own_steps import strategy
 from keras import ops
 
-from tfdistkit.errors import OptionError, UnsupportedError
+from tfdistkit.errors import OptionError
 
 __all__ = ["strategy"]  # The fixture.
 
@@ -254,12 +254,3 @@ def test_a_step_that_divides_by_the_replicas_is_warned_of(strategy: Any, caplog:
     model.fit(batches(ROWS[:40], TARGETS[:40]), verbose=0)
     warned = [record.message for record in caplog.records if "must not divide by `num_replicas" in record.message]
     assert len(warned) == 1 and "`train_step` reads" in warned[0]
-
-
-def test_callbacks_of_horovod_are_refused(strategy: Any) -> None:
-    kind = type("BroadcastGlobalVariablesCallback", (keras.callbacks.Callback,), {"__module__": "horovod.keras"})
-    with strategy.scope():
-        model = Divided()
-        model.compile(keras.optimizers.SGD(0.01))
-    with pytest.raises(UnsupportedError, match="variables begin with the values of rank 0"):
-        model.fit(batches(ROWS, TARGETS), callbacks=[kind()], verbose=0)
