@@ -40,15 +40,19 @@ def whole_file(path: str) -> Iterator[str]:
     try:
         partial = os.path.join(scratch, name)
         yield partial
-        _sync(partial)
+        sync(partial)
         os.replace(partial, path)
-        _sync(folder)
+        sync(folder)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _sync(path: str) -> None:
-    """Syncs a file or folder to disk: else a power cut after the rename could leave an empty file."""
+def sync(path: str | os.PathLike[str]) -> None:
+    """Syncs a file or folder to disk: else a power cut after a rename could leave an empty file.
+
+    Args:
+        path: The file or folder.
+    """
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

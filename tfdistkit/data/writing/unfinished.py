@@ -14,6 +14,7 @@ from typing import IO
 
 import tensorflow as tf
 
+from tfdistkit.atomic_files import sync
 from tfdistkit.errors import OptionError, explain
 
 # Not a dotfile, so that `mv folder/* elsewhere` moves it too.
@@ -47,14 +48,14 @@ def finish(folder: Path, out: Path) -> None:
         out: Its final name.
     """
     for path in [*sorted(folder.iterdir()), folder]:
-        _sync(path)
+        sync(path)
     mask = os.umask(0)
     os.umask(mask)
     folder.chmod(0o777 & ~mask)  # mkdtemp creates folders with mode 0700
     (folder / MARKER).unlink()
-    _sync(folder)
+    sync(folder)
     folder.rename(out)
-    _sync(out.parent)
+    sync(out.parent)
 
 
 def remove_leftovers(out: Path, report: Callable[[str], None]) -> None:
@@ -122,11 +123,3 @@ def require_finished(folders: Iterable[str]) -> None:
 
 def _lock(file: IO[str]) -> None:
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
