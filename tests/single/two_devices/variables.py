@@ -108,7 +108,8 @@ def test_metrics_and_state_of_a_loss_count_each_row_once(strategy: Any, mixes_ro
     assert (float(total.result()), int(rows.numpy())) == (2 * 210.0, 2 * 21)
 
 
-def test_a_loop_accumulates_the_gradients_of_each_replica(strategy: Any) -> None:
+@pytest.mark.parametrize("rows", [5, None])
+def test_a_loop_accumulates_the_gradients_of_each_replica(strategy: Any, rows: int | None) -> None:
     def trained(scope: Any) -> Any:
         with scope.scope():
             weight = keras.Variable(np.ones((2, 1), "float32"))
@@ -118,13 +119,13 @@ def test_a_loop_accumulates_the_gradients_of_each_replica(strategy: Any) -> None
 
         def step(x: Any) -> None:
             with tf.GradientTape() as tape:
-                loss = tf.nn.compute_average_loss(tf.square(x @ weight.value)[:, 0], global_batch_size=5)
+                loss = tf.nn.compute_average_loss(tf.square(x @ weight.value)[:, 0], global_batch_size=rows)
             total.assign_add(tape.gradient(loss, weight.value))
 
         def update() -> None:
             optimizer.apply([total.read_value()], [weight])
 
-        data = tf.data.Dataset.from_tensor_slices(np.arange(20, dtype="float32").reshape(10, 2) / 20).batch(5)
+        data = tf.data.Dataset.from_tensor_slices(np.arange(20, dtype="float32").reshape(10, 2) / 20).batch(3)
         for batch in scope.experimental_distribute_dataset(data):
             tf.function(lambda batch: scope.run(step, args=(batch,)))(batch)
         tf.function(lambda: scope.run(update))()

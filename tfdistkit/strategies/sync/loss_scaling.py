@@ -122,10 +122,17 @@ def unscale_loss(original: Any, value: Any) -> Any:
 def compute_average_loss(
     original: Any, per_example_loss: Any, sample_weight: Any = None, global_batch_size: Any = None
 ) -> Any:
-    """Converts `tf.nn.compute_average_loss` from TensorFlow's convention to that of a Keras step, inside of one."""
+    """Converts `tf.nn.compute_average_loss` from TensorFlow's convention to that of a Keras step, inside of one.
+
+    In other steps, without a `global_batch_size`, TensorFlow takes the rows of this replica times the replicas: wrong
+    where replicas have different numbers of rows.
+    """
     step = steps.current()
-    if step is None or not step.in_keras_step:
+    if step is None or (not step.in_keras_step and global_batch_size is not None):
         return original(per_example_loss, sample_weight, global_batch_size)
+    if not step.in_keras_step:
+        average = original(per_example_loss, sample_weight) * step.replicas
+        return tf.math.multiply_no_nan(average, tf.cast(step.share(), average.dtype))  # NaN without rows.
     if global_batch_size is not None:
         return _noted(step, _part_of_sum(step, original(per_example_loss, sample_weight, global_batch_size)))
     return _noted(step, original(per_example_loss, sample_weight) * step.replicas)
