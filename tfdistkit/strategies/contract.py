@@ -341,12 +341,12 @@ class KerasStrategyMixin(CountsReplicas):
             return batch_sharding.split(dataset, self.num_replicas_in_sync, self._local_replica_ids())
         return self._distributed(dataset)
 
-    def distribute_keras_batches(self, dataset: Any, sample: Callable[[Any, tf.Tensor], Any] | None = None) -> Any:
+    def distribute_keras_batches(self, dataset: Any, sample: Callable[[Any], Any] | None = None) -> Any:
         """As `distribute_batches`, for the steps of Keras, in which a replica without rows has a placeholder row.
 
         Args:
             dataset: The data of `fit`, `evaluate` or `predict`: global batches, the same on all workers.
-            sample: Called with each global batch and its number; what it returns travels with the elements.
+            sample: Called with each global batch; what it returns travels with the elements.
         """
         dataset = without_idle_tuning(dataset)
         if self.num_replicas_in_sync == 1 or not batch_sharding.can_split(dataset):

@@ -63,10 +63,7 @@ class EpochComparison:
             UnsupportedError: on all ranks, if their data differs.
         """
         self._agree(dataset)
-        return self._strategy.distribute_keras_batches(self._dataset, None if self._graph is None else self._samples)
-
-    def _samples(self, batch: Any, number: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        return samples(batch, number, self._steps_per_epoch)
+        return self._strategy.distribute_keras_batches(self._dataset, None if self._graph is None else samples)
 
     def _agree(self, dataset: Any) -> None:
         self._has_begun = True
@@ -159,7 +156,7 @@ class EpochComparison:
         """Restarts the data with its first shuffle order: a read on one rank only had moved that rank to the next."""
         assert self._graph is not None
         self._dataset = remade(self._strategy, self._dataset, self._graph, otherwise)
-        distributed = self._strategy.distribute_keras_batches(self._dataset, self._samples)
+        distributed = self._strategy.distribute_keras_batches(self._dataset, samples)
         data = iter(distributed)
         private_api.replace_data(epoch_iterator, distributed, data)
         return data

@@ -94,7 +94,7 @@ def split(
     replicas: int,
     replica_ids: Sequence[int],
     kind: type[BatchPart] = BatchPart,
-    sample: Callable[[Any, tf.Tensor], Any] | None = None,
+    sample: Callable[[Any], Any] | None = None,
 ) -> tf.data.Dataset:
     """Keeps the parts of some replicas of every batch (`rows_of`).
 
@@ -103,8 +103,7 @@ def split(
         replicas: The number of parts.
         replica_ids: The parts to keep, consecutive numbers.
         kind: The class of the elements.
-        sample: Called with each whole batch and its number, if this process has one replica; its result is the
-            `sample` of the part.
+        sample: Called with each whole batch, if this process has one replica; its result is the `sample` of the part.
 
     Returns:
         A dataset of as many elements for each batch as there are `replica_ids`.
@@ -118,12 +117,8 @@ def split(
     # AutoGraph would convert these functions, and those that they call, anew for each `fit`.
     @tf.autograph.experimental.do_not_convert
     def part(*elements: Any) -> BatchPart:
-        return own_parts(elements if in_tuple else elements[0])[0]
-
-    @tf.autograph.experimental.do_not_convert
-    def sampled_part(number: tf.Tensor, batch: Any) -> BatchPart:
-        assert sample is not None
-        return own_parts(batch)[0]._replace(sample=sample(batch, number))
+        batch = elements if in_tuple else elements[0]
+        return own_parts(batch)[0]._replace(sample=() if sample is None else sample(batch))
 
     @tf.autograph.experimental.do_not_convert
     def parts(*elements: Any) -> tf.data.Dataset:
@@ -134,7 +129,7 @@ def split(
     dataset = without_idle_tuning(dataset)
     if len(replica_ids) > 1:
         return dataset.flat_map(parts).prefetch(len(replica_ids))
-    return (dataset.map(part) if sample is None else dataset.enumerate().map(sampled_part)).prefetch(1)
+    return dataset.map(part).prefetch(1)
 
 
 def part_of(batch: Any, replicas: int, replica_id: int) -> KerasPart:
