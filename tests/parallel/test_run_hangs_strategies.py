@@ -60,6 +60,27 @@ model.fit(data, epochs=3, verbose=0, callbacks=[Hang()])
 """
 
 
+SKIPPED = """
+import os
+import tfdistkit
+strategy = tfdistkit.strategy("horovod")
+import horovod.tensorflow as hvd
+import keras, numpy as np, tensorflow as tf
+
+class Model(keras.Sequential):
+    def train_step(self, data):
+        logs, one = super().train_step(data), tf.ones(1)
+        is_fifth = self.optimizer.iterations == (5 if tfdistkit.rank() == 1 else -1)
+        return {**logs, "extra": tf.cond(is_fifth, lambda: hvd.allreduce(one, name="extra"), lambda: one)}
+
+with strategy.scope():
+    model = Model([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+data = tf.data.Dataset.from_tensor_slices((np.ones((128, 4)), np.ones((128, 1)))).batch(8)
+model.fit(data, epochs=3, verbose=0)
+"""
+
+
 def reports(folder: Path, script: str, *words: str, hangs: tuple[str, ...] = (), **variables: str) -> list[str]:
     """Runs a job to its end, and returns the reports of its attempts, each of which hangs."""
     words = ("--hang-timeout", "4", *words, write_script(folder, script), *hangs)
@@ -109,3 +130,14 @@ def test_horovod(tmp_path: Path, horovod_path: Path, backend: str) -> None:
     path = os.pathsep.join([str(horovod_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     words = ("--backend", backend, "-np", "2", "--max-restarts", "1")
     check_horovod(*reports(tmp_path, HOROVOD, *words, PYTHONPATH=path))
+
+
+@pytest.mark.tensorflow
+@pytest.mark.horovod
+@pytest.mark.timeout(300)
+def test_a_collective_of_a_compiled_step_that_one_rank_leaves_out(tmp_path: Path, horovod_path: Path) -> None:
+    """The progress notes do not know it; Horovod tells it."""
+    path = os.pathsep.join([str(horovod_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    (report,) = reports(tmp_path, SKIPPED, "--backend", "horovod", "-np", "2", PYTHONPATH=path)
+    assert "ranks 0, 1 wait, probably for the other ranks, in script.py:18 <module>: training step 5 (epoch" in report
+    assert "Horovod waits for rank 0 to call `extra` and rank 1 to call a collective of the strategy: one " in report

@@ -23,6 +23,7 @@ from tfdistkit.report.hangs.stacks import Frame, Thread, parse_stacks
 from tfdistkit.report.names import ProcessName
 from tfdistkit.supervise.hangs import watch
 from tfdistkit.supervise.hangs.diagnosis import describe_places
+from tfdistkit.supervise.hangs.missing_calls import missing_calls
 from tfdistkit.supervise.hangs.requests import Answer, ask_for_stacks
 from tfdistkit.supervise.hangs.watch import HangWatch
 
@@ -283,12 +284,53 @@ kernel by a disk or a network""",
 
 @pytest.mark.parametrize(("answers", "screen"), [one[1:] for one in SCREENS], ids=[one[0] for one in SCREENS])
 def test_screens(answers: list[Answer], screen: str) -> None:
-    assert describe_places([ProcessName(index) for index in range(len(answers))], answers) == screen
+    assert describe_places([ProcessName(index) for index in range(len(answers))], answers, {}) == screen
+
+
+STALLED = """\
+Epoch 1/3
+[2026-01-01 10:00:00.000000: W /horovod/common/stall_inspector.cc:107] One or more tensors were submitted to be \
+reduced, gathered or broadcasted by subset of ranks and are waiting for remainder of ranks for more than 1 seconds.
+Missing ranks:
+{}
+[2026-01-01 10:00:01.000000: W /horovod/common/stall_inspector.cc:107] One or more tensors were submitted
+Missing ranks:
+{}
+"""
+IN_STEP = "wait, probably for the other ranks, in train.py:30 <module>: training step 41 (epoch 1)"
+CALLS = [
+    (
+        "one left out",
+        "0: [a/b/mine, step/HorovodAllreduce_mul_0]\n1: [tfdistkit_all_reduce_2_1of1, tfdistkit_all_reduce_3_1of1]",
+        f"ranks 0, 1 {IN_STEP}\nHorovod waits for rank 0 to call `mine`, `mul_0` and rank 1 to call a collective of "
+        "the strategy: one rank left out a collective of the others, or made another one.",
+    ),
+    (
+        "a rank that left all out, and one in the same place",
+        "1: [a, b, c, d, e, f ...]\n2: [a, b, c, d, e, f ...]",
+        "ranks 1, 2 wait, for data or the other ranks, in train.py:30 <module>: training step 41 (epoch 1)\n"
+        "rank 0 waits, probably for the other ranks, in train.py:30 <module>: training step 41 (epoch 1)\n"
+        "So rank 0 waits for ranks 1, 2.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("last", "screen"), [one[1:] for one in CALLS], ids=[one[0] for one in CALLS])
+def test_what_horovod_waits_for(last: str, screen: str, tmp_path: Path) -> None:
+    answers = [horovod(answer(Phase.STEP, SCRIPT))] * (3 if "2:" in last else 2)
+    folders = [tmp_path / str(index) for index in range(len(answers))]
+    for folder in folders:
+        folder.mkdir()
+    (folders[0] / "stderr").write_text(STALLED.format("1: [before]", last))
+    missing = missing_calls(folders, answers)
+    assert describe_places([ProcessName(index) for index in range(len(answers))], answers, missing) == screen
+    os.utime(folders[0] / "stderr", (1.0, 1.0))
+    assert missing_calls(folders, answers) == {}, "older than the last progress"
 
 
 def test_many_ranks_fit_on_a_screen() -> None:
     answers = [answer(Phase.BETWEEN, Frame("/x/t.py", line, "f")) for line in range(40)]
-    text = describe_places([ProcessName(index) for index in range(40)], answers)
+    text = describe_places([ProcessName(index) for index in range(40)], answers, {})
     assert len(text.splitlines()) == 11 and text.endswith("... and 30 more places")
 
 

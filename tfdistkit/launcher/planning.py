@@ -11,12 +11,13 @@ from dataclasses import replace
 
 from tfdistkit import env
 from tfdistkit.cluster.addresses import join_address
+from tfdistkit.cluster.environments import horovod
 from tfdistkit.cluster.ports import free_ports
 from tfdistkit.cluster.spec import ClusterSpec, TaskSpec
+from tfdistkit.launcher import rank_variables
 from tfdistkit.launcher.hosts import spread
 from tfdistkit.launcher.local.limits import require_room
 from tfdistkit.launcher.placement import Place, places_here
-from tfdistkit.launcher.rank_variables import check_variables
 from tfdistkit.launcher.registry import row_of
 from tfdistkit.launcher.spec import JobSpec, ProcessSpec
 from tfdistkit.report.names import ProcessName, attempt_folder
@@ -67,13 +68,15 @@ def plan_processes(job: JobSpec, places: Sequence[Place], *, python: str, attemp
     """
     clusters = _clusters(job, places)
     row = row_of(job.backend)
-    check_variables(job.backend, job.env, row.variables(clusters[0]))
+    own = row.variables(clusters[0])
+    rank_variables.check_variables(job.backend, job.env, own)
+    stall_check = rank_variables.stall_check(job.hang_timeout_s) if horovod.CONTROLLER in own else {}
     workers = Counter(place.address for place, one in zip(places, clusters, strict=True) if one.task.role == "worker")
     secret = secrets.token_hex(_SECRET_BYTES)
     processes = []
     for number, (place, cluster) in enumerate(zip(places, clusters, strict=True)):
         task = cluster.task
-        defaults = {} if place.interface is None else row.default_variables(place.interface)
+        defaults = stall_check | ({} if place.interface is None else row.default_variables(place.interface))
         name = ProcessName(task.index, task.role if job.ps else None)
         folder = attempt_folder(job.run_dir, attempt) / name.folder
         variables = {

@@ -17,6 +17,8 @@ from tfdistkit.launcher.placement import LOOPBACK
 
 # The network interface of NCCL.
 NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"
+# Horovod's own value, and how many of its stall checks fit into a hang timeout.
+_STALL_CHECK_S, _STALL_CHECKS = 60, 5
 
 
 def nccl_interface(interface: str) -> dict[str, str]:
@@ -66,6 +68,20 @@ def mpi(cluster: ClusterSpec) -> dict[str, str]:
     if "ps" in cluster.addresses:
         return tf_config(cluster)
     return {horovod.CONTROLLER: "mpi", horovod.CPU_OPERATIONS: "mpi", env.CLUSTER: "mpi"}
+
+
+def stall_check(hang_timeout_s: float | None) -> dict[str, str]:
+    """Returns the variable by which Horovod tells in time which rank has not called a collective of the others.
+
+    Horovod waits as long three times at most before it tells: until it forgets that it knew the tensor, until it counts
+    as late, and until the next check.
+
+    Args:
+        hang_timeout_s: The hang timeout of the job, in seconds; None without one.
+    """
+    longest_s = None if hang_timeout_s is None else max(1, int(hang_timeout_s / _STALL_CHECKS))
+    is_sooner = longest_s is not None and longest_s < _STALL_CHECK_S
+    return {horovod.STALL_CHECK: str(longest_s)} if is_sooner else {}
 
 
 def check_variables(backend: str, wanted: Mapping[str, str], own: Mapping[str, str]) -> None:

@@ -11,6 +11,7 @@ from tfdistkit.cli.jobs.running import Job, JobProcess
 from tfdistkit.errors import OptionError, explain
 from tfdistkit.report.hangs.layout import SPIED_STACKS
 from tfdistkit.supervise.hangs.diagnosis import describe_places
+from tfdistkit.supervise.hangs.missing_calls import missing_calls
 from tfdistkit.supervise.hangs.requests import Answer, ask_for_stacks
 
 _DESCRIPTION = """\
@@ -41,9 +42,10 @@ def main(arguments: Sequence[str]) -> int:
     except OptionError as error:
         print(f"tfdistkit stacks: {error}", file=sys.stderr)
         return NO_JOB_EXIT_CODE
-    answers = ask_for_stacks([one.folder for one in processes])
+    folders = [one.folder for one in processes]
+    answers = ask_for_stacks(folders)
     with for_a_reader():
-        print(describe_places([one.name for one in processes], answers))
+        print(describe_places([one.name for one in processes], answers, missing_calls(folders, answers)))
         for process, answer in zip(processes, answers):
             print(f"\n{process.name}:\n{_stack(answer, options.all_threads)}")
     return 0 if any(answer.threads for answer in answers) else NO_JOB_EXIT_CODE

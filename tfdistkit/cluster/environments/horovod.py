@@ -22,6 +22,8 @@ CONTROLLER = "HOROVOD_CONTROLLER"
 CPU_OPERATIONS = "HOROVOD_CPU_OPERATIONS"
 # The network interface of Gloo.
 GLOO_INTERFACE = "HOROVOD_GLOO_IFACE"
+# After how many seconds Horovod's coordinator tells which ranks have not called a collective of the others.
+STALL_CHECK = "HOROVOD_STALL_CHECK_TIME_SECONDS"
 # The address of the store for the rendezvous of Gloo's ranks.
 STORE_HOST = "HOROVOD_GLOO_RENDEZVOUS_ADDR"
 STORE_PORT = "HOROVOD_GLOO_RENDEZVOUS_PORT"

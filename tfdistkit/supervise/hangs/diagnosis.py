@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from tfdistkit.launcher.process_spec import ProcessSpec
 from tfdistkit.report.hangs.layout import IN_FIT, Phase
 from tfdistkit.report.names import ProcessName, listed
+from tfdistkit.supervise.hangs.missing_calls import MissingCalls, described, missing_calls, waits_in
 from tfdistkit.supervise.hangs.places import call_of, is_in_collective, place_of, waits_for_peers
 from tfdistkit.supervise.hangs.requests import Answer, ask_for_stacks
 
@@ -19,20 +20,23 @@ def diagnose(processes: Sequence[ProcessSpec]) -> str:
     Args:
         processes: The processes, which run on this machine.
     """
-    return describe_places([one.name for one in processes], ask_for_stacks([one.folder for one in processes]))
+    folders = [one.folder for one in processes]
+    answers = ask_for_stacks(folders)
+    return describe_places([one.name for one in processes], answers, missing_calls(folders, answers))
 
 
-def describe_places(names: Sequence[ProcessName], answers: Sequence[Answer]) -> str:
+def describe_places(names: Sequence[ProcessName], answers: Sequence[Answer], missing: MissingCalls) -> str:
     """Describes where the processes of a job are; the ranks that others wait for come first.
 
     Args:
         names: The processes.
         answers: The current activity of each.
+        missing: What `missing_calls` found.
 
     Returns:
         A line for each place, and one that says which ranks wait for which, without a newline at the end.
     """
-    is_ahead = _ahead(answers)
+    is_ahead = [ahead or waits_in(missing, name) for name, ahead in zip(names, _ahead(answers), strict=True)]
     waits = [waits_for_peers(one) or ahead for one, ahead in zip(answers, is_ahead)]
     order = sorted(range(len(names)), key=lambda index: (waits[index], index))
     at: dict[str, list[ProcessName]] = {}
@@ -41,7 +45,7 @@ def describe_places(names: Sequence[ProcessName], answers: Sequence[Answer]) -> 
     lines = [f"{listed(some)} {place if len(some) == 1 else _plural(place)}" for place, some in at.items()]
     if len(lines) > _SHOWN_PLACES:
         lines[_SHOWN_PLACES:] = [f"... and {len(lines) - _SHOWN_PLACES} more places"]
-    return "\n".join([*lines, *_verdict(names, answers, waits)])
+    return "\n".join([*lines, *_verdict(names, answers, waits, missing)])
 
 
 def _ahead(answers: Sequence[Answer]) -> list[bool]:
@@ -56,12 +60,16 @@ def _ahead(answers: Sequence[Answer]) -> list[bool]:
     ]
 
 
-def _verdict(names: Sequence[ProcessName], answers: Sequence[Answer], waits: Sequence[bool]) -> list[str]:
+def _verdict(
+    names: Sequence[ProcessName], answers: Sequence[Answer], waits: Sequence[bool], missing: MissingCalls
+) -> list[str]:
     waiting = [name for name, one in zip(names, waits) if one]
     others = [name for name, one in zip(names, waits) if not one]
     if waiting and others:
         verb = "waits" if len(waiting) == 1 else "wait"
         return [f"So {listed(waiting)} {verb} for {listed(others)}."]
+    if waiting and missing:
+        return [described(missing)]
     if waiting and all(is_in_collective(one) for one in answers) and len({call_of(one) for one in answers}) > 1:
         return ["They wait in different collectives: one rank left out a call of the others, or made another one."]
     return []
