@@ -16,8 +16,7 @@ import zlib
 # Files of which nothing is slow, and which are no folder of one process: a few jobs for each part of the package.
 _QUICK_JOBS = (
     *("test_broadcast", "test_checkpoint", "test_data_comparison", "test_horovod_options", "test_launch_function"),
-    *("test_parameter_server", "test_run_command", "test_run_first_cause", "test_run_shown", "test_shard"),
-    *("test_stop_together",),
+    *("test_parameter_server", "test_run_command", "test_run_first_cause", "test_run_shown"),
 )
 
 # Files of many similar tests: those whose name has one of the words are not slow.
@@ -25,15 +24,34 @@ _SOME = {
     "parity/test_exactness.py": ("test_every_looser", "test_reasons_are"),
     "parity/test_seams.py": ("seam", "attribute", "name_that", "parameter", "canaries", "another_behaviour"),
     "single/test_callbacks_changed_training.py": ("equal_setups", "other_data_is_refused[arrays]"),
-    "single/test_callbacks_damaged_backup.py": ("[bit]", "unreadable"),
-    "single/test_callbacks_data_order.py": ("[twice]", "refused", "[cached]"),
+    "single/test_callbacks_damaged_backup.py": ("unreadable",),
+    "single/test_callbacks_data_order.py": ("refused",),
     "single/test_callbacks_learning_rate.py": ("[sgd-", "[3-sgd-warm-up]", "invalid", "failed_fit"),
-    "single/test_callbacks_resume.py": ("[with_everything]", "[shuffled]", "[arrays]", "invalid", "early_stopping"),
-    "single/test_data_properties.py": ("shard_by", "parts_of", "policy"),
-    "single/test_factory.py": ("unknown_names", "old_version", "devices_by_name", "too_late"),
+    "single/test_callbacks_resume.py": ("[shuffled]", "invalid", "early_stopping"),
+    "single/test_data_properties.py": ("shard_by_batch", "parts_of", "policy"),
+    "single/test_factory.py": ("unknown_names", "too_late"),
     "single/test_model_scope.py": ("[one_device]",),
     "single/test_table_rows.py": ("adagrad", "ids", "stateless", "output"),
     "single/test_worker_as_plain_python.py": ("exits",),
+}
+
+# Of other files the tests that take long: those whose name has one of the words are slow.
+_LONG_TESTS = {
+    "parallel/test_checkpoint.py": ("kill_during_a_save",),
+    "single/test_callbacks.py": ("{batch:02d}",),
+    "single/test_callbacks_watching.py": ("own_files_are_removed", "timer_logs"),
+    "single/test_compression_options.py": ("variance",),
+    "single/test_data_policies.py": ("in_a_graph",),
+    "single/test_data_tfds.py": ("each_element_once[4-", "each_element_once[7-"),
+    "single/test_data_write.py": ("ends_with_its_process",),
+    "single/test_data_write_sources.py": ("a_killed_one",),
+    "single/test_dataset_tuning.py": ("datasets_of_devices",),
+    "single/test_global_numbers.py": ("[last", "[sequences", "[map_fn", "[loop", "[end of"),
+    "single/test_output_losses.py": ("[on_batches]", "[backup", "[short"),
+    "single/test_quantized_sums.py": ("stays_small",),
+    "single/test_row_sums.py": ("of_a_deep_network",),
+    "single/test_sharded_embedding.py": ("any_number_of_shards",),
+    "single/test_shm_memory.py": ("test_",),
 }
 
 # Of files of many tests, the thorough ones: those whose name has one of the words. More are marked where they are.
@@ -81,14 +99,16 @@ _THOROUGH = {
 }
 
 # Of the tests of two devices, the files that take as long as all others together.
-_LONG_FILES = ("compared_rows.py", "step_check_losses.py", "step_check_state.py")
+_LONG_FILES = (
+    *("compared_rows.py", "eager_steps.py", "reducers.py", "users_steps.py", "users_variables.py", "variables.py"),
+    *("step_check_losses.py", "step_check_reads.py", "step_check_state.py"),
+)
 
 # Of the parity table, the cases that `mirrored` and `multiworker` run each time: one of each kind.
 QUICK_CASES = (
-    *("dense_sgd", "loss_scale_clip", "global_clipnorm", "ema", "accumulation", "batch_norm_97", "embedding"),
-    *("masks_103", "sample_weight", "two_outputs", "own_metrics_65", "scalar_loss_1", "on_batch_1"),
-    *("execution_3_embedding", "eager", "arrays_shuffled", "own_train_step", "loop_average_loss"),
-    *("gradients_by_vector", "branches", "standardized"),
+    *("dense_sgd", "loss_scale_clip", "ema", "accumulation", "batch_norm_97", "masks_103", "two_outputs"),
+    *("own_metrics_65", "on_batch_1", "execution_3_embedding", "eager", "own_train_step", "loop_average_loss"),
+    *("gradients_by_vector", "branches"),
 )
 
 
@@ -105,6 +125,8 @@ def is_slow(path: str, name: str, parameters: dict[str, object]) -> bool:
         return parameters["engine"] not in ("mirrored", "multiworker") or parameters["case"] not in QUICK_CASES
     if path == "single/test_two_devices.py":
         return getattr(parameters["file"], "name", "") in _LONG_FILES
+    if any(word in name for word in _LONG_TESTS.get(path, ())):
+        return True
     if path in _SOME:
         return not any(word in name for word in _SOME[path])
     if path == "fuzz/test_fuzz.py":

@@ -10,7 +10,9 @@ import tiers
 from parity.cases import CASES
 
 TESTS = Path(__file__).parents[1]
-FILES = sorted({*tiers._SOME, *tiers._THOROUGH, *(f"parallel/{name}.py" for name in tiers._QUICK_JOBS)})
+FILES = sorted(
+    {*tiers._SOME, *tiers._LONG_TESTS, *tiers._THOROUGH, *(f"parallel/{name}.py" for name in tiers._QUICK_JOBS)}
+)
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -22,7 +24,7 @@ def test_cases_exist() -> None:
     assert set(tiers.QUICK_CASES) - set(CASES) == set()
 
 
-@pytest.mark.parametrize("lists", [tiers._SOME, tiers._THOROUGH], ids=["some", "thorough"])
+@pytest.mark.parametrize("lists", [tiers._SOME, tiers._LONG_TESTS, tiers._THOROUGH], ids=["some", "long", "thorough"])
 def test_words_are_of_a_test(lists: dict[str, tuple[str, ...]]) -> None:
     for file, word in [(file, word) for file, words in lists.items() for word in words]:
         text = (TESTS / file).read_text()
