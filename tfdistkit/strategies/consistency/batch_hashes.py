@@ -47,8 +47,10 @@ def mark_of_array(array: tf.Tensor) -> int:
     Args:
         array: The array.
     """
-    with tf.device("CPU:0"):
-        return _mark(np.asarray(_sampled(array, _OF_ARRAY)))[0]
+    if array.dtype == tf.string:
+        with tf.device("CPU:0"):
+            return _mark(np.asarray(_sampled(array, _OF_ARRAY)))[0]  # As an array of NumPy all strings are copied.
+    return _mark(sampled_values(array, _OF_ARRAY))[0]
 
 
 def marks_of_whole(values: Any) -> list[list[Any]]:

@@ -8,7 +8,6 @@ from typing import Any
 import tensorflow as tf
 
 from tfdistkit.keras_adapter import private_api
-from tfdistkit.keras_adapter.dataset_tuning import without_tuning
 
 
 def read_ahead(strategy: Any, iterator: Any, batches: int) -> tuple[Any, list[list[Any]]]:
@@ -36,8 +35,11 @@ def read_ahead(strategy: Any, iterator: Any, batches: int) -> tuple[Any, list[li
     elements = [tf.data.Dataset.from_tensors(one) for batch in read for one in batch]
     joined = functools.reduce(lambda a, b: a.concatenate(b), elements)
     spec = private_api.local_spec(iterator.element_spec)
-    # Without autotuning, whose thread would delay the end of the epoch.
-    dataset = without_tuning(tf.data.experimental.from_variant(tf.data.experimental.to_variant(joined), spec))
+    dataset = tf.data.experimental.from_variant(tf.data.experimental.to_variant(joined), spec)
+    options = tf.data.Options()
+    options.autotune.enabled = False  # Its thread would delay the end of the epoch.
+    options.experimental_optimization.apply_default_optimizations = False  # They take longer than the elements.
+    dataset = dataset.with_options(options)
     if isinstance(iterator, tf.distribute.DistributedIterator):
         return iter(strategy.distribute_datasets_from_function(lambda _: dataset)), read
     return iter(dataset), read
