@@ -83,16 +83,70 @@ class Chosen(keras.Model):
         return {"loss": loss}
 
 
-@pytest.mark.parametrize("how", ("any", "nested", "applied"))
-def test_replicas_take_the_branch_of_one_process(strategy: Any, how: str) -> None:
+class Converted(Chosen):
+    """Chooses by `if`, `and` and `x if y else z`, which AutoGraph converts."""
+
+    def __init__(self, how: str):
+        super().__init__(how)
+        self.count = tf.Variable(0.0, trainable=False)
+        self.large = keras.metrics.Mean(name="large")
+
+    @tf.function
+    def note(self, loss: Any, chosen: Any) -> None:
+        if loss > 5.0 and chosen < 12.0:
+            self.count.assign_add(1.0)
+        self.count.assign_add(tf.constant(10.0) if loss > 3.0 else tf.constant(20.0))
+        if chosen > 4.0:
+            self.large.update_state(chosen)
+
+    @tf.function
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            error = ops.square(y - self(x))[:, 0]
+            loss = ops.mean(error)
+        mask = tf.cast(y[:, 0] > 0, tf.float32)
+        chosen = tf.reduce_sum(error * mask) / tf.reduce_sum(mask) if self.how == "noted" else loss
+        self.note(loss, chosen)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        if self.how != "updated" or loss > 4.0:
+            self.optimizer.apply(gradients, self.trainable_variables)
+        return {"loss": loss, "large": self.large.result()}
+
+
+class MeanOfSome(Chosen):
+    """Trains on the mean of some rows where there are many of them, as in the second batch."""
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            error = ops.square(y - self(x))[:, 0]
+            mask = tf.cast(y[:, 0] < 0, tf.float32)
+            of_some, of_all = tf.reduce_sum(error * mask) / tf.reduce_sum(mask), ops.mean(error)
+            are_many = tf.reduce_sum(mask) > 6.5
+            if self.how == "branch":
+                loss = tf.cond(are_many, lambda: tf.reduce_sum(error * mask) / tf.reduce_sum(mask), lambda: of_all)
+            else:
+                loss = tf.where(are_many, of_some, of_all)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
+CASES = [(Chosen, "any"), (Chosen, "nested"), (Chosen, "applied")]
+CASES += [(Converted, "noted"), (Converted, "updated"), (MeanOfSome, "value")]
+
+
+@pytest.mark.parametrize(("kind", "how"), CASES)
+def test_replicas_take_the_branch_of_one_process(strategy: Any, kind: Any, how: str) -> None:
     def trained(scope: Any) -> list[Any]:
         with scope:
-            model = Chosen(how)
+            model = kind(how)
             model(X[:1])
             model.compile(keras.optimizers.SGD(0.03))
             model.optimizer.build(model.trainable_variables)
         history = model.fit(X, Y, batch_size=13, epochs=4, shuffle=False, verbose=0).history
-        return [*model.get_weights(), history["loss"]]
+        state = [model.count.numpy(), history["large"]] if kind is Converted else []
+        return [*model.get_weights(), history["loss"], *state]
 
     expected = trained(tf.distribute.get_strategy().scope())
     for one, other in zip(trained(strategy.scope()), expected, strict=True):
@@ -106,6 +160,16 @@ def test_updates_in_a_branch_chosen_by_rows_are_refused(strategy: Any) -> None:
         model(X[:1])
         model.compile(keras.optimizers.SGD(0.03))
     with pytest.raises(UnsupportedError, match="A branch that each replica chooses by its own rows must not update"):
+        model.fit(X, Y, batch_size=13, verbose=0)
+    assert int(model.optimizer.iterations) == 0
+
+
+def test_the_branch_that_the_first_batch_does_not_take_is_checked(strategy: Any) -> None:
+    with strategy.scope():
+        model = MeanOfSome("branch")
+        model(X[:1])
+        model.compile(keras.optimizers.SGD(0.03))
+    with pytest.raises(UnsupportedError, match=r"where conditions .* are True(.|\n)*Choose values, not branches"):
         model.fit(X, Y, batch_size=13, verbose=0)
     assert int(model.optimizer.iterations) == 0
 

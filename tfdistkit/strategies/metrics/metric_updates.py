@@ -23,6 +23,7 @@ from tfdistkit.strategies.parameter_server import replayed_updates
 from tfdistkit.strategies.parameter_server.replayed_updates import known_value, tensors_of, with_tensors
 from tfdistkit.strategies.sync import step as steps
 from tfdistkit.strategies.sync.aggregates import global_numbers, local_losses
+from tfdistkit.strategies.sync.aggregates.global_conditions import in_graph_of_step
 from tfdistkit.strategies.sync.aggregates.row_reader import can_read, reader_of
 from tfdistkit.strategies.sync.data_dependence import comes_from_batch
 
@@ -199,7 +200,7 @@ def _weighted(
         return args, kwargs
     # The product of two means over rows is no mean over rows: both are those of the global batch.
     is_of_rows = weight is not None and global_numbers.is_from_rows(step, weight)
-    whole = global_numbers.of_global_batch(step, tensor, of_means=is_of_rows)
+    whole = _of_global_batch(step, tensor, is_of_rows)
     if is_of_rows:
         of_all = global_numbers.of_global_batch(step, weight, of_integers=True)
         weight = weight if of_all is None else of_all.value
@@ -211,6 +212,15 @@ def _weighted(
     share = tf.cast(step.global_share(), metric.dtype)
     weight = share if weight is None else keras.ops.cast(weight, metric.dtype) * share
     return (values, tf.broadcast_to(weight, tf.shape(tensor))), {}
+
+
+def _of_global_batch(step: steps.ReplicaStep, number: tf.Tensor, of_means: bool) -> global_numbers.GlobalNumber | None:
+    """Returns a number for the global batch; in a branch that of a captured number, computed before the branch."""
+    if step.graph is None or not step.is_in_inner_graph() or not tf.is_symbolic_tensor(number):
+        return global_numbers.of_global_batch(step, number, of_means=of_means)
+    outer = in_graph_of_step(step, number)
+    with step.graph.as_default():
+        return None if outer is None else global_numbers.of_global_batch(step, outer, of_means=of_means)
 
 
 def _is_same(step: steps.ReplicaStep, number: tf.Tensor) -> bool:

@@ -7,6 +7,7 @@ the step computes them. One process is a replica that has all rows, while the ot
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import warnings
@@ -105,20 +106,34 @@ class StepCheck:
             raise error
 
     def _difference(self, elements: list[Any]) -> UnsupportedError | None:
-        strategy = self._model.distribute_strategy
-        batches = small_batches(strategy, elements)
+        batches = small_batches(self._model.distribute_strategy, elements)
+        trial = self._trial(batches)
+        error = self._difference_of(trial, batches)
+        # A later batch may take the other branch of a condition.
+        for branch in (True, False) if trial.has_branches else ():
+            with contextlib.suppress(CannotTryError):
+                error = error or self._difference_of(self._trial(batches, branch), batches, branch)
+        return error
+
+    def _trial(self, batches: list[SmallBatch], branch: bool | None = None) -> TrialStep:
+        strategy, first = self._model.distribute_strategy, batches[0].split
         trial, why = None, ""
         try:
-            trial = TrialStep(strategy, self._model, self._step_function, self._is_stock, batches[0].split)
+            trial = TrialStep(strategy, self._model, self._step_function, self._is_stock, first, branch)
         except Exception as error:  # Any exception of the user's code: the real step will raise it again.
             why = str(error) or type(error).__name__
         if _is_anywhere(strategy, bool(why)):
             raise CannotTryError(why or "another rank cannot try it")
         assert trial is not None
+        return trial
+
+    def _difference_of(
+        self, trial: TrialStep, batches: list[SmallBatch], branch: bool | None = None
+    ) -> UnsupportedError | None:
         self._try_local_part(trial, batches)
         warning = None
         for batch in batches:
-            found = self._difference_on(trial, batch)
+            found = self._difference_on(trial, batch, branch)
             if isinstance(found, UnsupportedError):
                 return found
             warning = warning or found
@@ -126,7 +141,7 @@ class StepCheck:
             warnings.warn(warning, stacklevel=2)
         return None
 
-    def _difference_on(self, trial: TrialStep, batch: SmallBatch) -> UnsupportedError | str | None:
+    def _difference_on(self, trial: TrialStep, batch: SmallBatch, branch: bool | None) -> UnsupportedError | str | None:
         """Returns the error for what differs, or the warning if that is only a value in the logs."""
         strategy = self._model.distribute_strategy
         try:
@@ -142,7 +157,7 @@ class StepCheck:
             may_skip = private_api.may_skip_steps(self._model.optimizer)
             if _is_anywhere(strategy, may_skip and not np.isfinite(own[0]).all()):
                 raise CannotTryError("its gradients overflow with this loss scale, so the optimizer skips the step")
-            return other_gradient(self._model, trial.variables[found[0][0]], found[0][1])
+            return other_gradient(self._model, trial.variables[found[0][0]], found[0][1], branch)
         if differs[1]:
             return other_state(self._model, trial.written[found[1][0]], found[1][1])
         if differs[2]:

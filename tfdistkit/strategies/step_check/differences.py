@@ -11,24 +11,27 @@ from tfdistkit.keras_adapter import private_api
 from tfdistkit.strategies.step_check.trial_steps import name_of
 
 
-def other_gradient(model: Any, variable: Any, size: float) -> UnsupportedError:
+def other_gradient(model: Any, variable: Any, size: float, branch: bool | None = None) -> UnsupportedError:
     """Returns the error for a gradient that is not the one of one process.
 
     Args:
         model: The model.
         variable: The variable that it is of.
         size: By how much it differs, relative.
+        branch: The branch that all conditions of the user's took; None for the one that the rows chose.
     """
     replicas, rename = model.distribute_strategy.num_replicas_in_sync, _own_calls(model)
+    where = "" if branch is None else f", where conditions (`tf.cond`, `if`) are {branch}"
+    choose = "" if branch is None else "Choose values, not branches: `tf.where(condition, a, b)`. "
     return UnsupportedError(
         explain(
             f"The train step of {model.name!r} must have the gradients of one process, and on {replicas} "
             "replicas it has others: it combines rows of the batch in a way that cannot be computed from the rows of "
             "each replica.",
             received=f"a gradient of `{name_of(variable)}` that differs by {size:.2g} of its norm, on some rows of the "
-            "first batch",
+            f"first batch{where}",
             expected="a loss that is computed from losses of each row, and from sums, means and extremes of them",
-            do=f"{rename}Where the step clips or changes gradients, take "
+            do=f"{rename}{choose}Where the step clips or changes gradients, take "
             "`tfdistkit.global_gradients(gradients)` first. Where the loss combines rows, compute it in `call(self, "
             "y_true, y_pred)` of a subclass of `keras.losses.Loss`, which gets the "
             "rows of all replicas; or gather what rows are compared with, or what a state that the step reads again "

@@ -32,8 +32,11 @@ class TrialStep:
         step_function: Its train step.
         is_stock: Whether it is Keras's own.
         elements: The element of each replica of this process; those of a run may have other numbers of rows.
+        branch: The branch that all conditions of the user's take (`tf.cond`, AutoGraph's `if`); None for the one that
+            the rows choose.
 
     Attributes:
+        has_branches: Whether there are such conditions.
         variables: The variables with gradients, in the order of `optimizer.apply`.
         written: The variables that the step writes by itself, in the order of the step.
         logged: The names of what it logs, and of the variables of metrics that it adds to.
@@ -43,12 +46,19 @@ class TrialStep:
     """
 
     def __init__(
-        self, strategy: Any, model: Any, step_function: Callable[[Any], Any], is_stock: bool, elements: list[Any]
+        self,
+        strategy: Any,
+        model: Any,
+        step_function: Callable[[Any], Any],
+        is_stock: bool,
+        elements: list[Any],
+        branch: bool | None = None,
     ):
         self._strategy, self._model = strategy, model
         self._step_function, self._is_stock = step_function, is_stock
         self._of_replicas: list[tuple[list[Any], list[Any], list[str]]] = []
-        self._run = _without_writes(self._traced, elements)
+        self._run = _without_writes(self._traced, elements, branch)
+        self.has_branches = trial.has_branches()
         self._local_part: Any = None
         self.variables, self.written, self.logged = self._of_replicas[0]
 
@@ -153,12 +163,13 @@ def _tensors(data: Any) -> list[tf.Tensor]:
     return [value for value in tf.nest.flatten(data, expand_composites=True) if tf.is_tensor(value)]
 
 
-def _without_writes(function: Callable[[Any], list[Any]], like: Any) -> Any:
+def _without_writes(function: Callable[[Any], list[Any]], like: Any, branch: bool | None) -> Any:
     """Traces a function without its writes to variables.
 
     Args:
         function: Takes a structure of tensors.
         like: Such a structure; others may have another number of rows.
+        branch: See `TrialStep`.
 
     Returns:
         What `tf.compat.v1.wrap_function` returned; it takes the tensors of a structure.
@@ -168,7 +179,8 @@ def _without_writes(function: Callable[[Any], list[Any]], like: Any) -> Any:
     def traced(*given: Any) -> list[Any]:
         values = iter(given)
         filled = [next(values) if tf.is_tensor(value) else value for value in flat]
-        with fixed(tf.compat.v1.get_default_graph()), tf.variable_creator_scope(_refuse_variable), trial.tracing():
+        graph = tf.compat.v1.get_default_graph()
+        with fixed(graph), tf.variable_creator_scope(_refuse_variable), trial.tracing(branch):
             return function(tf.nest.pack_sequence_as(structure, filled, expand_composites=True))
 
     signature = [tf.TensorSpec(_any_rows(value), value.dtype) for value in flat if tf.is_tensor(value)]

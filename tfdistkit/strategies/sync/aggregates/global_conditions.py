@@ -7,6 +7,7 @@ conditions on rows (`x[0, 0] > 0`), whose branches must not communicate: another
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import tensorflow as tf
@@ -17,6 +18,7 @@ from tfdistkit.strategies.sync import step as steps
 from tfdistkit.strategies.sync.aggregates import global_numbers
 from tfdistkit.strategies.sync.aggregates.graph_copies import copied
 from tfdistkit.strategies.sync.aggregates.row_reader import reader_of
+from tfdistkit.strategies.sync.gradients import trial
 
 # Compare numbers, or combine conditions.
 CHOICES = frozenset(
@@ -30,15 +32,18 @@ _REPEATED = CHOICES | {"Mul", "AddV2", "Sub", "RealDiv", "Neg", "Abs", "Sqrt", "
 _OF_ROWS = ("Any", "All")
 # Their branches know which rows they have: those of a replica without rows, for example.
 _LIBRARIES = ("tfdistkit.", "keras.", "tensorflow.")
+# The branches of an `if`, `and` or `x if y else z` of the user's, as AutoGraph wraps them.
+_AUTOGRAPH = "tensorflow.python.autograph.operators."
 
 
-def cond(original: Any, pred: Any, true_fn: Any, *args: Any, **kwargs: Any) -> Any:
+def cond(original: Any, pred: Any, true_fn: Any = None, false_fn: Any = None, *args: Any, **kwargs: Any) -> Any:
     """Hook of `tf.cond` in a graph, `ops.cond` and AutoGraph's `if` included, where the user wrote it.
 
     Args:
         original: TensorFlow's own function.
         pred: The condition.
         true_fn: As in TensorFlow.
+        false_fn: As in TensorFlow.
         args: As in TensorFlow.
         kwargs: As in TensorFlow.
 
@@ -46,18 +51,53 @@ def cond(original: Any, pred: Any, true_fn: Any, *args: Any, **kwargs: Any) -> A
         The result of TensorFlow's own function.
     """
     step = steps.current()
-    is_of_user = not str(getattr(true_fn, "__module__", "")).startswith(_LIBRARIES)
+    module = str(getattr(true_fn, "__module__", ""))
+    is_of_user = not module.startswith(_LIBRARIES) or module.startswith(_AUTOGRAPH)
     if step is None or not is_of_user or step.gradients_are_reduced:
-        return original(pred, true_fn, *args, **kwargs)
+        return original(pred, true_fn, false_fn, *args, **kwargs)
     before = step.own_condition
     if tf.is_symbolic_tensor(pred) and pred.shape.rank == 0:
-        pred = _of_global_batch(step, pred)
+        pred = _of_global_batch(step, trial.condition(pred))
         if before is None and _is_of_own_rows(step, pred):
             step.own_condition = pred
+    found: list[bool] = []
+    branches = [_choosing(step, branch, found) for branch in (true_fn, false_fn)]
     try:
-        return original(pred, true_fn, *args, **kwargs)
+        result = original(pred, *branches, *args, **kwargs)
     finally:
         step.own_condition = before
+    if found and all(found) and (before is not None or not _is_of_own_rows(step, pred)):
+        _note_same(step, result)
+    return result
+
+
+def _choosing(step: steps.ReplicaStep, branch: Any, found: list[bool]) -> Any:
+    """Lets a branch that is a condition (the second one of AutoGraph's `and`) compare numbers of the global batch.
+
+    Args:
+        step: The step of this replica.
+        branch: The function of the branch.
+        found: Gets, for each branch with a single condition, whether it is the same on all replicas.
+    """
+    if not callable(branch):
+        return branch
+
+    @functools.wraps(branch)
+    def chosen() -> Any:
+        result = branch()
+        if not (tf.is_symbolic_tensor(result) and result.dtype == tf.bool and result.shape.rank == 0):
+            found.append(False)
+            return result
+        whole = _of_global_batch(step, result)
+        found.append(whole is not result or not _is_of_own_rows(step, result))
+        return whole
+
+    return chosen
+
+
+def _note_same(step: steps.ReplicaStep, result: Any) -> None:
+    if tf.is_symbolic_tensor(result) and result.graph is step.graph:  # Names of inner graphs are not unique.
+        step.same_on_all.update((result.name, *(one.name for one in result.op.inputs[:1])))
 
 
 def require_same_branch(step: steps.ReplicaStep | None) -> None:
@@ -86,7 +126,7 @@ def require_same_branch(step: steps.ReplicaStep | None) -> None:
 def _of_global_batch(step: steps.ReplicaStep, condition: tf.Tensor) -> tf.Tensor:
     if condition.shape.rank != 0:
         return condition
-    outer, graph = _in_graph_of_step(step, condition), step.graph
+    outer, graph = in_graph_of_step(step, condition), step.graph
     if outer is not None and graph is not None:
         with graph.as_default():
             number = _number(step, outer)
@@ -100,7 +140,7 @@ def _of_global_batch(step: steps.ReplicaStep, condition: tf.Tensor) -> tf.Tensor
 
 
 def _is_of_own_rows(step: steps.ReplicaStep, condition: tf.Tensor) -> bool:
-    outer = _in_graph_of_step(step, condition)
+    outer = in_graph_of_step(step, condition)
     if outer is None or step.is_eager or step.is_local or not step.in_keras_step:
         return False
     reader = reader_of(step)
@@ -111,8 +151,13 @@ def _is_of_own_rows(step: steps.ReplicaStep, condition: tf.Tensor) -> bool:
     return graphs.Ancestry(has_rows, step.same_on_all, graphs.is_collective).includes(outer)
 
 
-def _in_graph_of_step(step: steps.ReplicaStep, tensor: tf.Tensor) -> tf.Tensor | None:
-    """Returns what a branch captured as a tensor; None for what the branch computes."""
+def in_graph_of_step(step: steps.ReplicaStep, tensor: tf.Tensor) -> tf.Tensor | None:
+    """Returns what a branch captured as a tensor; None for what the branch computes.
+
+    Args:
+        step: The step of this replica, in a graph.
+        tensor: A tensor of the step or of a branch.
+    """
     while tensor.graph is not step.graph:
         captured = [outer for outer, inner in getattr(tensor.graph, "captures", ()) if inner is tensor]
         if not captured or not tf.is_symbolic_tensor(captured[0]):

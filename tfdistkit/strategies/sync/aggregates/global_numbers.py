@@ -85,7 +85,8 @@ def of_global_batch(
     if key not in known.found:
         reader = known.reader()
         kind = reader.kind(number)
-        is_other = kind not in (Kind.CONSTANT, *_MEANS, Kind.UNKNOWN) or (of_means and kind is Kind.MEAN)
+        is_mean = kind is Kind.MEAN or (kind is Kind.OPAQUE and _is_chosen(number))
+        is_other = kind not in (Kind.CONSTANT, *_MEANS, Kind.UNKNOWN) or (of_means and is_mean)
         is_other = is_other and number.shape.is_fully_defined()
         found = known.found[key] = _computed(step, reader, number) if is_other else None
         known.values.update(() if found is None else (found.value.name,))
@@ -129,6 +130,13 @@ def note_mean(step: steps.ReplicaStep, value: Any) -> None:
 def are_compared(step: steps.ReplicaStep, rows: Any) -> bool:
     """Returns whether a tensor holds rows that were computed with numbers of the batch, as with their mean."""
     return _may_read(step, rows) and _numbers_of(step).reader().are_compared(rows)
+
+
+def _is_chosen(number: tf.Tensor) -> bool:
+    """Returns whether a number is the result of a branch (`tf.cond`), which is taken for a mean as a whole."""
+    while number.op.type == "Identity":
+        number = number.op.inputs[0]
+    return number.op.type in ("If", "StatelessIf")
 
 
 def _may_read(step: steps.ReplicaStep, number: Any) -> bool:

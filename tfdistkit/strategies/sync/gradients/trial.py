@@ -16,6 +16,9 @@ import tensorflow as tf
 
 _LOCAL = threading.local()
 _is_tracing = False
+# The branch that all conditions of the trial take; None for the one that the rows choose. And whether there are any.
+_branch: bool | None = None
+_has_branches = False
 
 
 class CannotTryError(Exception):
@@ -28,14 +31,36 @@ def is_tracing() -> bool:
 
 
 @contextlib.contextmanager
-def tracing() -> Iterator[None]:
-    """Marks its body as the trace of a trial step, whose replicas may run in other threads."""
-    global _is_tracing
-    _is_tracing = True
+def tracing(branch: bool | None = None) -> Iterator[None]:
+    """Marks its body as the trace of a trial step, whose replicas may run in other threads.
+
+    Args:
+        branch: The branch that all its conditions take; None for the one that the rows choose.
+    """
+    global _is_tracing, _branch, _has_branches
+    _is_tracing, _branch, _has_branches = True, branch, False
     try:
         yield
     finally:
-        _is_tracing = False
+        _is_tracing, _branch = False, None
+
+
+def has_branches() -> bool:
+    """Returns whether the last trial step that was traced has conditions in code of the user's."""
+    return _has_branches
+
+
+def condition(own: Any) -> Any:
+    """Returns a condition of the user's, or the one that a trial step is to have.
+
+    Args:
+        own: The condition, a scalar tensor.
+    """
+    global _has_branches
+    if not _is_tracing:
+        return own
+    _has_branches = True
+    return own if _branch is None else tf.constant(_branch)
 
 
 def in_order(collective: Callable[[], Any]) -> Any:
