@@ -178,6 +178,11 @@ SEAMS: dict[str, Seam] = {
         "collectives of a tf.function that is called in a branch (steps_per_execution)",
     ),
     "cond": Seam("tensorflow.python.ops.cond_v2:cond_v2", ("pred", "true_fn", "false_fn"), "one branch for all"),
+    "assign_moving_average": Seam(
+        "tensorflow.python.training.moving_averages:assign_moving_average",
+        ("variable", "value", "decay", "zero_debias", "name"),
+        "sums and uneven rows, as in one process",
+    ),
     "masked_moments": Seam(f"{_BATCH_NORM}._moments", ("self", "inputs", "mask"), "`synchronized` with a mask"),
     # Keras: what is called.
     "stateless_scope": Seam("keras.src.backend.common.stateless_scope:get_stateless_scope", (), "rows of a table"),

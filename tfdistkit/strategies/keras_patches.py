@@ -328,8 +328,7 @@ def _own_function_context(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 _HOOKS: dict[str, Callable[..., Any]] = {
     "all_reduce": collective_keys.all_reduce,
-    "all_gather": collective_timeout.around,
-    "all_to_all": collective_timeout.around,
+    **dict.fromkeys(("all_gather", "all_to_all"), collective_timeout.around),
     "launch_all_reduce": collective_keys.launch_all_reduce,
     "instance_key": collective_keys.instance_key,
     "function_context": _own_function_context,
@@ -385,6 +384,7 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "save_optimizer": table_parts.save_optimizer,
     "load_optimizer": table_parts.load_optimizer,
     "add_weight": replica.add_weight,
+    "assign_moving_average": replica.assign_moving_average,
     "to_float": functools.partial(_to_python, kind=float),
     "to_int": functools.partial(_to_python, kind=int),
     "deferred_capture": collective_keys.capture_in_function,

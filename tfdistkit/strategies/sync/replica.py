@@ -226,6 +226,20 @@ def own_tensors(value: Any) -> Any:
     return tf.nest.map_structure(lambda v: tf.identity(v) if tf.is_tensor(v) else v, value, expand_composites=True)
 
 
+def assign_moving_average(
+    original: Any, variable: Any, value: Any, decay: Any, zero_debias: bool = True, name: Any = None
+) -> Any:
+    """Hook of TensorFlow's function, which takes the mean of the replicas for the value, of sums and uneven rows, too.
+
+    In a Keras step it writes as in one process: the variable knows what to do with what each replica writes.
+    """
+    own = step.current()
+    if own is None or not own.in_keras_step or zero_debias:
+        return original(variable, value, decay, zero_debias, name)
+    decay = tf.cast(tf.convert_to_tensor(1.0 - decay), variable.dtype)
+    return variable.assign_sub((variable - tf.cast(value, variable.dtype)) * decay)
+
+
 def add_weight(original: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
     """Hook of `Layer.add_weight`: creates non-trainable state so that the replicas agree on it (`LayerState`)."""
     strategy: Any = tf.distribute.get_strategy()
