@@ -10,6 +10,7 @@ import tensorflow as tf
 from _one_process import ROWS, TARGETS, batches, require_equal
 from _own_steps import strategy
 from keras import ops
+from tensorflow.python.training import moving_averages
 
 import tfdistkit
 
@@ -73,6 +74,45 @@ def test_variables_of_tensorflow(strategy: Any, kind: str) -> None:
         return model
 
     require_equal(strategy, make, batches(ROWS, TARGETS))
+
+
+class Averaging(Step):
+    """Averages means and sums by TensorFlow's own function, and gradients of tasks by how their losses fell (FAMO)."""
+
+    def __init__(self) -> None:
+        super().__init__(trainable=False)
+        self.sums = tf.Variable(tf.zeros([4]), trainable=False)
+        self.tasks = tf.Variable([0.0, 0.5], trainable=False)
+        self.state = [self.moving, self.sums, self.tasks]
+
+    def losses_of(self, x: Any, y: Any) -> tf.Tensor:
+        error = self(x, training=True) - y
+        return tf.stack([tf.reduce_mean(error**2), tf.reduce_mean(tf.abs(error))])
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        average = moving_averages.assign_moving_average
+        average(self.moving, tf.reduce_mean(x, 0), 0.9, zero_debias=False)
+        average(self.sums, tf.reduce_sum(x, 0), 0.9, zero_debias=False)
+        with tf.GradientTape() as tape:
+            before = self.losses_of(x, y)
+            loss = tf.reduce_sum(before * tf.nn.softmax(self.tasks))
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        fallen = tf.math.log(before) - tf.math.log(self.losses_of(x, y))
+        with tf.GradientTape() as tape:
+            tape.watch(self.tasks)
+            weights = tf.nn.softmax(self.tasks)
+        self.tasks.assign_sub(tape.gradient(weights, self.tasks, output_gradients=fallen))
+        return {"loss": loss}
+
+
+def test_averages_of_tensorflow_and_gradients_times_numbers_of_the_batch(strategy: Any) -> None:
+    def make() -> Any:
+        model = Averaging()
+        model.compile(keras.optimizers.SGD(0.01))
+        return model
+
+    require_equal(strategy, make, batches(ROWS, TARGETS), rtol=1e-4)
 
 
 def test_trainable_variables_of_tensorflow_in_central_storage() -> None:

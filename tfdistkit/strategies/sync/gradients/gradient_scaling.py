@@ -271,15 +271,19 @@ def _with_static_shape(gradient: Any, variable: Any) -> Any:
 def _of_global_batch(step: Any, target: Any, args: tuple, kwargs: dict) -> tuple[Any, tuple, dict]:
     """Replaces losses of which the mean of the replicas is not exact by what they were computed from.
 
+    And numbers of the batch that the gradients of the losses are multiplied by, by those of the global batch.
+
     Returns:
         The target, and the other arguments of `GradientTape.gradient`, with its `output_gradients`.
     """
     targets = tf.nest.flatten(target)
     numbers = [global_numbers.of_global_batch(step, one) for one in targets]
-    if not any(numbers):
-        return target, args, kwargs
-    upstream = args[0] if args else kwargs.pop("output_gradients", None)
+    upstream = args[0] if args else kwargs.get("output_gradients")
     upstreams = [None] * len(targets) if upstream is None else tf.nest.flatten(upstream)
+    weights = [None if one is None else global_numbers.of_global_batch(step, one, of_means=True) for one in upstreams]
+    if not any(numbers) and not any(weights):
+        return target, args, kwargs
+    upstreams = [own if weight is None else weight.value for own, weight in zip(upstreams, weights)]
     pairs: list[tuple[Any, Any]] = []
     for one, number, own in zip(targets, numbers, upstreams):
         pairs += [(one, own)] if number is None else number.slopes(own)
