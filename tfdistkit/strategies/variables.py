@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
 import weakref
@@ -191,6 +192,50 @@ class LayerState(StepVariable):
         before = tf.identity(tf.convert_to_tensor(own))
         update_fn(own, value)
         return own.assign(step.if_any_rows(tf.convert_to_tensor(own), before), **kwargs)
+
+    def __getitem__(self, key: Any) -> Any:
+        part = super().__getitem__(key)
+        part.assign = functools.partial(self._assign_part, key)  # As `tf.Variable` does.
+        return part
+
+    def _assign_part(self, key: Any, value: Any, *_: Any, **__: Any) -> Any:
+        places = tf.reshape(tf.range(tf.size(self)), self.shape)[key]
+        values = tf.broadcast_to(tf.cast(value, self.dtype), tf.shape(places))
+        flat = [tf.reshape(self, [-1]), tf.reshape(places, [-1, 1]), tf.reshape(values, [-1])]
+        return self.assign(tf.reshape(tf.tensor_scatter_nd_update(*flat), self.shape))
+
+    # Written as a whole: what of the rows of a replica adds up is found in the graph of the value.
+    def scatter_nd_add(self, indices: Any, updates: Any, name: Any = None) -> Any:
+        """Adds as `tf.Variable` does, which TensorFlow's variables of several replicas lack."""
+        return self.assign(tf.tensor_scatter_nd_add(self, indices, tf.cast(updates, self.dtype)))
+
+    def scatter_nd_sub(self, indices: Any, updates: Any, name: Any = None) -> Any:
+        """Subtracts as `tf.Variable` does."""
+        return self.assign(tf.tensor_scatter_nd_sub(self, indices, tf.cast(updates, self.dtype)))
+
+    def scatter_nd_update(self, indices: Any, updates: Any, name: Any = None) -> Any:
+        """Assigns as `tf.Variable` does."""
+        return self.assign(tf.tensor_scatter_nd_update(self, indices, tf.cast(updates, self.dtype)))
+
+    def scatter_add(self, sparse_delta: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._scattered("add", sparse_delta) or super().scatter_add(sparse_delta, *args, **kwargs)
+
+    def scatter_sub(self, sparse_delta: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._scattered("sub", sparse_delta) or super().scatter_sub(sparse_delta, *args, **kwargs)
+
+    def scatter_update(self, sparse_delta: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._scattered("update", sparse_delta) or super().scatter_update(sparse_delta, *args, **kwargs)
+
+    def _scattered(self, how: str, rows: tf.IndexedSlices) -> Any:
+        if not self._is_written_by_user():
+            return None
+        write: Callable[..., Any] = getattr(self, f"scatter_nd_{how}")
+        write(tf.expand_dims(rows.indices, -1), rows.values)
+        return self
+
+    def _is_written_by_user(self) -> bool:
+        step = steps.current()
+        return step is not None and self._is_written_by(step)
 
 
 class Weight(StepVariable):

@@ -115,6 +115,35 @@ def test_averages_of_tensorflow_and_gradients_times_numbers_of_the_batch(strateg
     require_equal(strategy, make, batches(ROWS, TARGETS), rtol=1e-4)
 
 
+class Scattering(Step):
+    """Writes parts of variables, as `tf.Variable` lets them be written: sums over rows, and means."""
+
+    def __init__(self) -> None:
+        super().__init__(trainable=False)
+        self.table, self.counts, self.steps = (tf.Variable(tf.zeros([4, 4]), trainable=False) for _ in range(3))
+        self.state = [self.table, self.counts, self.steps]
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, _ = data
+        nearest, step = tf.argmax(x, -1), tf.cast(self.optimizer.iterations % 4, tf.int64)
+        self.table.scatter_add(tf.IndexedSlices(x, nearest))
+        self.table.scatter_sub(tf.IndexedSlices(0.5 * x, nearest))
+        self.counts.scatter_nd_add(nearest[:, None], tf.ones_like(x))
+        self.steps.scatter_update(tf.IndexedSlices(tf.reduce_mean(x, 0)[None], step[None]))
+        self.steps[0].assign(0.5 * self.steps[0] + tf.reduce_mean(x, 0))
+        self.steps[1:3, 2].assign(tf.reduce_sum(x))
+        return super().train_step(data)
+
+
+def test_parts_of_variables_of_tensorflow(strategy: Any) -> None:
+    def make() -> Any:
+        model = Scattering()
+        model.compile(keras.optimizers.SGD(0.01))
+        return model
+
+    require_equal(strategy, make, batches(ROWS, TARGETS))
+
+
 def test_trainable_variables_of_tensorflow_in_central_storage() -> None:
     """There replicas share weights, and so floats without `trainable=False`; integers are state of each."""
 
