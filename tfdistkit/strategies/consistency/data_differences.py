@@ -24,8 +24,8 @@ _FIX_WHOLE = (
     "Give every rank the whole data: tfdistkit.data selects each rank's part. For data that is already divided by "
     'rank, set policy="off".'
 )
-# Lines of a script that do not load data.
-_NO_CALLS = re.compile(r"\s*(#|import |from |[\"\']|def |class |print\(|@)")
+# Lines of a script that do not load data, and those that give all ranks one seed.
+_NO_CALLS = re.compile(r"\s*(#|import |from |[\"\']|def |class |print\(|@|.*set_random_seed\((?!.*rank))")
 _PACKAGES = re.compile(r"[/\\](site|dist)-packages[/\\]")
 _OFF = "tfdistkit.strategy(..., check_data=False) turns this comparison off."
 # Facts in the order of comparison: name, its name in an error, the fix, a pattern for the likely line of the script.
@@ -85,8 +85,10 @@ def other_batches(call: str, rank: int, tensors: str) -> UnsupportedError:
             received=f"a difference in {tensors}",
             expected="the same batch, in the same order, on all ranks; each rank takes its own rows from it",
             do=f"{_likely_line(r'shuffle|random|shard|rank|next[(]|generator|from_generator|Sequence|PyDataset')}"
-            "Remove what depends on the rank (a generator's order, a seed, a read of the dataset on one rank only), or "
-            f"use tfdistkit.data.shard(dataset) for data that is divided by rank. {_OFF}",
+            "Remove what depends on the rank (a generator's order, a seed, a read of the dataset on one rank only). "
+            "Give each generator random numbers of its own (`np.random.default_rng(7)`): those of NumPy that several "
+            "of them share depend on the speed of threads. Or use tfdistkit.data.shard(dataset) for data that is "
+            f"divided by rank. {_OFF}",
         )
     )
 
