@@ -100,8 +100,8 @@ _THOROUGH = {
 
 # Of the tests of two devices, the files that take as long as all others together.
 _LONG_FILES = (
-    *("compared_rows.py", "eager_steps.py", "reducers.py", "users_steps.py", "users_variables.py", "variables.py"),
-    *("step_check_losses.py", "step_check_reads.py", "step_check_state.py"),
+    *("compared_rows.py", "eager_steps.py", "ragged_inputs.py", "reducers.py", "stateful.py", "users_steps.py"),
+    *("users_variables.py", "variables.py", "step_check_losses.py", "step_check_reads.py", "step_check_state.py"),
 )
 
 # Of the parity table, the cases that `mirrored` and `multiworker` run each time: one of each kind.
