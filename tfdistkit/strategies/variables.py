@@ -218,18 +218,21 @@ class LayerState(StepVariable):
         return self.assign(tf.tensor_scatter_nd_update(self, indices, tf.cast(updates, self.dtype)))
 
     def scatter_add(self, sparse_delta: Any, *args: Any, **kwargs: Any) -> Any:
-        return self._scattered("add", sparse_delta) or super().scatter_add(sparse_delta, *args, **kwargs)
+        if self._is_written_by_user():
+            return self._scattered(self.scatter_nd_add, sparse_delta)
+        return super().scatter_add(sparse_delta, *args, **kwargs)
 
     def scatter_sub(self, sparse_delta: Any, *args: Any, **kwargs: Any) -> Any:
-        return self._scattered("sub", sparse_delta) or super().scatter_sub(sparse_delta, *args, **kwargs)
+        if self._is_written_by_user():
+            return self._scattered(self.scatter_nd_sub, sparse_delta)
+        return super().scatter_sub(sparse_delta, *args, **kwargs)
 
     def scatter_update(self, sparse_delta: Any, *args: Any, **kwargs: Any) -> Any:
-        return self._scattered("update", sparse_delta) or super().scatter_update(sparse_delta, *args, **kwargs)
+        if self._is_written_by_user():
+            return self._scattered(self.scatter_nd_update, sparse_delta)
+        return super().scatter_update(sparse_delta, *args, **kwargs)
 
-    def _scattered(self, how: str, rows: tf.IndexedSlices) -> Any:
-        if not self._is_written_by_user():
-            return None
-        write: Callable[..., Any] = getattr(self, f"scatter_nd_{how}")
+    def _scattered(self, write: Callable[..., Any], rows: tf.IndexedSlices) -> Any:
         write(tf.expand_dims(rows.indices, -1), rows.values)
         return self
 
