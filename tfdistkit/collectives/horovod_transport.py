@@ -29,6 +29,9 @@ except ImportError as error:
 # Dtypes that Horovod cannot send, and the dtype that carries each.
 _CARRIED_AS = carriers_for(lambda dtype: dtype in (tf.bfloat16, tf.uint32, tf.uint64))
 
+# Tensors of as many bytes are not packed: copying them takes longer than a message more.
+_LONG_BYTES = 1 << 20
+
 _COUNTER = "_tfdistkit_horovod_operations"
 
 
@@ -55,17 +58,65 @@ def all_reduce(tensors: list[Any], reduce_op: tf.distribute.ReduceOp, process_se
             dense.setdefault(tf.convert_to_tensor(tensor).dtype, []).append(i)
     for dtype, indices in dense.items():
         carried = [tf.cast(tensors[i], _CARRIED_AS.get(dtype, dtype)) for i in indices]
-        carried[0] = opaque(carried[0])  # One is enough: they are inputs of one operation.
-        reduced = hvd.grouped_allreduce(
-            carried,
-            op=hvd.Sum,
-            process_set=process_set,
-            name=next_name("all_reduce", process_set),
-            ignore_name_scope=True,
-        )
+        reduced = sum_of_one_dtype(carried, next_name("all_reduce", process_set), process_set)
         for i, value in zip(indices, reduced):
             results[i] = tf.cast(_divide(value, process_set.size()) if mean else value, dtype)
     return awaited(results)
+
+
+def sum_of_one_dtype(tensors: list[Any], name: str | None, process_set: Any) -> list[Any]:
+    """Sums tensors over the ranks in one operation.
+
+    Args:
+        tensors: Dense tensors of one dtype that Horovod can send, of the same shapes on every rank.
+        name: The name of the operation, by which the ranks match; None in eager mode, where Horovod counts by itself.
+        process_set: The Horovod process set to stay in.
+
+    Returns:
+        The sums, in the same order.
+    """
+    packed = [i for i, tensor in enumerate(tensors) if _is_short(tensor)] if order_matters(hvd.size()) else []
+    alone = [i for i in range(len(tensors)) if i not in packed]
+    sent = [_packed([tensors[i] for i in packed])] if packed else []
+    sent += [tensors[i] for i in alone]
+    sums = hvd.grouped_allreduce(
+        [opaque(sent[0]), *sent[1:]],  # One is enough: they are inputs of one operation.
+        op=hvd.Sum,
+        process_set=process_set,
+        name=name,
+        ignore_name_scope=True,
+    )
+    results = dict(zip(packed, _unpacked(sums.pop(0), [tensors[i] for i in packed]))) if packed else {}
+    results.update(zip(alone, sums))
+    return [results[i] for i in range(len(tensors))]
+
+
+def order_matters(ranks: int) -> bool:
+    """Returns whether the sum of an element can depend on where in Horovod's buffer it is: `a + b` is `b + a`.
+
+    Horovod fuses operations that are ready at the same time into one buffer, and which those are depends on the speed
+    of the ranks. In a ring the place in the buffer decides with which rank the sum of an element begins. So
+    for three ranks and more we pack the short tensors of an operation ourselves, and Horovod fuses none (`options`).
+
+    Args:
+        ranks: The number of ranks of the job.
+    """
+    return ranks > 2
+
+
+def _is_short(tensor: tf.Tensor) -> bool:
+    """Returns whether a message of its own costs more than copying a tensor."""
+    elements = tensor.shape.num_elements()
+    return elements is None or elements * tensor.dtype.size < _LONG_BYTES
+
+
+def _packed(tensors: list[Any]) -> tf.Tensor:
+    return tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
+
+
+def _unpacked(vector: tf.Tensor, like: list[Any]) -> list[tf.Tensor]:
+    parts = tf.split(vector, [tf.size(tensor) for tensor in like])
+    return [tf.ensure_shape(tf.reshape(part, tf.shape(one)), one.shape) for part, one in zip(parts, like)]
 
 
 def _reduce_slices(slices: tf.IndexedSlices, mean: bool, process_set: Any) -> tf.IndexedSlices:

@@ -95,9 +95,7 @@ class HorovodBackground:
         name = f"tfdistkit_thread_{name}"
         with tf.device("CPU:0"):
             sent = [tf.convert_to_tensor(array) for array in arrays]
-            sums = hvd.grouped_allreduce(
-                sent, op=hvd.Sum, name=name, ignore_name_scope=True, process_set=self._process_set
-            )
+            sums = transport.sum_of_one_dtype(sent, name, self._process_set)
         return [one.numpy() for one in sums]
 
     def interrupt(self) -> None:

@@ -7,16 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from tfdistkit import env
+from tfdistkit.collectives.horovod_transport import order_matters
 from tfdistkit.errors import OptionError, TooLateError, explain
 from tfdistkit.validation import is_integer, require_bool, require_integer, require_positive
 
 OPS = ("average", "sum", "adasum")
+
+_FUSION_THRESHOLD = "HOROVOD_FUSION_THRESHOLD"
 
 
 def set_variables(
     *,
     is_initialized: bool,
     is_chief: bool,
+    ranks: int,
     fusion_threshold_bytes: int | None,
     cycle_time_ms: float | None,
     hierarchical: bool | None,
@@ -29,6 +33,7 @@ def set_variables(
     Args:
         is_initialized: Whether Horovod is initialised, and so has read its variables.
         is_chief: Whether this is rank 0, which writes the timeline.
+        ranks: The number of ranks of the job.
         fusion_threshold_bytes: Bytes.
         cycle_time_ms: Milliseconds.
         hierarchical: Whether to reduce within hosts first.
@@ -43,7 +48,7 @@ def set_variables(
     switches: dict[str, str] = {}
     if fusion_threshold_bytes is not None:
         threshold = require_integer("fusion_threshold_bytes", fusion_threshold_bytes, 0)  # 0: no fusion.
-        switches["HOROVOD_FUSION_THRESHOLD"] = str(threshold)
+        switches[_FUSION_THRESHOLD] = str(threshold)
     for name, option, value, unit in (
         ("HOROVOD_CYCLE_TIME", "cycle_time_ms", cycle_time_ms, "milliseconds"),
         ("HOROVOD_GLOO_TIMEOUT_SECONDS", "timeout_s", timeout_s, "seconds"),
@@ -67,6 +72,8 @@ def set_variables(
                 do="Remove `hvd.init()`, and give these options to the first `tfdistkit.strategy` of the process.",
             )
         )
+    if not is_initialized and order_matters(ranks) and env.text(_FUSION_THRESHOLD) is None:
+        switches.setdefault(_FUSION_THRESHOLD, "0")
     for name, text in switches.items():
         env.put(name, text)
 
