@@ -153,6 +153,9 @@ options.deterministic = False
 off = tf.data.Options()
 off.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
 found["off"] = lost(arrays().shuffle(9, seed=1).batch(16).with_options(off))
+by_file = tf.data.Options()
+by_file.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.FILE
+found["by file"] = lost(arrays().batch(16).with_options(by_file))
 found["options"] = lost(arrays().with_options(options).batch(16))
 found["map"] = lost(arrays().map(lambda a, b: (a, b), num_parallel_calls=2, deterministic=False).batch(16))
 found["interleave"] = lost(D.range(3).interleave(
@@ -277,6 +280,7 @@ EXPECTED = {
     "shard": "Received: shard(index=0) on rank 0, shard(index=1) on rank 1",
     "skip": "Received: skip(count=0) on rank 0, skip(count=48) on rank 1",
     "off": "With `AutoShardPolicy.OFF` every rank must bring rows of its own to `fit`",
+    "by file": "A dataset with `AutoShardPolicy.FILE` must read files",
     "options": "`options.deterministic = False`",
     "map": "`deterministic=False` of `map`",
     "interleave": "`deterministic=False` of `interleave`",

@@ -82,7 +82,10 @@ class KerasStrategyMixin(CountsReplicas):
         if steps is None and isinstance(dataset, tf.data.Dataset):
             Split(dataset.element_spec, marks_of(dataset))  # raises what cannot be cut
         if steps is None:
-            distributed = super().experimental_distribute_dataset(_split_every_batch(dataset), options)
+            with batch_sharding.telling_what_has_no_files():
+                distributed = super().experimental_distribute_dataset(
+                    batch_sharding.split_every_batch(dataset), options
+                )
         else:
             distributed = super().distribute_datasets_from_function(lambda _: steps, options)
         if isinstance(dataset, tf.data.Dataset):
@@ -382,19 +385,3 @@ class KerasStrategyMixin(CountsReplicas):
         if axis == 0 and getattr(value, "shape", None) is not None and tf.TensorShape(value.shape).rank == 0:
             axis = None
         return super().reduce(reduce_op, value, axis)
-
-
-def _split_every_batch(dataset: Any) -> Any:
-    """Turns auto-sharding from AUTO to DATA, so that the replicas share every global batch of one process.
-
-    AUTO shards by file where it can: each worker then makes its batches from other files, and a step no
-    longer sees the rows that one process would see. A policy that the user chose stays.
-    """
-    policy = tf.data.experimental.AutoShardPolicy
-    if not isinstance(dataset, tf.data.Dataset):
-        return dataset
-    if dataset.options().experimental_distribute.auto_shard_policy != policy.AUTO:
-        return dataset
-    options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = policy.DATA
-    return dataset.with_options(options)

@@ -8,8 +8,9 @@ two collectives in each step.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -87,6 +88,43 @@ def can_split(dataset: Any) -> bool:
     if dataset.options().experimental_distribute.auto_shard_policy not in (policy.AUTO, policy.DATA):
         return False
     return Split(dataset.element_spec, marks_of(dataset)).is_possible
+
+
+def split_every_batch(dataset: Any) -> Any:
+    """Turns auto-sharding from AUTO to DATA, so that the replicas share every global batch of one process.
+
+    AUTO shards by file where it can: each worker then makes its batches from other files, and a step no
+    longer sees the rows that one process would see. A policy that the user chose stays.
+    """
+    policy = tf.data.experimental.AutoShardPolicy
+    if not isinstance(dataset, tf.data.Dataset):
+        return dataset
+    if dataset.options().experimental_distribute.auto_shard_policy != policy.AUTO:
+        return dataset
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = policy.DATA
+    return dataset.with_options(options)
+
+
+@contextlib.contextmanager
+def telling_what_has_no_files() -> Iterator[None]:
+    """Explains TensorFlow's error for data that it shall shard by file, and that comes from no files.
+
+    Raises:
+        UnsupportedError: in its place.
+    """
+    try:
+        yield
+    except tf.errors.NotFoundError as error:
+        if "unshardable source" not in str(error):
+            raise
+        raise UnsupportedError(
+            explain(
+                "A dataset with `AutoShardPolicy.FILE` must read files that TensorFlow can divide among the workers.",
+                received="a dataset that reads arrays, a range or a Python function",
+                do="Remove the policy: all ranks read the same batches, and each trains on its part of each of them.",
+            )
+        ) from error
 
 
 def split(
