@@ -159,9 +159,9 @@ class StepCheck:
                 raise CannotTryError("its gradients overflow with this loss scale, so the optimizer skips the step")
             return other_gradient(self._model, trial.variables[found[0][0]], found[0][1], branch)
         if differs[1]:
-            return other_state(self._model, trial.written[found[1][0]], found[1][1])
+            return other_state(self._model, trial.written[found[1][0]], found[1][1], branch)
         if differs[2]:
-            return other_log(self._model, trial.logged[found[2][0]], found[2][1])
+            return other_log(self._model, trial.logged[found[2][0]], found[2][1], branch)
         return None
 
     def _try_local_part(self, trial: TrialStep, batches: list[SmallBatch]) -> None:

@@ -21,8 +21,7 @@ def other_gradient(model: Any, variable: Any, size: float, branch: bool | None =
         branch: The branch that all conditions of the user's took; None for the one that the rows chose.
     """
     replicas, rename = model.distribute_strategy.num_replicas_in_sync, _own_calls(model)
-    where = "" if branch is None else f", where conditions (`tf.cond`, `if`) are {branch}"
-    choose = "" if branch is None else "Choose values, not branches: `tf.where(condition, a, b)`. "
+    where, choose = _of_branch(branch)
     return UnsupportedError(
         explain(
             f"The train step of {model.name!r} must have the gradients of one process, and on {replicas} "
@@ -53,42 +52,55 @@ def _has_own_call(kind: type) -> bool:
     return not private_api.is_of_keras(next(one for one in kind.__mro__ if "__call__" in vars(one)))
 
 
-def other_state(model: Any, variable: Any, size: float) -> UnsupportedError:
+def _of_branch(branch: bool | None) -> tuple[str, str]:
+    """Returns which branch the conditions of the user took, and what to do about it."""
+    if branch is None:
+        return "", ""
+    where = f", where conditions (`tf.cond`, `if`) are {branch}"
+    return where, "Choose values, not branches: `tf.where(condition, a, b)`. "
+
+
+def other_state(model: Any, variable: Any, size: float, branch: bool | None = None) -> UnsupportedError:
     """Returns the error for state that is not the one of one process.
 
     Args:
         model: The model.
         variable: The variable that holds it.
         size: By how much it differs, relative.
+        branch: As of `other_gradient`.
     """
     replicas = model.distribute_strategy.num_replicas_in_sync
+    where, choose = _of_branch(branch)
     return UnsupportedError(
         explain(
             f"The train step of {model.name!r} must write the state of one process, and on {replicas} replicas "
             "it writes another: it combines rows of the batch in a way that cannot be computed from the rows of each "
             "replica.",
             received=f"a change of `{name_of(variable)}` that differs by {size:.2g} of its norm, on some rows of the "
-            "first batch",
+            f"first batch{where}",
             expected="state that is computed from sums, means and extremes over rows",
-            do="Gather the rows first: `rows = tfdistkit.collectives.all_gather(rows)`. To keep the mean of what each "
-            "replica computes from its own rows: `tfdistkit.strategy(..., check_step=False)`.",
+            do=f"{choose}Gather the rows first: `rows = tfdistkit.collectives.all_gather(rows)`. To keep the mean of "
+            "what each replica computes from its own rows: `tfdistkit.strategy(..., check_step=False)`.",
         )
     )
 
 
-def other_log(model: Any, name: str, size: float) -> str:
+def other_log(model: Any, name: str, size: float, branch: bool | None = None) -> str:
     """Returns the warning of a value in the logs that is not the one of one process.
 
     Args:
         model: The model.
         name: Its name in the logs.
         size: By how much it differs, relative.
+        branch: As of `other_gradient`.
     """
+    where, choose = _of_branch(branch)
     return explain(
         f"{name!r} in the logs of {model.name!r} should be that of one process. It combines what each replica computes "
         "from its own rows. The gradients are those of one process on the rows that were compared.",
-        received=f"a value that differs by {size:.2g} of itself, on some rows of the first batch",
+        received=f"a value that differs by {size:.2g} of itself, on some rows of the first batch{where}",
         expected="a value that is computed from sums, means and extremes over rows",
-        do="Gather the rows first: `rows = tfdistkit.collectives.all_gather(rows)`; for the norm of gradients, take "
-        "`tfdistkit.global_gradients(gradients)`. Without this warning: `tfdistkit.strategy(..., check_step=False)`.",
+        do=f"{choose}Gather the rows first: `rows = tfdistkit.collectives.all_gather(rows)`; for the norm of "
+        "gradients, take `tfdistkit.global_gradients(gradients)`. Without this warning: "
+        "`tfdistkit.strategy(..., check_step=False)`.",
     )
