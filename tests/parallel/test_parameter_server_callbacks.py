@@ -253,3 +253,58 @@ def test_training_that_was_broken_off_goes_on(printed: list[str]) -> None:
         assert last["seen"] == last["once"] == [ROWS] * 3, "the history of all epochs"
         assert last["steps"] == 3 * STEPS and last["used"] == [3] * ROWS
     assert "must have data that the coordinator reads" in found["refused"]
+
+
+# Callbacks that read what the steps before have written, or write what the steps after read: each compared with one
+# process, here in the coordinator, without the strategy.
+IN_ORDER = """
+    class Penalized(keras.Model):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            return super().compute_loss(x, y, y_pred, sample_weight, training) + self.beta * tf.reduce_mean(y_pred ** 2)
+    def model_of(scope):
+        with scope:
+            inputs = keras.Input((5,))
+            model = Penalized(inputs, keras.layers.Dense(1)(keras.layers.Dense(4, activation="tanh")(inputs)))
+            model.beta = tf.Variable(0.0, trainable=False)
+            model.mean = [keras.Variable(w, trainable=False) for w in model.trainable_variables]
+            model.compile(keras.optimizers.Adam(0.05), lambda y, p: keras.losses.mean_squared_error(y[:, :1], p))
+        return model
+    class AfterEach(keras.callbacks.Callback):
+        def __init__(self, change):
+            super().__init__()
+            self.change = change
+        def on_train_batch_end(self, batch, logs=None):
+            self.change(self.model)
+    def clip(model):
+        for weight in model.trainable_variables:
+            weight.assign(keras.ops.clip(weight, -0.2, 0.2))
+    def anneal(model):
+        model.beta.assign_add(0.1)
+    def anneal_by_steps(model):
+        model.beta.assign(0.1 * tf.cast(model.optimizer.iterations.value, tf.float32))
+    def average(model):
+        for mean, weight in zip(model.mean, model.trainable_variables):
+            mean.assign(0.8 * mean + 0.2 * weight)
+    def decay(model):
+        model.optimizer.learning_rate.assign(0.05 / (1 + float(keras.ops.convert_to_numpy(model.optimizer.iterations))))
+    def shrink(model):
+        model.set_weights([0.9 * weight for weight in model.get_weights()])
+    def shift(model):
+        model.beta.assign(tf.reduce_mean(model.predict_on_batch(x[:4])))
+    import contextlib
+    apart = {}
+    for change in (clip, anneal, anneal_by_steps, average, decay, shrink, shift):
+        here, there = model_of(contextlib.nullcontext()), model_of(strategy.scope())
+        there.set_weights(here.get_weights())
+        for model in (here, there):
+            model.fit(data.batch(BATCH), epochs=2, verbose=0, callbacks=[AfterEach(change)])
+        own, of_job = ([*m.get_weights(), m.beta.numpy(), *(w.numpy() for w in m.mean)] for m in (here, there))
+        apart[change.__name__] = max(float(np.abs(a - b).max()) for a, b in zip(own, of_job, strict=True))
+    report(apart=apart)
+"""
+
+
+@pytest.mark.part(IN_ORDER, setup=SETUP)
+def test_callbacks_read_and_write_variables_in_the_order_of_the_steps(printed: list[str]) -> None:
+    apart = last_report(printed)["apart"]
+    assert len(apart) == 7 and {name: size for name, size in apart.items() if size > 1e-6} == {}

@@ -267,7 +267,17 @@ LOOP = """
     for _ in range(199):
         last = coordinator.schedule(step, args=(iterator,))
     coordinator.join()
-    report(steps=int(optimizer.iterations), rows=float(rows.result()), counted=float(mean.count),
+    with strategy.scope():
+        alone, total = keras.metrics.Sum(), keras.Variable(0.0, trainable=False)
+    @tf.function
+    def without_run(value):
+        alone.update_state(value)
+        total.assign_add(value)
+    for _ in range(200):
+        coordinator.schedule(without_run, args=(tf.constant(1.0),))
+    coordinator.join()
+    report(without_run=[float(alone.result()), float(total.numpy())],
+           steps=int(optimizer.iterations), rows=float(rows.result()), counted=float(mean.count),
          losses=[float(first), float(last.fetch())], done=coordinator.done(), same=coordinator is strategy.coordinator)
 """
 
@@ -277,6 +287,7 @@ def test_a_loop_with_a_cluster_coordinator(printed: list[str]) -> None:
     found = last_report(printed)
     # Every batch of the repeated data has 8 rows: `repeat` comes before `batch`.
     assert (found["steps"], found["rows"], found["counted"]) == (200, 1600, 200)
+    assert found["without_run"] == [200, 200]
     assert found["losses"][1] < found["losses"][0] and found["done"] and found["same"]
 
 

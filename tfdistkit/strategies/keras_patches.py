@@ -243,9 +243,10 @@ def _epoch_logs(original: Any, model: Any, logs: Any) -> Any:
 def _predict_on_batch(original: Any, model: Any, x: Any) -> Any:
     """Lets each replica predict its part of the batch; in Keras each predicts the whole, and all results return."""
     strategy: Any = model.distribute_strategy
-    if private_api.is_ours(strategy) and strategy.num_replicas_in_sync > 1:
+    if private_api.is_ours(strategy):
         strategy.settle_weights()
-        x = _split_batch(strategy, x)
+        if strategy.num_replicas_in_sync > 1:
+            x = _split_batch(strategy, x)
     return _name_lost_peer(original, model, x)
 
 

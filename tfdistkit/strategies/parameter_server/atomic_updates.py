@@ -29,13 +29,16 @@ _LOCAL = threading.local()
 
 
 class Watcher(Protocol):
-    """Told before the program itself reads or writes a Keras variable while steps of `fit` or `evaluate` run."""
+    """Told before the program itself reads or writes a variable while steps of `fit` or `evaluate` run."""
 
     def before_read(self, variable: Any) -> None:
-        """Called before a read: a callback asks for the results of the metrics after each batch."""
+        """Called before a read of a Keras variable: a callback asks for metrics or weights after each batch."""
 
     def before_write(self, variable: Any) -> None:
-        """Called before a write: a callback sets the learning rate, or resets the metrics, after each batch."""
+        """Called before a write of a Keras variable: a callback sets the learning rate, or resets the metrics."""
+
+    def before_use(self, variable: Any, writes: bool = False) -> None:
+        """Called before a read or a write of a variable of TensorFlow."""
 
 
 # None where no steps are in flight.

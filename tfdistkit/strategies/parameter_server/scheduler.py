@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfdistkit.keras_adapter import data_position, private_api
@@ -52,13 +54,20 @@ class CoordinatedFunction:
         # Workers whose data is exhausted, and the number of steps that found no data and must be scheduled again.
         self._exhausted: set[int] = set()
         self._missing_steps = 0
+        # The thread of `fit`: the program reads and writes variables in the order of the steps there.
+        self._thread = 0
+        # No step writes it, and callbacks log it after each batch.
+        self._learning_rate: Any = None
 
     def __call__(self, iterator: Any) -> Any:
+        atomic_updates.watcher = None
         with self._clock.execution():
             logs = self._execute(iterator)
         if self._clock.has_warmed_up():
             self._wait_for_room(0)
             self._clock.reset()
+        if self._strategy.unfinished is self:
+            atomic_updates.watcher = self
         return logs
 
     def _execute(self, iterator: Any) -> Any:
@@ -98,11 +107,14 @@ class CoordinatedFunction:
         self._job.clear()
         if data_position.kept_logs(self._model):  # An epoch that is resumed in the middle.
             self._job.resume_counts()
-        self._strategy.unfinished = self
-        atomic_updates.watcher = self
+        self._strategy.unfinished, self._thread = self, threading.get_ident()
+        rate = getattr(self._model.optimizer, "learning_rate", None)
+        self._learning_rate = private_api.raw_variable(rate) if isinstance(rate, keras.Variable) else None
 
     def before_write(self, variable: Any) -> None:
         """Waits for the steps in flight, which must read what the program wrote before them, and no later value."""
+        if not self._is_in_order():
+            return
         with self._unwatched():
             if self._job.counts_in(variable):
                 self.settle()
@@ -111,21 +123,32 @@ class CoordinatedFunction:
                 self._wait_for_room(0)
 
     def before_read(self, variable: Any) -> None:
-        """Adds the results of all steps before to the metrics, if the program reads one."""
-        if self._job.counts_in(variable):
+        """Waits for the steps in flight, whose updates the program must read, and gives metrics their results."""
+        if self._job.counts_in(variable) and self._is_in_order():
+            self.settle()
+        else:
+            self.before_use(private_api.raw_variable(variable))
+
+    def before_use(self, variable: Any, writes: bool = False) -> None:
+        """Waits for the steps in flight, whose updates the program must read, and which must not read its own."""
+        if (writes or variable is not self._learning_rate) and self._is_in_order():
             with self._unwatched():
-                self.settle()
+                self._wait_for_room(0)
+
+    def _is_in_order(self) -> bool:
+        """Returns whether the program reads or writes between two steps: not in a thread of its own, or a generator."""
+        return threading.get_ident() == self._thread
 
     @contextlib.contextmanager
     def _unwatched(self) -> Iterator[None]:
         """Reads and writes variables without being told of it."""
-        atomic_updates.watcher = None
+        before, atomic_updates.watcher = atomic_updates.watcher, None
         try:
             yield
         except BaseException:  # A later write must not meet the error again.
             self._strategy.abandon_steps()
             raise
-        atomic_updates.watcher = self
+        atomic_updates.watcher = before
 
     def _schedule_batches(self) -> None:
         with self._clock.input():
@@ -169,6 +192,7 @@ class CoordinatedFunction:
         Args:
             store: Whether to add the results to the metrics.
         """
+        atomic_updates.watcher = None
         self._wait_for_room(0)
         while self._missing_steps:
             try:
@@ -177,7 +201,6 @@ class CoordinatedFunction:
                 break
             self._wait_for_room(0)
         self._clock.end()
-        atomic_updates.watcher = None
         if store:
             self._job.store()
             self._job.complete_logs()
@@ -186,8 +209,9 @@ class CoordinatedFunction:
 
     def settle(self) -> None:
         """Waits for the steps in flight in the middle of an epoch, and adds their results to the metrics."""
-        self._wait_for_room(0)
-        self._job.store()
+        with self._unwatched():
+            self._wait_for_room(0)
+            self._job.store()
 
     def _wait_for_room(self, limit: int) -> None:
         """Waits until another step can be scheduled with at most `limit` steps in flight; 0 waits for all steps."""

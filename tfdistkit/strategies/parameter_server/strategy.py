@@ -23,8 +23,10 @@ from tfdistkit.strategies.contract import KerasStrategyMixin
 from tfdistkit.strategies.devices import require_not_started
 from tfdistkit.strategies.parameter_server import atomic_updates
 from tfdistkit.strategies.parameter_server.profiling import CoordinatedClock
+from tfdistkit.strategies.parameter_server.scheduled_functions import count_updates
 from tfdistkit.strategies.parameter_server.scheduler import CoordinatedFunction
 from tfdistkit.strategies.parameter_server.server import dismiss, serve
+from tfdistkit.strategies.parameter_server.watched_variables import as_watched
 from tfdistkit.strategies.parameter_server.worker_datasets import WorkerDataset, made_by_worker, require_all_data
 from tfdistkit.strategies.sync.replica import ReplicaMixin
 from tfdistkit.validation import require_integer, require_positive
@@ -44,6 +46,9 @@ class ParameterServerExtended(ReplicaMixin, private_api.ParameterServerStrategyV
         # An eager step runs in the coordinator, where no other step runs beside it.
         with contextlib.nullcontext() if tf.executing_eagerly() else atomic_updates.running():
             return super()._run_inline(fn, args, kwargs)
+
+    def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
+        return as_watched(super()._create_variable(next_creator, **kwargs))
 
 
 class ParameterServerStrategy(KerasStrategyMixin, tf.distribute.ParameterServerStrategy):
@@ -66,6 +71,7 @@ class ParameterServerStrategy(KerasStrategyMixin, tf.distribute.ParameterServerS
         private_api.use_extended(self, ParameterServerExtended)
         private_api.wait_for_own_operations_only()  # For custom loops; `fit` may run in another thread.
         self.coordinator = tf.distribute.coordinator.ClusterCoordinator(self)
+        self._schedule = count_updates(self.coordinator)
         self.num_workers = len(cluster.addresses["worker"])
         self.max_inflight = max_inflight_per_worker * self.num_workers
         # The function of `fit` or `evaluate` that has steps in flight.
@@ -147,6 +153,10 @@ class ParameterServerStrategy(KerasStrategyMixin, tf.distribute.ParameterServerS
         if self.unfinished is not None:
             self.unfinished.settle()
 
+    def settle_weights(self) -> None:
+        """Waits for the steps in flight, before a callback predicts or evaluates in the middle of an epoch."""
+        self.settle_steps()
+
     def abandon_steps(self) -> None:
         """Drains the steps in flight after an error in `fit` or `evaluate`, so that the next call starts clean."""
         function, self.unfinished = self.unfinished, None
@@ -167,7 +177,7 @@ class ParameterServerStrategy(KerasStrategyMixin, tf.distribute.ParameterServerS
 
     def schedule(self, step: Any, args: tuple) -> Any:
         """Schedules a step on the next free worker; returns its `RemoteValue`."""
-        return self.coordinator.schedule(step, args=args)
+        return self._schedule(step, args=args)
 
     def raise_errors_of_steps(self) -> None:
         """Raises the error of a step, other than the loss of its worker."""
