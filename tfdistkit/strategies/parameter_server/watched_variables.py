@@ -1,8 +1,8 @@
 """Variables on parameter servers that the program reads and writes in the order of the steps.
 
-While steps of `fit` are in flight, a callback that clips weights (`w.assign(tf.clip_by_value(w, -1, 1))`) must read what
-the steps before have written, and a number that it assigns (`model.beta.assign(0.3)`) must not be read by them. In one
-process no step runs meanwhile. Here the program waits for the steps. Keras has hooks for its own variables
+While steps of `fit` are in flight, a callback that clips weights (`w.assign(tf.clip_by_value(w, -1, 1))`) must read
+what the steps before have written, and a number that it assigns (`model.beta.assign(0.3)`) must not be read by them. In
+one process no step runs meanwhile. Here the program waits for the steps. Keras has hooks for its own variables
 (`atomic_updates`); these are for variables of TensorFlow.
 """
 
@@ -29,14 +29,15 @@ def as_watched(variable: Any) -> Any:
     Returns:
         The same one, of a subclass of its class.
     """
-    variable.__class__ = _watched(type(variable))
+    kind: Any = type(variable)
+    variable.__class__ = _watched(kind)
     return variable
 
 
 @functools.cache
-def _watched(kind: type) -> type:
+def _watched(kind: Any) -> type:
     members: dict[str, Any] = {name: _telling(getattr(kind, name)) for name in _METHODS if hasattr(kind, name)}
-    members["handle"] = property(_telling(lambda variable: kind.handle.fget(variable)))  # type: ignore[attr-defined]
+    members["handle"] = property(_telling(lambda variable: kind.handle.fget(variable)))
     return type(kind.__name__, (kind,), members)
 
 

@@ -75,8 +75,9 @@ class ReplicaStep:
         self.updates_alone = False
         self.is_summing = False
         self.layer_state: list[Any] = []
-        # Names of gradients and of what is the same on all replicas, and what is known of the graph (`aggregates`).
-        self.gradients: set[str] = set()
+        # Names of gradients, with whether they are rows of IndexedSlices; and of what is the same on all replicas, and
+        # what is known of the graph (`aggregates`).
+        self.gradients: dict[str, bool] = {}
         self.same_on_all: set[str] = set()
         # Names of inputs of losses that were gathered from all replicas, with gradients (`losses.whole_batch`).
         self.gathered_inputs: set[str] = set()

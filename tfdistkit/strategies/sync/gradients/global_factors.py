@@ -7,28 +7,32 @@ its own. Where that is not enough, as for the sign of a gradient, the gradients 
 
 from __future__ import annotations
 
-import functools
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
 
+from tfdistkit.errors import explain
 from tfdistkit.strategies.sync import step as steps
 from tfdistkit.strategies.sync.aggregates import global_numbers
 from tfdistkit.strategies.sync.aggregates.compared_rows import NOT_REPEATED
 from tfdistkit.strategies.sync.aggregates.global_conditions import CHOICES
 from tfdistkit.strategies.sync.aggregates.graph_copies import copied, outside_of_branches
 from tfdistkit.strategies.sync.data_dependence import Ancestry
+from tfdistkit.strategies.sync.gradients import trial
+from tfdistkit.strategies.sync.gradients.sparse_gradients import sum_over_replicas
 
 _PRODUCTS = frozenset(("Mul", "MulNoNan"))
 _QUOTIENTS = frozenset(("Div", "RealDiv", "DivNoNan"))
 _SELECTIONS = frozenset(("Select", "SelectV2"))
+_ADDITIVE = frozenset(("AddV2", "Add", "AddN", "Sub", "Pack", "ConcatV2"))
 # Linear in the gradients among their inputs.
 _LINEAR = frozenset(
     (
-        *("AddV2", "Add", "AddN", "Sub", "Neg", "Identity", "Pack", "Unpack", "ConcatV2", "Split", "SplitV", "Slice"),
-        *("StridedSlice", "Reshape", "ExpandDims", "Squeeze", "Transpose"),
-        *(*_PRODUCTS, *_QUOTIENTS, *_SELECTIONS),
+        *("Neg", "Identity", "StopGradient", "CheckNumerics", "CheckNumericsV2"),
+        *("Unpack", "Split", "SplitV", "Slice", "StridedSlice", "Reshape", "ExpandDims", "Squeeze", "Transpose"),
+        *(*_ADDITIVE, *_PRODUCTS, *_QUOTIENTS, *_SELECTIONS),
     )
 )
 # What cannot be repeated with other inputs.
@@ -39,22 +43,30 @@ def with_global_factors(step: steps.ReplicaStep, gradients: list[Any]) -> list[A
     """Computes what a step made of its gradients from those, and from the numbers, of the global batch.
 
     Args:
-        step: The step of this replica.
+        step: The step of this replica, of Keras or in a loop of the user's own.
         gradients: The gradients as the step gives them to the optimizer: tensors, IndexedSlices and None.
 
     Returns:
-        The gradients, whose mean over the replicas, weighted by rows, is that of one process; unchanged where it is
-        not known.
+        The gradients, whose mean over the replicas, weighted by rows, is that of one process, or whose sum is in a loop
+        of the user's own; unchanged where it is not known.
     """
-    if not step.in_keras_step or step.loss_is_weighted or step.is_eager:
+    if step.loss_is_weighted or step.is_eager:
         return gradients
     if step.is_in_inner_graph():
-        return _of_branch(step, gradients)
-    changed = [tf.is_symbolic_tensor(one) and one.name not in step.gradients for one in gradients]
-    if not any(changed):
+        return _of_branch(step, gradients) if step.in_keras_step else gradients
+    if not any(_is_changed(step, one) for one in gradients):
         return gradients
     found = _Changes(step)
-    return [found.of_global_batch(one) if is_changed else one for one, is_changed in zip(gradients, changed)]
+    return [found.of_global_batch(one) if _is_changed(step, one) else one for one in gradients]
+
+
+def _values(gradient: Any) -> Any:
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def _is_changed(step: steps.ReplicaStep, gradient: Any) -> bool:
+    values = _values(gradient)
+    return tf.is_symbolic_tensor(values) and values.name not in step.gradients
 
 
 def _of_branch(step: steps.ReplicaStep, gradients: list[Any]) -> list[Any]:
@@ -69,7 +81,16 @@ def _of_branch(step: steps.ReplicaStep, gradients: list[Any]) -> list[Any]:
 
 
 class _Unknown(Exception):
-    """An operation that cannot be repeated."""
+    """An operation that cannot be repeated; its type."""
+
+
+def _not_read(operation: str) -> str:
+    return explain(
+        "What a step makes of its gradients (clipping, say) should be computed from those of the global batch. Here "
+        "each replica changes its own.",
+        received=f"an operation that cannot be repeated with other gradients: {operation or 'too many operations'}",
+        do="Take `gradients = tfdistkit.global_gradients(gradients)` first. Then the results are those of one process.",
+    )
 
 
 class _Changes:
@@ -82,21 +103,31 @@ class _Changes:
     def __init__(self, step: steps.ReplicaStep):
         self._step = step
         # Whether a tensor was computed from gradients of this replica.
-        is_global = functools.partial(global_numbers.is_of_global_batch, step)
-        self._comes_from_gradients = Ancestry(self._is_gradient, is_end=is_global).includes
+        self._comes_from_gradients = Ancestry(self._is_gradient, is_end=self._is_same_on_all).includes
         self._replaced: dict[str, tf.Tensor] = {}
         self._repeated: dict[str, tf.Tensor] = {}
         self._linear: dict[str, bool] = {}
+        # Names of numbers that were computed from gradients of the global batch.
+        self._numbers: set[str] = set()
+        self._comes_from_numbers = Ancestry(lambda tensor: tensor.name in self._numbers).includes
 
-    def of_global_batch(self, gradient: tf.Tensor) -> tf.Tensor:
+    def of_global_batch(self, gradient: Any) -> Any:
         """Returns what the optimizer gets for a gradient."""
+        values = _values(gradient)
         try:
-            if not self._comes_from_gradients(gradient):
+            if not self._comes_from_gradients(values):
                 return gradient
-            replaced = self._with_numbers(gradient)
-            return replaced if self._is_linear(replaced) else self._of_sums(gradient)
-        except (_Unknown, RecursionError):
+            replaced = self._with_numbers(values)
+            if not (self._comes_from_gradients(replaced) and self._is_linear(replaced)):
+                replaced = self._own_part(gradient)
+        except (_Unknown, RecursionError) as error:
+            if not trial.is_tracing():
+                warnings.warn(_not_read(str(error)), stacklevel=2)
             return gradient
+        return replaced if values is gradient else tf.IndexedSlices(replaced, gradient.indices, gradient.dense_shape)
+
+    def _is_same_on_all(self, tensor: tf.Tensor) -> bool:
+        return tensor.name in self._step.same_on_all or global_numbers.is_of_global_batch(self._step, tensor)
 
     def _is_gradient(self, tensor: tf.Tensor) -> bool:
         """Returns whether a tensor is a gradient of the tape, or the dense one of its IndexedSlices."""
@@ -106,7 +137,7 @@ class _Changes:
 
     def _number(self, tensor: tf.Tensor) -> tf.Tensor | None:
         """Returns a scalar of the global batch; None for other tensors, or if it is not known."""
-        if tensor.shape.rank != 0 or tensor.dtype == tf.bool:
+        if tensor.shape.rank != 0 or tensor.dtype == tf.bool or not self._step.in_keras_step:
             return None
         number = global_numbers.of_global_batch(self._step, tensor, of_means=True)
         return None if number is None else number.value
@@ -118,8 +149,12 @@ class _Changes:
         found = tensor if self._is_gradient(tensor) else self._number(tensor)
         if found is None and tensor.op.type in (CHOICES if tensor.dtype == tf.bool else _LINEAR):
             found = _with_inputs(tensor, [self._with_numbers(one) for one in tensor.op.inputs])
-        self._replaced[tensor.name] = tensor if found is None else found
-        return self._replaced[tensor.name]
+        found = tensor if found is None else found
+        if tensor.shape.num_elements() == 1 and not self._is_linear(found):
+            found = self._of_all(tensor)  # A norm, say.
+            self._numbers.add(found.name)
+        self._replaced[tensor.name] = found
+        return found
 
     def _is_linear(self, tensor: tf.Tensor) -> bool:
         """Returns whether a tensor is linear in gradients of this replica, so that those of the replicas add up."""
@@ -136,17 +171,51 @@ class _Changes:
             return False
         if (operation.type in _QUOTIENTS and behind[1]) or (operation.type in _SELECTIONS and behind[0]):
             return False
+        if operation.type in _ADDITIVE and not self._step.in_keras_step:
+            # In a loop gradients are added, and what is added to them on each replica counts as often.
+            if any(self._comes_from_numbers(one) and not of for one, of in zip(operation.inputs, behind)):
+                return False
         is_cast = operation.type == "Cast" and tensor.dtype.is_floating
         return (is_cast or operation.type in _LINEAR) and all(self._is_linear(one) for one in operation.inputs)
 
-    def _of_sums(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Repeats the operations behind a tensor with the gradients of the global batch."""
-        gradients = list(self._gradients_behind(tensor))
-        missing = [one for one in gradients if one.name not in self._repeated]
-        parts = self._step.without_empty(self._step.weighted(missing))
-        for one, total in zip(missing, self._step.sum(parts) if parts else []):
-            self._repeated[one.name] = total
+    def _own_part(self, gradient: Any) -> tf.Tensor:
+        """Returns this replica's part of what the step made of gradients in a way that does not add up."""
+        values, step = _values(gradient), self._step
+        whole = self._of_all(values)
+        if values is gradient:
+            return whole if step.in_keras_step else whole / step.replicas
+        rows = tf.size(gradient.indices)
+        own = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.float32)
+        [owners] = self._summed([_as_rows(tf.fill([rows, 1], own))])
+        part = tf.boolean_mask(whole, tf.equal(_values(owners)[:, 0], own))[:rows]
+        # The optimizer takes the mean of the replicas, weighted by rows.
+        return step.sum_like_global(part) if step.in_keras_step else part
+
+    def _of_all(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Repeats the operations behind a tensor with the gradients of the global batch.
+
+        Raises:
+            _Unknown: if that is not possible.
+        """
+        missing = [one for one in self._gradients_behind(tensor) if one.name not in self._repeated]
+        parts = self._step.weighted(missing) if self._step.in_keras_step else missing
+        parts = [_as_rows(one) if self._are_rows(old) else one for old, one in zip(missing, parts)]
+        for one, total in zip(missing, self._summed(self._step.without_empty(parts))):
+            self._repeated[one.name] = _values(total)
         return self._repeat(tensor)
+
+    def _summed(self, parts: list[Any]) -> list[Any]:
+        """Sums tensors over the replicas; rows (IndexedSlices) are gathered."""
+        if self._step.is_local or not parts:
+            return parts
+        with self._step.summing():
+            sums = sum_over_replicas(parts)
+        for one in sums:
+            steps.note_same_on_all(self._step.replicas, _values(one))
+        return sums
+
+    def _are_rows(self, gradient: tf.Tensor) -> bool:
+        return self._step.gradients.get(gradient.name, False)
 
     def _gradients_behind(self, tensor: tf.Tensor) -> Iterable[tf.Tensor]:
         """Returns the gradients of the tape that a tensor was computed from.
@@ -159,17 +228,17 @@ class _Changes:
         while waiting:
             one = waiting.pop()
             if self._is_gradient(one):
-                if not (one.dtype.is_floating and one.shape.is_fully_defined()):
-                    raise _Unknown
+                if not (one.dtype.is_floating and (one.shape.is_fully_defined() or self._are_rows(one))):
+                    raise _Unknown(one.op.type)
                 found[one.name] = one
                 continue
             if one.op.type in _NOT_REPEATED or one.op.op_def.is_stateful:
-                raise _Unknown
+                raise _Unknown(one.op.type)
             for before in one.op.inputs:
                 if before.name not in seen and self._comes_from_gradients(before):
                     seen.add(before.name)
                     waiting.append(before)
-        return [found[name] for name in sorted(found)]
+        return list(found.values())  # In the order of the graph: names differ between the replicas of a process.
 
     def _repeat(self, tensor: tf.Tensor) -> tf.Tensor:
         if tensor.name in self._repeated:
@@ -181,6 +250,13 @@ class _Changes:
             found = self._number(tensor)
         self._repeated[tensor.name] = tensor if found is None else found
         return self._repeated[tensor.name]
+
+
+def _as_rows(gradient: Any) -> tf.IndexedSlices:
+    """Returns rows as IndexedSlices, whose sum over the replicas has the rows of all."""
+    values = _values(gradient)
+    indices = tf.zeros(tf.shape(values)[:1], tf.int32)
+    return tf.IndexedSlices(values, indices, tf.constant([1, *values.shape[1:]], tf.int32))
 
 
 def _with_inputs(tensor: tf.Tensor, inputs: list[tf.Tensor]) -> tf.Tensor:

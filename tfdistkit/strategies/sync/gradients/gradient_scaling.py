@@ -253,17 +253,24 @@ def tape_gradient(original: Any, tape: Any, target: Any, sources: Any, *args: An
         inverse = inverse if of_rows is True else tf.where(of_rows, inverse, 1.0)
         gradients = tf.nest.map_structure(lambda g: None if g is None else times(g, inverse), gradients)
     if not step.is_eager and not step.is_in_inner_graph():
-        flat = tf.nest.flatten(gradients, expand_composites=True)
-        step.gradients.update(gradient.name for gradient in flat if tf.is_symbolic_tensor(gradient))
+        for gradient in tf.nest.flatten(gradients):
+            is_sparse = isinstance(gradient, tf.IndexedSlices)
+            values = gradient.values if is_sparse else gradient
+            step.gradients.update({values.name: is_sparse} if tf.is_symbolic_tensor(values) else {})
     return gradients
 
 
 def _with_static_shape(gradient: Any, variable: Any) -> Any:
-    """Gives the rows of a table the shape of its variable, so that a dense gradient made of them has a static one."""
-    if not isinstance(gradient, tf.IndexedSlices) or gradient.dense_shape is None:
-        return gradient
+    """Gives a gradient the shape of its variable: that of a matrix that multiplies sequences has an unknown one.
+
+    And the rows of a table, so that a dense gradient made of them has a static one.
+    """
     shape = tf.TensorShape(variable.shape)
     if not shape.is_fully_defined():
+        return gradient
+    if tf.is_symbolic_tensor(gradient):
+        gradient.set_shape(shape)
+    if not isinstance(gradient, tf.IndexedSlices) or gradient.dense_shape is None:
         return gradient
     return tf.IndexedSlices(gradient.values, gradient.indices, tf.constant(shape.as_list(), gradient.dense_shape.dtype))
 
