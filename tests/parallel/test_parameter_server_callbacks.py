@@ -300,11 +300,17 @@ IN_ORDER = """
             model.fit(data.batch(BATCH), epochs=2, verbose=0, callbacks=[AfterEach(change)])
         own, of_job = ([*m.get_weights(), m.beta.numpy(), *(w.numpy() for w in m.mean)] for m in (here, there))
         apart[change.__name__] = max(float(np.abs(a - b).max()) for a, b in zip(own, of_job, strict=True))
-    report(apart=apart)
+    import warnings
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        train(make(run_eagerly=True), x, y, batch_size=BATCH, epochs=1)
+    report(apart=apart, eager=[str(one.message)[:40] for one in caught if "run_eagerly=True" in str(one.message)])
 """
 
 
 @pytest.mark.part(IN_ORDER, setup=SETUP)
 def test_callbacks_read_and_write_variables_in_the_order_of_the_steps(printed: list[str]) -> None:
-    apart = last_report(printed)["apart"]
+    found = last_report(printed)
+    apart = found["apart"]
+    assert len(found["eager"]) == 1 and found["eager"][0].startswith("Steps cannot run eagerly here")
     assert len(apart) == 7 and {name: size for name, size in apart.items() if size > 1e-6} == {}

@@ -29,7 +29,7 @@ from tfdistkit.keras_adapter import (
 )
 from tfdistkit.report.hangs import notes
 from tfdistkit.report.hangs.layout import Phase
-from tfdistkit.strategies import epoch_data, model_scope
+from tfdistkit.strategies import epoch_data, model_scope, variables
 from tfdistkit.strategies.consistency.batch_comparison import comparing
 from tfdistkit.strategies.consistency.call_positions import fit_together
 from tfdistkit.strategies.local_steps import keras_steps
@@ -41,6 +41,7 @@ from tfdistkit.strategies.metrics.output_losses import BatchWeights
 from tfdistkit.strategies.parameter_server import atomic_updates, inflight
 from tfdistkit.strategies.saving import saved_files
 from tfdistkit.strategies.step_check.comparison import StepCheck
+from tfdistkit.strategies.step_check.python_state import watching
 from tfdistkit.strategies.step_clock import clock_of
 from tfdistkit.strategies.sync import (
     batch_sharding,
@@ -146,7 +147,7 @@ def _make_function_on_parts(original: Any, model: Any, step_function: Any, is_lo
         with tf.control_dependencies([v for v in tf.nest.flatten(data, expand_composites=True) if tf.is_tensor(v)]):
             return keras_step(data)
 
-    function, uncounted_function = original(model, keras_step), original(model, step_with_data)
+    function, uncounted_function = (watching(model, original(model, one)) for one in (keras_step, step_with_data))
     check = StepCheck(model, step_function, is_stock) if step_function != model.test_step and not is_local else None
 
     def on_parts(iterator: Any) -> Any:
@@ -245,8 +246,7 @@ def _predict_on_batch(original: Any, model: Any, x: Any) -> Any:
     strategy: Any = model.distribute_strategy
     if private_api.is_ours(strategy):
         strategy.settle_weights()
-        if strategy.num_replicas_in_sync > 1:
-            x = _split_batch(strategy, x)
+        x = _split_batch(strategy, x) if strategy.num_replicas_in_sync > 1 else x
     return _name_lost_peer(original, model, x)
 
 
@@ -314,13 +314,6 @@ def _optimizer_made(original: Any, optimizer: Any, *args: Any, **kwargs: Any) ->
     return _optimizer_variable(original, optimizer, *args, **kwargs)
 
 
-def _to_python(original: Any, variable: Any, kind: type) -> Any:
-    """Converts a mirrored variable by `float(variable)` or `int(variable)`, which TensorFlow lacks."""
-    if isinstance(variable.value, tf.distribute.DistributedValues) and variable.ndim == 0:
-        return kind(variable.value.numpy())
-    return original(variable)
-
-
 def _own_function_context(original: Any, *args: Any, **kwargs: Any) -> Any:
     """Traces a tf.function that a step calls for this step only."""
     of_step = functools.partial(steps.own_function_context, original)
@@ -386,8 +379,8 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "load_optimizer": table_parts.load_optimizer,
     "add_weight": replica.add_weight,
     "assign_moving_average": replica.assign_moving_average,
-    "to_float": functools.partial(_to_python, kind=float),
-    "to_int": functools.partial(_to_python, kind=int),
+    "to_float": functools.partial(variables.to_python, kind=float),
+    "to_int": functools.partial(variables.to_python, kind=int),
     "deferred_capture": collective_keys.capture_in_function,
     "cond": _cond,
     "masked_moments": masked_moments.moments,

@@ -351,3 +351,10 @@ def _rows_stored(variable: Any) -> UnsupportedError:
             "nothing.",
         )
     )
+
+
+def to_python(original: Any, variable: Any, kind: type) -> Any:
+    """Converts a mirrored Keras variable by `float(variable)` or `int(variable)`, which TensorFlow lacks."""
+    if isinstance(variable.value, tf.distribute.DistributedValues) and variable.ndim == 0:
+        return kind(variable.value.numpy())
+    return original(variable)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import keras
@@ -230,3 +231,32 @@ def test_metrics_forget_what_they_were_built_from(strategy: Any) -> None:
         model.compile("sgd", "mse", metrics=[metric := Kept()], run_eagerly=True)
     model.train_on_batch(X, X[:, :1])
     assert [tf.is_symbolic_tensor(one) for one in metric.seen] == [False]
+
+
+class Counting(keras.Model):
+    """A step that counts in Python."""
+
+    steps = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, x: Any) -> Any:
+        return self.dense(x)
+
+    def train_step(self, data: Any) -> Any:
+        self.steps += 1
+        return super().train_step(data)
+
+
+@EAGER
+def test_numbers_of_python_that_a_step_changes_are_told(strategy: Any, eager: bool) -> None:
+    with strategy.scope():
+        model = Counting()
+        model.compile("sgd", "mse", run_eagerly=eager)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit(X, X[:, :1], batch_size=2, verbose=0)
+    told = [str(one.message) for one in caught if "should not change numbers of Python" in str(one.message)]
+    assert len(told) == eager and all("`steps` of 'counting'" in one for one in told)

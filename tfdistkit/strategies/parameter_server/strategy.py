@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import time
+import warnings
 from typing import Any
 
 import tensorflow as tf
@@ -129,6 +130,8 @@ class ParameterServerStrategy(KerasStrategyMixin, tf.distribute.ParameterServerS
                     do="Remove `jit_compile=True` from `model.compile(...)`.",
                 )
             )
+        if model.run_eagerly:
+            _warn_not_eager()
         return CoordinatedFunction(self, model, step_function, clock)
 
     def check_own_reducer(self, reducer: Reducer) -> None:
@@ -298,6 +301,19 @@ def build(
         )
     keras_patches.install()
     return ParameterServerStrategy(cluster, max_inflight_per_worker, heartbeat_timeout_s)
+
+
+def _warn_not_eager() -> None:
+    warnings.warn(
+        explain(
+            "Steps cannot run eagerly here: workers run them as graphs. Code of Python in a step (`self.steps += 1`, "
+            "`float(loss)`, `x.numpy()`) runs once, when the step is traced, or fails.",
+            received="run_eagerly=True",
+            do="Remove it from `model.compile(...)`, and compute with tensors: keras.Variable(...).assign_add(1), "
+            "tf.numpy_function(...). To debug a step, run the script without the strategy.",
+        ),
+        stacklevel=2,
+    )
 
 
 def _title(name: str) -> str:
