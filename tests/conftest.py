@@ -49,9 +49,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     later = set()
     for item in items:
         path = item.path.relative_to(Path(__file__).parent).as_posix()
-        if is_slow(path, item.name, getattr(getattr(item, "callspec", None), "params", {})):
+        parameters = getattr(getattr(item, "callspec", None), "params", {})
+        if is_slow(path, item.name, parameters):
             item.add_marker(pytest.mark.slow)
-            if _TURN and not is_of_turn(path, int(_TURN)):
+            if _TURN and not is_of_turn(path, int(_TURN), parameters):
                 later.add(item)
         if is_thorough(path, item.name):
             item.add_marker(pytest.mark.thorough)

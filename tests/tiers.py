@@ -100,8 +100,9 @@ _THOROUGH = {
 
 # Of the tests of two devices, the files that take as long as all others together.
 _LONG_FILES = (
-    *("compared_rows.py", "eager_steps.py", "ragged_inputs.py", "reducers.py", "stateful.py", "users_steps.py"),
-    *("users_variables.py", "variables.py", "step_check_losses.py", "step_check_reads.py", "step_check_state.py"),
+    *("changed_gradients.py", "compared_rows.py", "eager_steps.py", "ragged_inputs.py", "reducers.py", "stateful.py"),
+    *("users_steps.py", "users_variables.py", "variables.py"),
+    *("step_check_losses.py", "step_check_reads.py", "step_check_state.py"),
 )
 
 # Of the parity table, the cases that `mirrored` and `multiworker` run each time: one of each kind.
@@ -146,12 +147,15 @@ def is_thorough(path: str, name: str) -> bool:
     return any(word in name for word in _THOROUGH.get(path, ()))
 
 
-def is_of_turn(path: str, turn: int) -> bool:
-    """Returns whether slow tests of a file run in a turn: exactness and random faults in each, of the others one half.
+def is_of_turn(path: str, turn: int, parameters: dict[str, object] | None = None) -> bool:
+    """Returns whether slow tests of a file run in a turn: parity and random faults in each, of the others one half.
 
     Args:
         path: Its file, from the folder `tests`.
         turn: An even number for one half, an odd one for the other.
+        parameters: The parameters of a test.
     """
-    in_each = ("parity/", "fuzz/", "single/test_two_devices", "parallel/test_random_faults")
+    if path == "single/test_two_devices.py" and parameters:
+        path = f"single/two_devices/{getattr(parameters['file'], 'name', '')}"
+    in_each = ("parity/", "fuzz/", "parallel/test_random_faults")
     return path.startswith(in_each) or zlib.crc32(path.encode()) % 2 == turn % 2
