@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from tfdistkit import env
-from tfdistkit.collectives.horovod_transport import order_matters
 from tfdistkit.errors import OptionError, TooLateError, explain
 from tfdistkit.validation import is_integer, require_bool, require_integer, require_positive
 
@@ -20,7 +19,7 @@ def set_variables(
     *,
     is_initialized: bool,
     is_chief: bool,
-    ranks: int,
+    fuses: bool,
     fusion_threshold_bytes: int | None,
     cycle_time_ms: float | None,
     hierarchical: bool | None,
@@ -33,7 +32,7 @@ def set_variables(
     Args:
         is_initialized: Whether Horovod is initialised, and so has read its variables.
         is_chief: Whether this is rank 0, which writes the timeline.
-        ranks: The number of ranks of the job.
+        fuses: Whether Horovod fuses operations, unless the user sets its threshold (`horovod_transport.order_matters`).
         fusion_threshold_bytes: Bytes.
         cycle_time_ms: Milliseconds.
         hierarchical: Whether to reduce within hosts first.
@@ -72,7 +71,7 @@ def set_variables(
                 do="Remove `hvd.init()`, and give these options to the first `tfdistkit.strategy` of the process.",
             )
         )
-    if not is_initialized and order_matters(ranks) and env.text(_FUSION_THRESHOLD) is None:
+    if not is_initialized and not fuses and env.text(_FUSION_THRESHOLD) is None:
         switches.setdefault(_FUSION_THRESHOLD, "0")
     for name, text in switches.items():
         env.put(name, text)

@@ -163,7 +163,7 @@ def build(
     set_variables(
         is_initialized=hvd.is_initialized(),
         is_chief=cluster.is_chief,
-        ranks=cluster.world_size,
+        fuses=not transport.order_matters(cluster.world_size),
         fusion_threshold_bytes=fusion_threshold_bytes,
         cycle_time_ms=cycle_time_ms,
         hierarchical=hierarchical,
