@@ -261,6 +261,13 @@ try:
     model.predict(x, verbose=0) if rank else model.evaluate(x, numbers, verbose=0)
 except tfdistkit.errors.UnsupportedError as error:
     found["other calls"] = str(error)
+with strategy.scope():
+    measured = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    measured.compile("sgd", "mse", metrics=["mae"] * (1 - rank))
+try:
+    measured.fit(x, numbers, verbose=0)
+except tfdistkit.errors.UnsupportedError as error:
+    found["metrics"] = str(error)
 try:
     data.shard(arrays().skip(rank))
 except tfdistkit.errors.UnsupportedError as error:
@@ -304,6 +311,7 @@ EXPECTED = {
     "steps": "the number of steps",
     "own part on one": "whether the data was divided by rank already",
     "class weights": "`class_weight`",
+    "metrics": "they differ in the number of metrics. Received: 1 on rank 0, 0 on rank 1",
     "evaluate": "All ranks must give `evaluate` the same data",
     "validation": "All ranks must give `validation_data` the same data",
     "predict": "All ranks must give `predict` the same data",

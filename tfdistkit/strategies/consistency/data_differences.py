@@ -36,6 +36,8 @@ _COMPARED = (
     ("arguments", "an argument", "Call it with the same arguments on all ranks.", r"from_(arrays|files|tfds)\(|seed="),
     ("files", "the files, or their number of elements", _FIX_PARTS, r"from_files\(|glob|rank"),
     ("steps", "the number of steps", "Give every rank the same number of steps.", r"steps_per_epoch|steps="),
+    ("metrics", "the number of metrics", "Give `compile` the same `metrics` on all ranks, which compute them together.",
+     r"metrics="),
     ("class_weight", "`class_weight`", "Give every rank the same weights.", r"class_weight"),
     ("settings", "an argument of the pipeline", _FIX_PARTS,
      r"\.shard\(|\.skip\(|\.take\(|\.batch\(|\.shuffle\(|\[[^\]]*::"),

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -49,6 +50,8 @@ class EpochComparison:
         self._steps_per_epoch: int | None = arguments.get("steps_per_epoch")
         self._more = {
             "steps": [self._steps_per_epoch, self._executions],
+            # Before the model is built: its first batch makes the variables of the metrics, which ranks make together.
+            "metrics": _number_of_metrics(self._model),
             "class_weight": None if weights is None else sorted((str(k), float(v)) for k, v in dict(weights).items()),
         }
         self._dataset: Any = None
@@ -201,3 +204,9 @@ def _caller() -> tuple[str, Any]:
             return "validation_data" if is_second else str(name), frame.f_locals.get("self")
         frame = frame.f_back
     return "fit", None
+
+
+def _number_of_metrics(model: Any) -> int:
+    """Returns the number alone: a model that was loaded may name the same metrics in another way."""
+    given = {} if model is None else private_api.compile_arguments(model)
+    return sum(len(keras.tree.flatten(given.get(name) or [])) for name in ("metrics", "weighted_metrics"))
