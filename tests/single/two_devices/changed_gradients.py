@@ -38,6 +38,12 @@ CHANGES: dict[str, Change] = {
     "global norm of dense ones": lambda gradients: tf.clip_by_global_norm([*map(tf.convert_to_tensor, gradients)], 1.0)[
         0
     ],
+    "global norm, then dense": lambda gradients: [
+        *map(tf.convert_to_tensor, tf.clip_by_global_norm(gradients, 1.0)[0])
+    ],
+    "global norm, then values, dense": lambda gradients: [
+        tf.clip_by_value(tf.convert_to_tensor(one), -0.05, 0.05) for one in tf.clip_by_global_norm(gradients, 1.0)[0]
+    ],
     "norms": lambda gradients: [tf.clip_by_norm(one, 0.3) for one in gradients],
     "values": lambda gradients: [tf.clip_by_value(one, -0.05, 0.05) for one in gradients],
     "skipped": lambda gradients: [
@@ -133,3 +139,33 @@ def test_what_cannot_be_read_is_told(strategy: Any) -> None:
         warnings.simplefilter("always")
         model.fit(batches(WORDS, TARGETS), verbose=0)
     assert any("gradients = tfdistkit.global_gradients(gradients)" in str(one.message) for one in caught), caught
+
+
+@pytest.mark.parametrize(("clips", "sums_first"), [(True, False), (True, True), (False, False)])
+def test_clipped_gradients_that_a_loop_has_accumulated_are_told(strategy: Any, clips: bool, sums_first: bool) -> None:
+    with strategy.scope():
+        model = made(lambda gradients: [tf.convert_to_tensor(one) for one in gradients])
+        kept = [tf.Variable(tf.zeros_like(one), trainable=False) for one in model.trainable_variables]
+        model.optimizer.build(model.trainable_variables)
+
+    def step(batch: Any) -> None:
+        gradients, _ = model.gradients(
+            *batch, lambda errors: tf.nn.compute_average_loss(tf.reduce_mean(errors, (1, 2)))
+        )
+        for sums, gradient in zip(kept, gradients):
+            sums.assign_add(gradient)
+        found = [tf.convert_to_tensor(sums) for sums in kept]
+        if sums_first:
+            found = tf.distribute.get_replica_context().all_reduce("SUM", found)
+        found = tf.clip_by_global_norm(found, 1.0)[0] if clips else found
+        model.optimizer.apply_gradients(
+            zip([one / (2.0 if sums_first else 1.0) for one in found], model.trainable_variables)
+        )
+
+    function = tf.function(lambda batch: strategy.run(step, args=(batch,)))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for batch in strategy.experimental_distribute_dataset(batches(WORDS, TARGETS)):
+            function(batch)
+    told = ["Here each replica changes its own" in str(one.message) for one in caught]
+    assert any(told) == (clips and not sums_first)

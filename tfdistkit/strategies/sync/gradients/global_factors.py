@@ -8,7 +8,6 @@ its own. Where that is not enough, as for the sign of a gradient, the gradients 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -30,11 +29,14 @@ _ADDITIVE = frozenset(("AddV2", "Add", "AddN", "Sub", "Pack", "ConcatV2"))
 # Linear in the gradients among their inputs.
 _LINEAR = frozenset(
     (
-        *("Neg", "Identity", "StopGradient", "CheckNumerics", "CheckNumericsV2"),
+        *("Neg", "Identity", "StopGradient", "UnsortedSegmentSum", "CheckNumerics", "CheckNumericsV2"),
         *("Unpack", "Split", "SplitV", "Slice", "StridedSlice", "Reshape", "ExpandDims", "Squeeze", "Transpose"),
         *(*_ADDITIVE, *_PRODUCTS, *_QUOTIENTS, *_SELECTIONS),
     )
 )
+# What clips gradients, and operations that are looked at to find it.
+_CLIPPING = frozenset(("Maximum", "Minimum", "ClipByValue", "Sign", "L2Loss", "Sqrt", "Rsqrt"))
+_MOST_BEHIND = 300
 # What cannot be repeated with other inputs.
 _NOT_REPEATED = NOT_REPEATED - {"IdentityN", "StatelessIf"}
 
@@ -52,12 +54,15 @@ def with_global_factors(step: steps.ReplicaStep, gradients: list[Any]) -> list[A
     """
     if step.loss_is_weighted or step.is_eager:
         return gradients
-    if step.is_in_inner_graph():
-        return _of_branch(step, gradients) if step.in_keras_step else gradients
-    if not any(_is_changed(step, one) for one in gradients):
-        return gradients
-    found = _Changes(step)
-    return [found.of_global_batch(one) if _is_changed(step, one) else one for one in gradients]
+    if step.is_in_inner_graph() and step.in_keras_step:
+        return _of_branch(step, gradients)
+    new = list(gradients)
+    if not step.is_in_inner_graph():
+        found = _Changes(step)
+        new = [found.of_global_batch(one) if _is_changed(step, one) else one for one in gradients]
+    if not step.in_keras_step:
+        _warn_of_loop(step, [one for one, own in zip(new, gradients) if one is own and _is_changed(step, one)])
+    return new
 
 
 def _values(gradient: Any) -> Any:
@@ -84,13 +89,47 @@ class _Unknown(Exception):
     """An operation that cannot be repeated; its type."""
 
 
-def _not_read(operation: str) -> str:
-    return explain(
-        "What a step makes of its gradients (clipping, say) should be computed from those of the global batch. Here "
-        "each replica changes its own.",
-        received=f"an operation that cannot be repeated with other gradients: {operation or 'too many operations'}",
-        do="Take `gradients = tfdistkit.global_gradients(gradients)` first. Then the results are those of one process.",
+def _warn_not_read(step: steps.ReplicaStep, operation: str) -> None:
+    if trial.is_tracing():
+        return
+    take = "Take `gradients = tfdistkit.global_gradients(gradients)` first."
+    if not step.in_keras_step:
+        take = (
+            'Sum them first: gradients = tf.distribute.get_replica_context().all_reduce("SUM", gradients). After your '
+            "change divide them by strategy.num_replicas_in_sync: `apply` sums once more."
+        )
+    warnings.warn(
+        explain(
+            "What a step makes of its gradients (clipping, say) should be computed from those of the global batch. "
+            "Here each replica changes its own.",
+            received=f"an operation that is not repeated with other gradients: {operation or 'too many operations'}",
+            do=f"{take} Then the results are those of one process.",
+        ),
+        stacklevel=2,
     )
+
+
+def _warn_of_loop(step: steps.ReplicaStep, gradients: list[Any]) -> None:
+    """Warns in a loop of the user's own if gradients that did not come from its tape, in its graph, seem clipped."""
+    is_summed = Ancestry(lambda tensor: tensor.name in step.same_on_all).includes
+    for gradient in gradients:
+        values = _values(gradient)
+        clipping = _clipping_behind(values) if tf.is_symbolic_tensor(values) else None
+        if clipping is not None and not is_summed(values):
+            return _warn_not_read(step, clipping)
+
+
+def _clipping_behind(tensor: tf.Tensor) -> str | None:
+    """Returns the type of an operation that clips among those that a gradient went through; None for none."""
+    waiting, seen = [tensor], {tensor.name}
+    while waiting and len(seen) < _MOST_BEHIND:
+        operation = waiting.pop().op
+        if operation.type in _CLIPPING:
+            return str(operation.type)
+        more = [one for one in operation.inputs if operation.type in _LINEAR and one.name not in seen]
+        seen.update(one.name for one in more)
+        waiting += more
+    return None
 
 
 class _Changes:
@@ -121,8 +160,7 @@ class _Changes:
             if not (self._comes_from_gradients(replaced) and self._is_linear(replaced)):
                 replaced = self._own_part(gradient)
         except (_Unknown, RecursionError) as error:
-            if not trial.is_tracing():
-                warnings.warn(_not_read(str(error)), stacklevel=2)
+            _warn_not_read(self._step, str(error))
             return gradient
         return replaced if values is gradient else tf.IndexedSlices(replaced, gradient.indices, gradient.dense_shape)
 
@@ -197,11 +235,12 @@ class _Changes:
         Raises:
             _Unknown: if that is not possible.
         """
-        missing = [one for one in self._gradients_behind(tensor) if one.name not in self._repeated]
-        parts = self._step.weighted(missing) if self._step.in_keras_step else missing
-        parts = [_as_rows(one) if self._are_rows(old) else one for old, one in zip(missing, parts)]
-        for one, total in zip(missing, self._summed(self._step.without_empty(parts))):
-            self._repeated[one.name] = _values(total)
+        missing = {name: one for name, one in self._sums_behind(tensor).items() if name not in self._repeated}
+        parts = list(missing.values())
+        parts = self._step.weighted(parts) if self._step.in_keras_step else parts
+        parts = [_as_rows(one) if self._are_rows(old) else one for old, one in zip(missing.values(), parts)]
+        for name, total in zip(missing, self._summed(self._step.without_empty(parts))):
+            self._repeated[name] = _values(total)
         return self._repeat(tensor)
 
     def _summed(self, parts: list[Any]) -> list[Any]:
@@ -214,11 +253,20 @@ class _Changes:
             steps.note_same_on_all(self._step.replicas, _values(one))
         return sums
 
-    def _are_rows(self, gradient: tf.Tensor) -> bool:
-        return self._step.gradients.get(gradient.name, False)
+    def _are_rows(self, tensor: tf.Tensor) -> bool:
+        """Returns whether a tensor that is linear in gradients holds rows of IndexedSlices, or what became of them."""
+        if tensor.name in self._step.gradients:
+            return self._step.gradients[tensor.name]
+        if tensor.op.type == "UnsortedSegmentSum":
+            return False
+        return any(self._are_rows(one) for one in tensor.op.inputs if self._comes_from_gradients(one))
 
-    def _gradients_behind(self, tensor: tf.Tensor) -> Iterable[tf.Tensor]:
-        """Returns the gradients of the tape that a tensor was computed from.
+    def _sums_behind(self, tensor: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Returns what a tensor was computed from that adds up over the replicas: gradients, and sums of them.
+
+        Returns:
+            By the name of a tensor, the tensor to sum in its place, in the order of the graph: names differ between the
+            replicas of a process.
 
         Raises:
             _Unknown: if an operation on the way cannot be repeated.
@@ -227,10 +275,14 @@ class _Changes:
         waiting, seen = [tensor], {tensor.name}
         while waiting:
             one = waiting.pop()
-            if self._is_gradient(one):
-                if not (one.dtype.is_floating and (one.shape.is_fully_defined() or self._are_rows(one))):
+            if one.name in self._repeated:
+                continue
+            # Numbers are left for one sum of all gradients behind them.
+            replaced = one if one is tensor or one.shape.num_elements() == 1 else self._with_numbers(one)
+            if one is not tensor and self._comes_from_gradients(replaced) and self._is_linear(replaced):
+                if not one.dtype.is_floating or not (one.shape.is_fully_defined() or self._are_rows(replaced)):
                     raise _Unknown(one.op.type)
-                found[one.name] = one
+                found[one.name] = replaced
                 continue
             if one.op.type in _NOT_REPEATED or one.op.op_def.is_stateful:
                 raise _Unknown(one.op.type)
@@ -238,7 +290,7 @@ class _Changes:
                 if before.name not in seen and self._comes_from_gradients(before):
                     seen.add(before.name)
                     waiting.append(before)
-        return list(found.values())  # In the order of the graph: names differ between the replicas of a process.
+        return found
 
     def _repeat(self, tensor: tf.Tensor) -> tf.Tensor:
         if tensor.name in self._repeated:
