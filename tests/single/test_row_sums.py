@@ -76,7 +76,7 @@ def _others(ops: Any, tf: Any) -> dict[str, Callable[..., Any]]:
             loss = ops.mean(ops.square(x * state))
         gradient = tape.gradient(loss, state)
         if step := steps.current():
-            step.gradients.add(gradient.name)  # As the hook of GradientTape does.
+            step.gradients[gradient.name] = False  # As the hook of GradientTape does.
         return state + gradient
 
     return {
