@@ -328,19 +328,19 @@ def is_tf_function(fn: Any) -> bool:
 def converted_python_function(fn: Any) -> Any:
     """Returns the Python function of a tf.function, converted by AutoGraph as tracing the tf.function would.
 
-    AutoGraph writes the converted function into decorators around it, those of a bound method included, where the
-    tf.function itself finds it ever after. So it has to be the right one: not what a caller of ours, whom AutoGraph
-    leaves alone, would get.
+    AutoGraph keeps it where the tf.function finds it ever after: not what a caller of ours, left alone, would get.
     """
     if not fn._autograph:
         return fn.python_function
-    status = autograph_status.Status.ENABLED
-    enabled = autograph_status.ControlStatusCtx(status)
-    converted = tf.__internal__.autograph.tf_convert(fn.python_function, enabled, user_requested=True)
+    enabled = autograph_status.ControlStatusCtx(autograph_status.Status.ENABLED)
+    return in_autograph(tf.__internal__.autograph.tf_convert(fn.python_function, enabled, user_requested=True))
+
+
+def in_autograph(converted: Any) -> Any:
+    """Returns a function that AutoGraph has converted, to be called by us, so that it converts what that calls, too."""
 
     def call_converted(*args: Any, **kwargs: Any) -> Any:
-        # What the tf.function itself converted, if it was called before, asks for the status once more.
-        with autograph_status.ControlStatusCtx(status):
+        with autograph_status.ControlStatusCtx(autograph_status.Status.ENABLED):
             return converted(*args, **kwargs)
 
     return call_converted

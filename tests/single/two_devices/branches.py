@@ -208,3 +208,36 @@ def test_branches_of_libraries_stay(strategy: Any, monkeypatch: pytest.MonkeyPat
         model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()), "mse", metrics=["mae"])
     model.fit(X, Y, batch_size=19, verbose=0)
     assert not found
+
+
+def _scaled(values: Any, number: Any) -> Any:
+    factor = tf.constant(1.0)
+    if tf.reduce_sum(number) > 2.0:
+        factor = tf.constant(0.5)
+    for _ in tf.range(3):
+        factor += 1.0
+    return tf.reduce_sum(values) * factor
+
+
+@pytest.mark.parametrize("kind", ["lambda", "nested function", "loop"])
+def test_what_a_converted_function_of_the_replicas_calls_is_converted(strategy: Any, kind: str) -> None:
+    number = tf.constant([3.0])
+    data = strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices(tf.ones((6, 2))).batch(6))
+
+    @tf.function
+    def step(batch: Any) -> Any:
+        def replica(part: Any) -> Any:
+            return _scaled(part, number)
+
+        run = replica if kind == "nested function" else lambda part: _scaled(part, number)
+        return strategy.reduce("SUM", strategy.run(run, args=(batch,)), axis=None)
+
+    @tf.function
+    def epoch() -> Any:
+        total = 0.0
+        for batch in data:
+            total += step(batch)
+        return total
+
+    found = epoch() if kind == "loop" else step(next(iter(data)))
+    assert float(found) == 12 * 3.5
