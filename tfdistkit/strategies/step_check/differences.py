@@ -79,8 +79,9 @@ def other_state(model: Any, variable: Any, size: float, branch: bool | None = No
             received=f"a change of `{name_of(variable)}` that differs by {size:.2g} of its norm, on some rows of the "
             f"first batch{where}",
             expected="state that is computed from sums, means and extremes over rows",
-            do=f"{choose}Gather the rows first: `rows = tfdistkit.collectives.all_gather(rows)`. To keep the mean of "
-            "what each replica computes from its own rows: `tfdistkit.strategy(..., check_step=False)`.",
+            do=f"{choose}Gather the rows first: `rows = tfdistkit.collectives.all_gather(rows)`; or, if it is computed "
+            "from gradients, take `tfdistkit.global_gradients(gradients)`. To keep the mean of what each replica "
+            "computes from its own rows: `tfdistkit.strategy(..., check_step=False)`.",
         )
     )
 
