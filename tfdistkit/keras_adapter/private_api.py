@@ -336,14 +336,14 @@ def converted_python_function(fn: Any) -> Any:
     return in_autograph(tf.__internal__.autograph.tf_convert(fn.python_function, enabled, user_requested=True))
 
 
-def in_autograph(converted: Any) -> Any:
-    """Returns a function that AutoGraph has converted, to be called by us, so that it converts what that calls, too."""
+def in_autograph(fn: Any) -> Any:
+    """Returns a function so that AutoGraph, if it has converted it, converts what it calls, too, though we call it."""
 
     def call_converted(*args: Any, **kwargs: Any) -> Any:
         with autograph_status.ControlStatusCtx(autograph_status.Status.ENABLED):
-            return converted(*args, **kwargs)
+            return fn(*args, **kwargs)
 
-    return call_converted
+    return call_converted if hasattr(fn, "autograph_info__") else fn
 
 
 def is_compiled(fn: Any) -> bool:

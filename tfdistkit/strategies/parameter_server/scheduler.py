@@ -113,14 +113,11 @@ class CoordinatedFunction:
 
     def before_write(self, variable: Any) -> None:
         """Waits for the steps in flight, which must read what the program wrote before them, and no later value."""
-        if not self._is_in_order():
-            return
-        with self._unwatched():
-            if self._job.counts_in(variable):
-                self.settle()
-                self._job.counts_change()
-            else:
-                self._wait_for_room(0)
+        if self._job.counts_in(variable) and self._is_in_order():
+            self.settle()
+            self._job.counts_change()
+        else:
+            self.before_use(private_api.raw_variable(variable), writes=True)
 
     def before_read(self, variable: Any) -> None:
         """Waits for the steps in flight, whose updates the program must read, and gives metrics their results."""

@@ -24,9 +24,6 @@ from tfdistkit.strategies.sync.aggregates import global_conditions, predicted_ro
 from tfdistkit.strategies.sync.replica_deadlocks import ordered_by_replica, sum_without_deadlock
 from tfdistkit.strategies.variables import as_own_variable, own_arguments
 
-# How AutoGraph marks functions and lambdas in a function that it has converted.
-_CONVERTED = "autograph_info__"
-
 
 class ReplicaMixin:
     """A mixin before one of TensorFlow's `StrategyExtended` classes."""
@@ -107,8 +104,7 @@ class ReplicaMixin:
         is_of_batch: list[bool] | None = None,
     ) -> Any:
         """Runs the user's function of `strategy.run` on one replica."""
-        if hasattr(fn, _CONVERTED):
-            fn = private_api.in_autograph(fn)
+        fn = private_api.in_autograph(fn)
         args, part = batch_sharding.unwrap(args)
         own = self._make_step(args, kwargs, part, total, is_of_batch)
         is_empty = tf.equal(own.rows, 0) if is_predicting and own is not None and own.may_be_empty else None

@@ -56,13 +56,13 @@ def with_global_factors(step: steps.ReplicaStep, gradients: list[Any]) -> list[A
         return gradients
     if step.is_in_inner_graph() and step.in_keras_step:
         return _of_branch(step, gradients)
-    new = list(gradients)
+    new = {i: one for i, one in enumerate(gradients) if _is_changed(step, one)}
     if not step.is_in_inner_graph():
-        found = _Changes(step)
-        new = [found.of_global_batch(one) if _is_changed(step, one) else one for one in gradients]
+        changes = _Changes(step)
+        new = {i: changes.of_global_batch(one) for i, one in new.items()}
     if not step.in_keras_step:
-        _warn_of_loop(step, [one for one, own in zip(new, gradients) if one is own and _is_changed(step, one)])
-    return new
+        _warn_of_loop(step, [one for i, one in new.items() if one is gradients[i]])
+    return [new.get(i, one) for i, one in enumerate(gradients)]
 
 
 def _values(gradient: Any) -> Any:
@@ -168,9 +168,6 @@ class _Changes:
         return tensor.name in self._step.same_on_all or global_numbers.is_of_global_batch(self._step, tensor)
 
     def _is_gradient(self, tensor: tf.Tensor) -> bool:
-        """Returns whether a tensor is a gradient of the tape, or the dense one of its IndexedSlices."""
-        if tensor.op.type == "UnsortedSegmentSum":
-            tensor = tensor.op.inputs[0]
         return tensor.name in self._step.gradients
 
     def _number(self, tensor: tf.Tensor) -> tf.Tensor | None:
