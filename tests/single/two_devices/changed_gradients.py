@@ -97,6 +97,36 @@ def test_of_losses_of_each_row(strategy: Any) -> None:
     require_equal(strategy, make, batches(WORDS, TARGETS))
 
 
+class EverySecondStep(Sequences):
+    """Changes its gradients in each step, and applies them in a branch."""
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        gradients, loss = self.gradients(x, y, tf.reduce_mean)
+
+        def apply() -> Any:
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+            return self.optimizer.iterations + 1
+
+        # Every second step, by a count that the branch does not write.
+        tf.cond(self.count % 2 == 0, apply, lambda: tf.identity(self.optimizer.iterations))
+        self.count.assign_add(1)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("name", ["global norm", "values", "norms"])
+def test_of_what_a_branch_applies(strategy: Any, name: str) -> None:
+    def make() -> Sequences:
+        model = EverySecondStep(CHANGES[name])
+        model.count = model.add_weight(shape=(), dtype="int64", initializer="zeros", trainable=False)
+        model(WORDS[:2])
+        model.compile(keras.optimizers.SGD(0.1))
+        model.optimizer.build(model.trainable_variables)
+        return model
+
+    require_equal(strategy, make, batches(WORDS, TARGETS))
+
+
 def _trained_in_a_loop(scope: Any, run: Any, distribute: Any, change: Change) -> list[np.ndarray]:
     keras.utils.set_random_seed(1)
     with scope:

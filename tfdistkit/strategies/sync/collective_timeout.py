@@ -136,7 +136,7 @@ def in_branch(collective: Callable[[Any], Any], value: Any, replica: int, replic
 
     Args:
         collective: Takes `value` and returns the reduced value.
-        value: Nested tensors.
+        value: Nested tensors and IndexedSlices.
         replica: The replica of this process that runs it.
         replicas: The number of replicas of this process.
     """
@@ -144,10 +144,11 @@ def in_branch(collective: Callable[[Any], Any], value: Any, replica: int, replic
     if _of_branches is None or _of_branches.replicas < replicas:
         _of_branches = CollectiveDeadline(_BRANCH_TIMEOUT_S, _DIVERGED.format(_BRANCH_TIMEOUT_S), replicas)
         _of_branches.start()
-    value = tf.nest.map_structure(tf.convert_to_tensor, value)
-    _of_branches.begin(tf.nest.flatten(value)[0], replica)
+    # IndexedSlices stay what they are.
+    value = tf.nest.map_structure(tf.convert_to_tensor, value, expand_composites=True)
+    _of_branches.begin(tf.nest.flatten(value, expand_composites=True)[0], replica)
     result = collective(value)
-    _of_branches.end(tf.nest.flatten(result)[0], replica)
+    _of_branches.end(tf.nest.flatten(result, expand_composites=True)[0], replica)
     return result
 
 

@@ -79,10 +79,19 @@ def _of_branch(step: steps.ReplicaStep, gradients: list[Any]) -> list[Any]:
     graph = step.graph
     if graph is None or step.own_condition is not None or step.is_local:
         return gradients
-    before = [outside_of_branches(one, graph) if tf.is_symbolic_tensor(one) else None for one in gradients]
+    before = [_before_branches(one, graph) for one in gradients]
     with graph.as_default():
         known = with_global_factors(step, before)
     return [new if new is not old else own for new, old, own in zip(known, before, gradients)]
+
+
+def _before_branches(gradient: Any, graph: tf.Graph) -> Any:
+    values = _values(gradient)
+    if not tf.is_symbolic_tensor(values):
+        return None
+    if values.graph is graph:
+        return gradient  # Changed before the branch that applies it.
+    return outside_of_branches(values, graph) if values is gradient else None
 
 
 class _Unknown(Exception):
