@@ -104,6 +104,37 @@ SCRIPT = (
         "eager": fit(a.LocalSGD(2), "momentum", run_eagerly=True),
     }
 
+    def loop(algorithm):
+        # As TensorFlow's tutorials write it: the optimizer is built while the function is traced.
+        strategy.reducer = algorithm or tfdistkit.communication.Average()
+        with strategy.scope():
+            model, optimizer = small(), keras.optimizers.SGD(0.05)
+
+        def replica(batch):
+            with tf.GradientTape() as tape:
+                loss = tf.nn.compute_average_loss(tf.reduce_mean((model(batch[0]) - batch[1]) ** 2, -1))
+            optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+
+        @tf.function
+        def step(batch):
+            strategy.run(replica, args=(batch,))
+
+        for batch in strategy.distribute_batches(tf.data.Dataset.from_tensor_slices((x, y)).batch(7)):
+            step(batch)
+        strategy.settle_weights()
+        return [w.tolist() for w in model.get_weights()]
+
+    found["loops"] = [loop(algorithm) for algorithm in (None, a.LocalSGD(1), a.Decentralized(), a.DiLoCo(3))]
+
+    # Equal weights are equal to their average, also where a dtype has no 257.
+    found["narrow"] = []
+    for algorithm in (a.LocalSGD(1), a.Decentralized(), a.LocalSGD(2, slots="average")):
+        strategy.reducer, model = algorithm, small("momentum", policy="bfloat16")
+        model.optimizer.learning_rate = 0.0
+        before = [w.astype("float32").tolist() for w in model.get_weights()[:2]]
+        model.fit(np.ones((514, 6)), np.ones((514, 2)), batch_size=514, epochs=3, verbose=0)
+        found["narrow"].append([before, [w.astype("float32").tolist() for w in model.get_weights()[:2]]])
+
     # What others see is the average: evaluate, predict, a checkpoint in the middle of a round.
     strategy.reducer = a.LocalSGD(100)
     model = small("adam")
@@ -198,6 +229,18 @@ def test_all_ranks_end_with_the_same_weights(found: list[dict[str, Any]]) -> Non
 
 def close(one: dict[str, Any], other: dict[str, Any], atol: float = 2e-6) -> bool:
     return all(np.allclose(a, b, rtol=0, atol=atol) for a, b in zip(one["weights"], other["weights"], strict=True))
+
+
+def test_a_loop_whose_function_builds_the_optimizer(found: list[dict[str, Any]]) -> None:
+    expected, *local, last = found[0]["loops"]
+    for weights in local:
+        for a, b in zip(weights, expected, strict=True):
+            np.testing.assert_allclose(a, b, rtol=0, atol=2e-6)
+    assert found[1]["loops"][-1] == last
+
+
+def test_an_average_of_equal_weights_changes_nothing(found: list[dict[str, Any]]) -> None:
+    assert all(before == after for before, after in found[0]["narrow"])
 
 
 @pytest.mark.parametrize("what", ("every step", "statistics of all", "no rows", "own step", "computed logs"))

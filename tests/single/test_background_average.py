@@ -130,6 +130,14 @@ def test_a_rank_that_never_comes_ends_the_wait() -> None:
     meeting.interrupt()
 
 
+def test_a_step_that_updates_twice_sends_once() -> None:
+    rank = Rank(Meeting())
+    tasks = [int(rank.average.poll(np.int64(1))) for _ in range(2)]  # Both ask before the first sends.
+    assert tasks == [SEND, 0]
+    rank.average.send(np.float32(2), rank.weight)
+    assert int(rank.average.poll(np.int64(2))) == 0  # The average is in flight.
+
+
 def test_no_average_before_its_time() -> None:
     rank = Rank(Meeting(), every_s=100.0)
     assert [rank.step(1.0) for _ in range(3)] == [0, 0, 0]

@@ -258,7 +258,8 @@ class KerasStrategyMixin(CountsReplicas):
 
     def has_equal_weights(self) -> bool:
         """Returns whether all replicas have the same weights and layer state now; False between two averages."""
-        return not self.reducer.unsettled() and not layer_state.unsettled(self)
+        with tf.init_scope():  # A loop's function asks while it is traced.
+            return not self.reducer.unsettled() and not layer_state.unsettled(self)
 
     def count_settling(self, traffic: Any) -> None:
         """Counts what `settle_weights` sends from now on; all ranks call it.

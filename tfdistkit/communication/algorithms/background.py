@@ -35,6 +35,7 @@ class BackgroundAverage:
         self._background: Background | None = None
         self._flight: _Flight | None = None
         self._since: float | None = None
+        self._has_task, self._asking = False, threading.Lock()
 
     def use(self, background: Background) -> None:
         """Sets the object that sums over the ranks."""
@@ -42,7 +43,9 @@ class BackgroundAverage:
             self._background = background
 
     def poll(self, steps: np.ndarray) -> np.int64:
-        """Returns the task of a step: `SEND`, `APPLY` or 0.
+        """Returns the task of an update: `SEND`, `APPLY` or 0.
+
+        An update gets none while another one has one: a step that updates twice may ask twice before it sends.
 
         Args:
             steps: The local steps since all ranks were equal; 0 before the first.
@@ -50,14 +53,18 @@ class BackgroundAverage:
         Raises:
             Exception: the exception of the thread.
         """
-        if not steps:
-            return np.int64(0)
+        with self._asking:
+            task = 0 if self._has_task or not steps else self._next_task()
+            self._has_task = self._has_task or task != 0
+        return np.int64(task)
+
+    def _next_task(self) -> int:
         if self._flight is not None:
-            return np.int64(APPLY if self._flight.has_landed() else 0)
+            return APPLY if self._flight.has_landed() else 0
         now = time.monotonic()
         if self._since is None:
             self._since = now
-        return np.int64(SEND if now - self._since >= self._every_s else 0)
+        return SEND if now - self._since >= self._every_s else 0
 
     def send(self, rows: np.ndarray, *values: np.ndarray) -> np.bool_:
         """Begins an average of weights; returns at once.
@@ -67,6 +74,7 @@ class BackgroundAverage:
             values: The weights.
         """
         self._begin(rows, list(values), has_ended=False)
+        self._has_task = False
         return np.bool_(True)
 
     def take(self) -> list[np.ndarray]:
@@ -74,6 +82,7 @@ class BackgroundAverage:
         assert self._flight is not None
         flight, self._flight = self._flight, None
         self._since = time.monotonic()
+        self._has_task = False
         return flight.changes()
 
     def finish(self, rows: np.ndarray, *values: np.ndarray) -> list[np.ndarray]:

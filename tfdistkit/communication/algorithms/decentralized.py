@@ -87,9 +87,8 @@ class Decentralized(LocalSGD):
         rows = tf.convert_to_tensor(fresh if rows is None else rows)
         values = [tf.convert_to_tensor(variable) for variable in current.variables]
         if self.compression is None or self.peers != "all":
-            sums = wire.sum([*(value * tf.cast(rows, value.dtype) for value in values), rows])
-            total = sums[-1]
-            averages = [s / tf.cast(total, s.dtype) for s in sums[:-1]]
+            *sums, total = wire.sum([*(rounds.times_rows(value, rows) for value in values), rows])
+            averages = [rounds.mean_over_rows(s, total, value) for s, value in zip(sums, values)]
         else:
             [total] = wire.sum([rows])
             share = rounds.share_of(rows, total)

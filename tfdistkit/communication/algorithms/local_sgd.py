@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdistkit.communication.algorithms import rounds
 from tfdistkit.communication.reducer import MakeState, Reducer, Wire, times
 from tfdistkit.errors import OptionError, explain
 from tfdistkit.validation import require_choice, require_integer
@@ -139,7 +140,7 @@ class LocalSGD(Reducer):
     def trains_alone(self) -> bool:
         if not self.warmup_steps:
             return True
-        totals = [int(one.counters["total"].numpy()) for one in self._rounds.values()]
+        totals = [one.count("total") for one in self._rounds.values()]
         return bool(totals) and min(totals) >= self.warmup_steps
 
     def own_slots(self, optimizer: Any) -> list[Any]:
@@ -154,7 +155,7 @@ class LocalSGD(Reducer):
         return slots if self.slots == "average" else [one for one in slots if one.path in current.paths_of_ema()]
 
     def unsettled(self) -> list[Any]:
-        return [one for one in self._rounds.values() if int(one.counters["steps"].numpy())]
+        return [one for one in self._rounds.values() if one.count("steps")]
 
     def settle(self, what: Any, wire: Wire) -> None:
         self._average(what, wire)
@@ -166,9 +167,9 @@ class LocalSGD(Reducer):
         # The clock is the chief's: the others add zeros.
         is_chief = tf.cast(tf.equal(wire.replica_id, 0), tf.float64)
         own = tf.stack([rows, *(is_chief * one for one in self._clock(current))])
-        sums = wire.sum([v * tf.cast(rows, v.dtype) for v in values] + [own])
+        sums = wire.sum([rounds.times_rows(v, rows) for v in values] + [own])
         all_rows = sums[-1][0]
-        averages = [tf.where(all_rows > 0, s / tf.cast(all_rows, s.dtype), value) for s, value in zip(sums, values)]
+        averages = [rounds.mean_over_rows(s, all_rows, value) for s, value in zip(sums, values)]
         count = len(current.variables)
         for variable, new in zip(current.variables, self.outer_step(current, averages[:count])):
             variable.assign(new)
@@ -233,6 +234,11 @@ class _Round:
     def total(self) -> tf.Tensor:
         """The total number of steps."""
         return tf.convert_to_tensor(self.counters["total"])
+
+    def count(self, name: str) -> int:
+        """Returns a count, outside of graphs; 0 while a function is traced that builds the optimizer."""
+        counter = self.counters[name].value
+        return int(counter.numpy()) if counter.is_initialized() else 0
 
     def add(self, name: str, more: Any) -> tf.Tensor:
         """Counts; returns the new count."""

@@ -146,5 +146,7 @@ def average_pair(
 
 
 def _mean(first: tf.Tensor, second: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
-    of_second = tf.cast(share, first.dtype)
-    return first * (1 - of_second) + second * of_second
+    # A narrow float in float32: in bfloat16 the two shares would not add up to 1.
+    wide = tf.float32 if first.dtype.size < 4 else first.dtype
+    of_second = tf.cast(share, wide)
+    return tf.cast(tf.cast(first, wide) * (1 - of_second) + tf.cast(second, wide) * of_second, first.dtype)

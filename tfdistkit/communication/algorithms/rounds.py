@@ -34,6 +34,30 @@ def share_of(rows: tf.Tensor, all_rows: tf.Tensor) -> tf.Tensor:
     return tf.math.divide_no_nan(tf.cast(rows, tf.float64), tf.cast(all_rows, tf.float64))
 
 
+def times_rows(value: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+    """Returns a value times a number of rows, for `mean_over_rows`.
+
+    A narrow float becomes float32: float16 ends at 65504, and bfloat16 has no 257.
+
+    Args:
+        value: A tensor of any numeric dtype.
+        rows: A scalar tensor.
+    """
+    wide = tf.float32 if value.dtype.is_floating and value.dtype.size < 4 else value.dtype
+    return tf.cast(value, wide) * tf.cast(rows, wide)
+
+
+def mean_over_rows(total: tf.Tensor, rows: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+    """Returns a mean, weighted by rows, in the dtype of the values.
+
+    Args:
+        total: The sum of `times_rows` over the replicas.
+        rows: The sum of their rows.
+        value: The value of this replica, which stays where no replica has a row.
+    """
+    return tf.where(rows > 0, tf.cast(total / tf.cast(rows, total.dtype), value.dtype), value)
+
+
 def average_slots(current: Any, wire: Wire) -> None:
     """Averages the optimizer's own variables over the replicas, and ends the round: all replicas are equal then.
 
@@ -44,9 +68,9 @@ def average_slots(current: Any, wire: Wire) -> None:
     slots = current.slots()
     values = [tf.convert_to_tensor(slot) for slot in slots]
     rows = tf.convert_to_tensor(current.rows)
-    sums = wire.sum([*(value * tf.cast(rows, value.dtype) for value in values), rows])
+    sums = wire.sum([*(times_rows(value, rows) for value in values), rows])
     for slot, value, total in zip(slots, values, sums):
-        slot.assign(tf.where(sums[-1] > 0, total / tf.cast(sums[-1], total.dtype), value))
+        slot.assign(mean_over_rows(total, sums[-1], value))
     current.counters["steps"].assign(tf.zeros([], tf.int64))
     current.rows.assign(tf.zeros([], tf.float32))
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdistkit.communication.algorithms import rounds
 from tfdistkit.communication.reducer import Wire
 from tfdistkit.strategies.sync import step as steps
 
@@ -72,9 +73,9 @@ class LocalLayerState:
         """
         rows = tf.convert_to_tensor(self._rows)
         local = [tf.convert_to_tensor(one) for one in self._states]
-        *sums, all_rows = wire.sum([*(value * tf.cast(rows, value.dtype) for value in local), rows])
+        *sums, all_rows = wire.sum([*(rounds.times_rows(value, rows) for value in local), rows])
         for state, value, total in zip(self._states, local, sums):
-            state.write_local(tf.where(all_rows > 0, total / tf.cast(all_rows, total.dtype), value))
+            state.write_local(rounds.mean_over_rows(total, all_rows, value))
         self._rows.assign(0.0)
         for counter in (self._steps, self._is_due):
             counter.assign(0)
