@@ -106,6 +106,7 @@ class Sequence(keras.utils.PyDataset):
 
 OTHER_DATA: dict[str, tuple[Callable[[], Data], Callable[[], Data], str]] = {
     "arrays": (lambda: scaled(1.0), lambda: scaled(1.1), "the values differ"),
+    "steps": (in_arrays, lambda: {**in_arrays(), "steps_per_epoch": 4}, "steps_per_epoch: 4, in the backup None"),
     "batch_size": (in_arrays, lambda: {**in_arrays(), "batch_size": 5}, "batch_size: 5, in the backup 4"),
     "class weights": (in_arrays, lambda: {**in_arrays(), "class_weight": {0: 1.0, 1: 2.0}}, "class_weight"),
     "shuffle": (in_arrays, lambda: {**in_arrays(), "shuffle": False}, "shuffle: False, in the backup True"),

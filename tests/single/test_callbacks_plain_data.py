@@ -57,7 +57,7 @@ def test_nan_and_bfloat16_survive_bit_for_bit(tmp_path: pathlib.Path) -> None:
         assert fingerprint(a) != fingerprint(b)
 
 
-@pytest.mark.parametrize("value", [object(), {1, 2}, [len], {"a": b"bytes"}, np.array([object()])], ids=repr)
+@pytest.mark.parametrize("value", [object(), {object()}, [len], {"a": b"bytes"}, np.array([object()])], ids=repr)
 def test_other_values_are_left_out(value: Any) -> None:
     from tfdistkit.callbacks.backup.plain_data import is_plain
 

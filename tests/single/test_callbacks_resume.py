@@ -363,9 +363,9 @@ def test_an_unrepeatable_order_of_a_py_dataset_is_refused(tmp_path: pathlib.Path
     assert "on_epoch_end must be repeatable" in refused(tmp_path, data)
 
 
-def test_a_disk_error_of_a_backup_ends_training(tmp_path: pathlib.Path) -> None:
+def test_a_folder_that_cannot_be_is_refused_before_training(tmp_path: pathlib.Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(OSError, match="The backup could not be written"):
+    with pytest.raises(OptionError, match="must be a folder that the chief may write to"):
         run(light, in_arrays, no_callbacks, tmp_path / "file" / "folder")
 
 

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import weakref
 from types import FrameType
 from typing import Any
 
@@ -15,6 +16,16 @@ from tfdistkit.callbacks.process_group import warn_once
 
 # SIGTERM: `kill`, Kubernetes, SLURM at the time limit, a launcher. SIGUSR1: SLURM's `--signal=USR1@120`.
 _NUMBERS = (signal.SIGTERM, signal.SIGUSR1)
+_active: weakref.WeakSet[LastSignal] = weakref.WeakSet()
+
+
+def _leave_in_child() -> None:
+    """Gives a forked process its own signals back: it would write to the pipe of this one, and ignore SIGTERM."""
+    for one in list(_active):
+        one.leave()
+
+
+os.register_at_fork(after_in_child=_leave_in_child)
 
 
 class LastSignal:
@@ -49,17 +60,29 @@ class LastSignal:
         # The C handler writes to it even while the main thread runs no Python.
         self._wakeup_before = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
         threading.Thread(target=self._watch, name="tfdistkit-last-signal", daemon=True).start()
+        _active.add(self)
         return self
 
     def __exit__(self, *error: Any) -> None:
         if self._write_end < 0:
             return
-        signal.set_wakeup_fd(self._wakeup_before)
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        _active.discard(self)
+        self._restore_handlers()
         self._done.set()
         os.close(self._write_end)
         self._write_end = -1
+
+    def leave(self) -> None:
+        """Restores the handlers in a forked process, which has the pipe, but not the thread that reads it."""
+        self._restore_handlers()
+        os.close(self._write_end)
+        os.close(self._read_end)
+        self._write_end = -1
+
+    def _restore_handlers(self) -> None:
+        signal.set_wakeup_fd(self._wakeup_before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def drop_request(self) -> None:
         """Forgets a request for a backup that `fit` came to its end before."""

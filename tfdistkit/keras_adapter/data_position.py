@@ -206,6 +206,7 @@ class FitData:
     def _seek(self, resumed: DataState) -> None:
         iterator = self._iterator
         self._repeat_own_shuffling(resumed)
+        before = _get_random()
         private_api.skip_epochs(iterator, resumed.epoch - resumed.first_epoch)
         if self._redeals:
             self._made = resumed.iterator
@@ -214,12 +215,14 @@ class FitData:
             if self._must_be_read:  # and during the epoch if a `repeat` follows.
                 self._drawn = resumed.read[self._made - 1]
                 _skip_batches(earlier, self._drawn)
-        _set_random(resumed.random_at_epoch)
         if self._is_continued():
             current = self._new_iterator()
             _skip_batches(current, resumed.drawn + resumed.batch)
             self._drawn = resumed.drawn
             private_api.go_on_with(iterator, current, resumed.drawn)
+            if not _are_equal(before, _get_random()):
+                return  # A generator that shuffles with them goes on where it is.
+        _set_random(resumed.random_at_epoch)
 
     def _new_iterator(self) -> Any:
         self.count_iterator()
@@ -326,6 +329,10 @@ def _get_random() -> Any:
 def _set_random(states: Any) -> None:
     random.setstate(states[0])
     np.random.set_state(states[1])
+
+
+def _are_equal(states: Any, others: Any) -> bool:
+    return all(_equal(one, other) for one, other in zip(states, others, strict=True))
 
 
 def _equal(a: Any, b: Any) -> bool:

@@ -13,8 +13,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdistkit.callbacks.backup.backup_file import write_backup
+from tfdistkit.callbacks.backup.backup_folder import BackupFolder
 from tfdistkit.callbacks.backup.callback_states import CallbackStates
-from tfdistkit.callbacks.backup.generations import Backup, newest_backup, remove_backups
+from tfdistkit.callbacks.backup.generations import Backup, newest_backup
 from tfdistkit.callbacks.backup.model_state import (
     ModelState,
     copy_state,
@@ -39,7 +40,6 @@ from tfdistkit.strategies import keras_patches
 from tfdistkit.strategies.parameter_server.worker_datasets import WorkerDataset
 from tfdistkit.validation import require_positive
 
-_FILE = "training.backup"
 # Interval between two polls of all ranks for signals. A poll takes 2 ms between processes of one host.
 _POLL_EVERY_S = 0.5
 _MOST_STEPS_BETWEEN_POLLS = 1000
@@ -129,8 +129,12 @@ class BackupAndResume(keras.callbacks.Callback):
         """Wraps `fit`, and may change its arguments. Called by the hook of `fit`."""
         _require_supported(model, arguments.get("x"))
         others = _put_last(self, arguments)
-        ranks, path = ranks_of(model), os.path.realpath(os.path.join(self.backup_dir, _FILE))
-        backup = newest_backup(path, ranks)
+        ranks, folder = ranks_of(model), BackupFolder(self.backup_dir, self.delete_checkpoint)
+        if writes_files(model):
+            folder.require_writable()
+        backup = newest_backup(folder.path, ranks)
+        if backup is None and ranks.rank == 0:
+            folder.tell_later_fits()
         found = backup.content if backup else None
         first = int(arguments.get("initial_epoch") or 0)
         resumed = DataState(**found["data"]) if found else None
@@ -138,7 +142,7 @@ class BackupAndResume(keras.callbacks.Callback):
             last = int(arguments.get("epochs") or 1)
             arguments["initial_epoch"] = max(last, resumed.epoch) if found and found["stopped"] else resumed.epoch
         with LastSignal(self.grace_s) as signals:
-            run = self._run = _Run(model, ranks, path, signals, others, backup)
+            run = self._run = _Run(model, ranks, folder, signals, others, backup)
             run.setup = SetUp(model, arguments, ranks, self.accept_changes)
             run.data = FitData(
                 arguments.get("x"), first, resumed, self.same_order, run.begin_in_epoch, self.accept_changes
@@ -147,6 +151,8 @@ class BackupAndResume(keras.callbacks.Callback):
             try:
                 with data_position.tracked(run.data):
                     yield
+                if not run.is_over:
+                    folder.end(self.delete_checkpoint, writes_files(model))
             finally:
                 self._run = None
                 signals.drop_request()
@@ -180,6 +186,8 @@ class BackupAndResume(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Saves a backup if one is due."""
         run = self._running()
+        if run.is_over:
+            return
         run.count_steps(logs or {})
         due = self._frequency.unit == "steps" and run.steps_since >= self._frequency.amount
         due = run.poll(self._every_s, self._polls, now=False) or due
@@ -190,18 +198,14 @@ class BackupAndResume(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Saves a backup if one is due."""
         run = self._running()
+        if run.is_over:
+            return
         run.end_epoch()
         due = self._frequency.unit == "epochs" and run.epochs_since >= self._frequency.amount
         due = run.poll(self._every_s, self._polls, now=True) or due
         if due or run.signal or self.model.stop_training:
             run.save(run.data.state_after_epoch(epoch))
         run.end_by_signal()
-
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Removes the backup, with `delete_checkpoint`."""
-        run = self._running()
-        if self.delete_checkpoint and not run.signal:
-            remove_backups(run.path, with_folder=writes_files(self.model))
 
     @property
     def _every_s(self) -> float | None:
@@ -219,15 +223,17 @@ class _Run:
     setup: SetUp
 
     def __init__(
-        self, model: Any, ranks: Ranks, path: str, signals: LastSignal, others: list[Any], backup: Backup | None
-    ):
-        self._model, self._ranks, self.path, self._signals, self._others = model, ranks, path, signals, others
+        self, model: Any, ranks: Ranks, folder: BackupFolder, signals: LastSignal, others: list[Any],
+        backup: Backup | None,
+    ):  # fmt: skip
+        self._model, self._ranks, self._folder, self._signals, self._others = model, ranks, folder, signals, others
         self._found = backup.content if backup else None
         # An unreadable newest file is overwritten; the previous backup stays until a new one is written.
         self._keeps_newest = backup is None or backup.keeps_newest
         self._states: CallbackStates | None = None
         self._logs: dict[str, Any] = {}
         self.signal = 0
+        self.is_over = False  # After a signal, whose last backup must stay.
         self.epoch = self._batch = self.steps_since = self.epochs_since = 0
         self._saved_at = self._polled_at = time.monotonic()
         self._poll_interval = self._steps_to_poll = 1
@@ -311,11 +317,13 @@ class _Run:
         self.steps_since = self.epochs_since = 0
         self._saved_at = time.monotonic()
         if is_chief:
+            self._states.warn_of_hidden()
             content = {
                 "data": vars(data), "model": vars(state), "callbacks": self._states.get(), "logs": self._logs,
                 "setup": self.setup.now, "stopped": bool(self._model.stop_training and data.batch == 0),
             }  # fmt: skip
-            write_backup(self.path, content, self._keeps_newest)
+            self._folder.own()
+            write_backup(self._folder.path, content, self._keeps_newest)
             self._keeps_newest = True
 
     def end_by_signal(self) -> None:
@@ -327,7 +335,7 @@ class _Run:
         leave_backup_mark()
         self._signals.end(self.signal)
         # The user's own handler kept the process alive: let it exit on its own.
-        self._model.stop_training = True
+        self.is_over = self._model.stop_training = True
 
 
 def _put_last(callback: BackupAndResume, arguments: dict[str, Any]) -> list[Any]:

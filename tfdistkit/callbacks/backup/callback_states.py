@@ -5,16 +5,24 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
+import types
 from typing import Any
 
 import keras
+import numpy as np
+import tensorflow as tf
 
-from tfdistkit.callbacks.backup.plain_data import NotPlainError, fingerprint
+from tfdistkit.callbacks.backup.found_objects import is_of_user, read_by
+from tfdistkit.callbacks.backup.plain_data import NotPlainError, fingerprint, is_plain
+from tfdistkit.errors import explain
 
 _LOG = logging.getLogger(__name__)
 
 # Attributes that Keras sets on every callback.
 _NOT_STATE = ("params", "_model", "validation_data")
+# Keras's callbacks that call functions of the user's.
+_OF_FUNCTIONS = (keras.callbacks.LambdaCallback, keras.callbacks.LearningRateScheduler)
+_MOST = 100
 
 
 class CallbackStates:
@@ -22,7 +30,8 @@ class CallbackStates:
 
     A callback with the methods `get_state()` and `set_state(state)` defines its own state, as plain data. The state
     of every other callback is the attributes that have changed since training began, if they are plain data:
-    numbers, texts, arrays, and lists, tuples and dicts of them. Callbacks inside a callback are included.
+    numbers, texts, arrays, and lists, tuples and dicts of them. Callbacks inside a callback are included. A warning
+    names what has changed in the others: objects, and what functions read.
 
     Args:
         callbacks: The callbacks, after their `on_train_begin`.
@@ -31,6 +40,24 @@ class CallbackStates:
     def __init__(self, callbacks: list[keras.callbacks.Callback]):
         self._callbacks = _by_name(callbacks)
         self._at_begin = {name: _attributes(one) for name, one in self._callbacks.items()}
+        self._hidden = {name: _hidden_attributes(one) for name, one in self._callbacks.items()}
+
+    def warn_of_hidden(self) -> None:
+        """Warns, once, of attributes that training has changed, and that a backup does not hold."""
+        for name, callback in self._callbacks.items():
+            now, known = _hidden_attributes(callback), self._hidden[name]
+            changed = [key for key, value in known.items() if now.get(key, value) != value]
+            for key in changed:
+                del known[key]
+            if changed:
+                _LOG.warning(
+                    explain(
+                        "The state of a callback should be in its attributes, as plain data: a backup holds nothing "
+                        "else, so that a resumed training begins with what the script makes.",
+                        received=f"changes in `{', '.join(changed)}` of {type(callback).__name__}",
+                        do="Add the methods `get_state()`, which returns plain data, and `set_state(state)`.",
+                    )
+                )
 
     def get(self) -> dict[str, Any]:
         """Returns copies of the states, by class name and position among the callbacks of the class."""
@@ -74,6 +101,30 @@ def _inside(callback: keras.callbacks.Callback) -> list[keras.callbacks.Callback
 
 def _has_own_state(callback: Any) -> bool:
     return callable(getattr(callback, "get_state", None)) and callable(getattr(callback, "set_state", None))
+
+
+def _hidden_attributes(callback: Any) -> dict[str, bytes]:
+    """Returns hashes of the plain data inside attributes that are not plain data themselves."""
+    if _has_own_state(callback) or not (is_of_user(type(callback)) or isinstance(callback, _OF_FUNCTIONS)):
+        return {}
+    values = {key: value for key, value in vars(callback).items() if key not in _NOT_STATE and not is_plain(value)}
+    return {key: fingerprint(_plain_inside(value)) for key, value in values.items()}
+
+
+def _plain_inside(value: Any) -> Any:
+    if isinstance(value, (keras.Variable, tf.Variable)):
+        return np.asarray(value)
+    if isinstance(value, keras.metrics.Metric):
+        return [np.asarray(one) for one in value.variables]
+    if isinstance(value, (list, tuple)):
+        return [_plain_inside(one) for one in value[:_MOST]]
+    if isinstance(value, dict):
+        return [_plain_inside(one) for one in list(value.values())[:_MOST]]
+    if isinstance(value, types.FunctionType):
+        return [one for one in read_by(value) if is_plain(one)]
+    if is_of_user(type(value)) and hasattr(value, "__dict__"):
+        return {key: one for key, one in vars(value).items() if is_plain(one)}
+    return value if is_plain(value) else None
 
 
 def _attributes(callback: Any) -> dict[str, bytes]:

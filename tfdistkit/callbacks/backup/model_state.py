@@ -9,15 +9,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdistkit.callbacks.backup.found_objects import found_in
 from tfdistkit.callbacks.process_group import Ranks
 from tfdistkit.errors import UnsupportedError, explain
-from tfdistkit.keras_adapter import private_api
 from tfdistkit.strategies.sync.gradients.reducer_state import variables_of_replicas
 
 
 def optimizers_of(model: keras.Model) -> list[Any]:
-    """Returns the model's optimizer, and optimizers in its attributes (such as a GAN's two)."""
-    found = [getattr(model, "optimizer", None), *vars(model).values()]
+    """Returns the model's optimizer, and those that its own code uses (such as a GAN's two)."""
+    found = [getattr(model, "optimizer", None), *vars(model).values(), *found_in(model)]
     kept = {id(one): one for one in found if isinstance(one, keras.optimizers.Optimizer)}
     return list(kept.values())
 
@@ -75,14 +75,9 @@ def _raw(variable: Any) -> Any:
 
 
 def _own_variables(model: keras.Model) -> list[Any]:
-    """Returns TensorFlow variables in attributes of the model and its layers, such as counters of a `train_step`."""
-    found = []
-    for layer in private_api.layers_of(model):
-        for name, value in vars(layer).items():
-            value = value.state if isinstance(value, tf.random.Generator) else value
-            if isinstance(value, tf.Variable) and not name.startswith("_") and value.shape.is_fully_defined():
-                found.append(value)
-    return found
+    """Returns variables that Keras does not list, such as counters of a `train_step`."""
+    found = [one for one in found_in(model) if not isinstance(one, keras.optimizers.Optimizer)]
+    return [one for one in found if tf.TensorShape(one.shape).is_fully_defined()]
 
 
 def _variables_of_optimizer(optimizer: Any) -> list[Any]:
@@ -98,8 +93,13 @@ def _variables_of_optimizer(optimizer: Any) -> list[Any]:
 
 def _all_variables(model: keras.Model) -> list[Any]:
     of_optimizers = [v for one in optimizers_of(model) for v in _variables_of_optimizer(one)]
-    found = [*model.variables, *_own_variables(model), *of_optimizers, *model.metrics_variables]
-    return [v for v in {id(v): v for v in found}.values() if v.dtype != "string"]
+    known = {id(_raw(v)) for v in (*of_optimizers, *model.metrics_variables)}
+    own = [v for v in _own_variables(model) if id(_raw(v)) not in known]
+    found = [*model.variables, *own, *of_optimizers, *model.metrics_variables]
+    once: dict[int, Any] = {}
+    for variable in found:
+        once.setdefault(id(_raw(variable)), variable)
+    return [v for v in once.values() if v.dtype != "string"]
 
 
 def _is_on_read(variable: Any) -> bool:

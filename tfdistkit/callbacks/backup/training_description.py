@@ -76,7 +76,7 @@ def setup_of_data(arguments: dict[str, Any], workers: int) -> dict[str, Any]:
         Plain data. Iterators are not described: reading one consumes a batch.
     """
     x = arguments.get("x")
-    setup = {"class_weight": describe(arguments.get("class_weight"))}
+    setup = {name: describe(arguments.get(name)) for name in ("class_weight", "steps_per_epoch")}
     if isinstance(x, tf.data.Dataset):
         return {**setup, **_of_dataset(x, workers)}
     if isinstance(x, keras.utils.PyDataset):

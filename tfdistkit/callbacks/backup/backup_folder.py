@@ -1,0 +1,125 @@
+"""The folder of backups: a file for each `fit` of a script, and one training that writes it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import uuid
+
+from tfdistkit.atomic_files import whole_file
+from tfdistkit.callbacks.backup.generations import remove_backups
+from tfdistkit.errors import OptionError, UnsupportedError, explain
+
+_LOG = logging.getLogger(__name__)
+
+_FILE = "training.backup"
+_OF_FIT = "fit-"
+# How many `fit`s of this process have ended and removed their backups, by folder.
+_ended: dict[str, int] = {}
+
+
+class BackupFolder:
+    """Where one `fit` has its backups.
+
+    A script may call `fit` several times with one folder: for a part of the epochs, for each fold or member of an
+    ensemble. Restarted, it calls them again in the same order, so each has a file of its own: the first takes
+    `training.backup`, the second `fit-2/training.backup`.
+
+    Args:
+        folder: The folder of the user.
+        of_each_fit: Whether each `fit` has a file of its own; if not, a `fit` continues after the one before.
+    """
+
+    def __init__(self, folder: str, of_each_fit: bool):
+        self._folder = os.path.realpath(folder)
+        self.number = _ended.get(self._folder, 0) + 1 if of_each_fit else 1
+        of_fit = "" if self.number == 1 else f"{_OF_FIT}{self.number}"
+        self.path = os.path.join(self._folder, of_fit, _FILE)
+        self._id, self._owner = uuid.uuid4().hex, _text_of(self._owner_path)
+
+    @property
+    def _owner_path(self) -> str:
+        return f"{self.path}.owner"
+
+    def require_writable(self) -> None:
+        """Checks before training that backups can be written; called by the chief.
+
+        Raises:
+            OptionError: if not.
+        """
+        place = os.path.dirname(self.path)
+        while not os.path.lexists(place):
+            place = os.path.dirname(place)
+        is_file = not os.path.isdir(place)
+        if not is_file and os.access(place, os.W_OK | os.X_OK):
+            return
+        what = f"a file, {place!r}" if is_file else f"{place!r}, which this process may not write to"
+        raise OptionError(
+            explain(
+                "`backup_dir` must be a folder that the chief may write to, or may create.",
+                received=what,
+                do="Name another folder, or change its permissions.",
+            )
+        )
+
+    def tell_later_fits(self) -> None:
+        """Says that this `fit`, which has no backup, trains again although a later one has a backup."""
+        with contextlib.suppress(OSError):
+            names = [name for name in os.listdir(self._folder) if name.startswith(_OF_FIT)]
+            numbers = [int(name.removeprefix(_OF_FIT)) for name in names if name.removeprefix(_OF_FIT).isdigit()]
+            if max(numbers, default=0) > self.number:
+                _LOG.warning(
+                    "BackupAndResume: `fit` number %d of this script trains again, because its backup was removed when "
+                    "it ended. The backup in %s is of `fit` number %d, which will resume. To keep what each has "
+                    "trained, give each a folder of its own, and `delete_checkpoint=False`.",
+                    self.number, self._folder, max(numbers),
+                )  # fmt: skip
+
+    def own(self) -> None:
+        """Claims the folder before a backup is written; called by the chief.
+
+        Raises:
+            UnsupportedError: if another training has claimed it meanwhile.
+        """
+        owner = _text_of(self._owner_path)
+        if owner not in (self._owner, self._id, None):
+            raise UnsupportedError(
+                explain(
+                    "One training must write backups into a folder.",
+                    received=f"a backup that another process has written meanwhile, in {os.path.dirname(self.path)!r}",
+                    do="Give each training a folder of its own, and end a job before it is started again.",
+                )
+            )
+        if owner == self._id:
+            return
+        with contextlib.suppress(OSError):  # Writing the backup itself tells why.
+            os.makedirs(os.path.dirname(self.path), exist_ok=True)
+            with whole_file(self._owner_path) as partial, open(partial, "w", encoding="utf-8") as file:
+                file.write(self._id)
+
+    def end(self, removes: bool, is_writer: bool) -> None:
+        """Ends the `fit`.
+
+        Args:
+            removes: Whether to remove its backups.
+            is_writer: Whether this rank writes them, and removes their folder too, if it is empty.
+        """
+        if not removes:
+            return
+        _ended[self._folder] = _ended.get(self._folder, 0) + 1
+        if is_writer:
+            with contextlib.suppress(OSError):
+                os.remove(self._owner_path)
+        remove_backups(self.path, with_folder=is_writer)
+        if is_writer and self.number > 1:
+            with contextlib.suppress(OSError):
+                os.rmdir(self._folder)  # Removes only an empty folder.
+
+
+def _text_of(path: str) -> str | None:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read(64)
+    except (OSError, UnicodeDecodeError):
+        return None

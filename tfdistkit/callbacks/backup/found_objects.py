@@ -1,0 +1,116 @@
+"""Finds the optimizers and variables of a training that Keras does not list.
+
+They are in attributes of models, layers, losses and the user's own objects, in lists and dicts of them, and in what the
+user's functions read: closures and globals. The order is the same in every process that runs the same script.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdistkit.keras_adapter import private_api
+
+_DEEPEST, _MOST = 6, 100_000
+# Their objects and functions hold nothing of the user's, but for losses that are made of the user's functions.
+_LIBRARIES = {"keras", "tensorflow", "tfdistkit", "numpy", "horovod", "builtins", *sys.stdlib_module_names}
+_LIBRARIES -= {"__main__"}
+
+
+def found_in(model: keras.Model) -> list[Any]:
+    """Returns optimizers, Keras variables and TensorFlow variables that the training of a model may use.
+
+    Args:
+        model: The model that `fit` trains.
+    """
+    walk = _Walk()
+    layers = private_api.layers_of(model)
+    walk.skip(layers)
+    for layer in layers:
+        walk.visit([*_methods_of(type(layer)), *vars(layer).values()])
+    walk.visit(private_api.compile_arguments(model).get("loss"))
+    return walk.found
+
+
+class _Walk:
+    """Visits objects, each once, and keeps the variables and optimizers among them."""
+
+    def __init__(self) -> None:
+        self.found: list[Any] = []
+        self._seen: dict[int, Any] = {}
+
+    def skip(self, values: list[Any]) -> None:
+        """Leaves out objects that are visited otherwise."""
+        self._seen.update((id(one), one) for one in values)
+
+    def visit(self, value: Any, depth: int = 0) -> None:
+        """Visits an object and what it holds."""
+        if id(value) in self._seen or depth > _DEEPEST or len(self._seen) > _MOST:
+            return
+        self._seen[id(value)] = value
+        if isinstance(value, (tf.Variable, keras.Variable, keras.optimizers.Optimizer)):
+            self.found.append(value)
+        for inner in _inside(value):
+            self.visit(inner, depth + 1)
+
+
+def _inside(value: Any) -> Iterator[Any]:
+    """Yields what an object holds that may be, or hold, variables and optimizers."""
+    if isinstance(value, (tf.Variable, keras.Variable, str, bytes, type, types.ModuleType)):
+        return
+    if isinstance(value, keras.optimizers.LossScaleOptimizer):
+        return  # The variables of its inner optimizer count as its own.
+    if isinstance(value, (tf.random.Generator, keras.random.SeedGenerator)):
+        yield value.state
+    elif isinstance(value, dict):
+        yield from value.values()
+    elif isinstance(value, (list, tuple)):
+        yield from value
+    elif isinstance(value, (keras.layers.Layer, keras.metrics.Metric)):
+        yield from value.variables
+        yield from vars(value).values()
+    elif isinstance(value, functools.partial):
+        yield from (value.func, *value.args, *value.keywords.values())
+    elif isinstance(value, types.MethodType):
+        yield from (value.__func__, value.__self__)
+    elif isinstance(value, types.FunctionType):
+        yield from read_by(value)
+    elif isinstance(value, tf.types.experimental.PolymorphicFunction):
+        yield getattr(value, "python_function", None)
+    elif isinstance(value, (keras.losses.Loss, keras.optimizers.Optimizer)) or is_of_user(type(value)):
+        yield from [*vars(value).values(), *_methods_of(type(value))] if hasattr(value, "__dict__") else []
+
+
+def _methods_of(kind: type) -> list[Any]:
+    """Returns the functions that the user's own classes define."""
+    own = [one for one in kind.__mro__ if is_of_user(one)]
+    return [value for one in own for value in vars(one).values() if callable(value)]
+
+
+def read_by(function: types.FunctionType) -> list[Any]:
+    """Returns what a function of the user's reads from its closure, its defaults and its module; of others nothing."""
+    if not is_of_user(function):
+        return []
+    found = [getattr(function, "__wrapped__", None), *(function.__defaults__ or ())]
+    for cell in function.__closure__ or ():
+        try:
+            found.append(cell.cell_contents)
+        except ValueError:  # Not yet set.
+            continue
+    codes = [function.__code__]
+    while codes:
+        code = codes.pop()
+        found += [function.__globals__.get(name) for name in code.co_names]
+        codes += [one for one in code.co_consts if isinstance(one, types.CodeType)]
+    return found
+
+
+def is_of_user(value: Any) -> bool:
+    """Returns whether a class or function is the user's own, or of a library that knows nothing of Keras."""
+    return str(getattr(value, "__module__", "builtins")).partition(".")[0] not in _LIBRARIES
