@@ -26,6 +26,12 @@ def _generator(parts: tuple[str, Any]) -> np.random.Generator:
     return np.random.Generator(bits)
 
 
+def _old_generator(state: Any) -> np.random.RandomState:
+    made = np.random.RandomState()
+    made.set_state(state)
+    return made
+
+
 def _python_generator(state: Any) -> random.Random:
     made = random.Random()
     made.setstate(state)
@@ -43,10 +49,7 @@ _KINDS: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
         lambda value: (type(value.bit_generator).__name__, value.bit_generator.state),
         _generator,
     ),
-    np.random.RandomState: (
-        lambda value: value.get_state(),
-        lambda state: (made := np.random.RandomState(), made.set_state(state))[0],
-    ),
+    np.random.RandomState: (lambda value: value.get_state(), _old_generator),
     random.Random: (lambda value: value.getstate(), _python_generator),
 }
 _NAMES = {kind.__name__: kind for kind in _KINDS}
