@@ -62,6 +62,7 @@ from tfdistkit.strategies.sync.aggregates import (
 )
 from tfdistkit.strategies.sync.batch_sharding import BatchPart
 from tfdistkit.strategies.sync.gradients import gradient_scaling, own_optimizers, reducer_state
+from tfdistkit.strategies.sync.replica_deadlocks import in_one_thread
 
 
 @functools.cache
@@ -231,7 +232,8 @@ def _split_batch(strategy: Any, batch: Any) -> Any:
 
 
 def _fit(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-    with fit.arguments_of_fit(original, model, args, kwargs) as call:
+    one_thread = in_one_thread(model.distribute_strategy, trains=True)
+    with one_thread, fit.arguments_of_fit(original, model, args, kwargs) as call:
         keras_steps.require_agreed_stops(model.distribute_strategy, call.arguments.get("callbacks"))
         with fit.noting_epochs(call.arguments.get("initial_epoch", 0)):
             return _name_lost_peer(functools.partial(fit_together, original), *call.args, **call.kwargs)
@@ -295,7 +297,7 @@ def _evaluate(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
     strategy: Any = model.distribute_strategy
     if private_api.is_ours(strategy):
         strategy.settle_weights()
-    with notes.noting(Phase.EVALUATION):
+    with in_one_thread(strategy, trains=False), notes.noting(Phase.EVALUATION):
         return _name_lost_peer(original, model, *args, **kwargs)
 
 

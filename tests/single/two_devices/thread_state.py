@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import keras
@@ -89,3 +90,31 @@ def test_replicas_draw_other_random_numbers_in_every_step(strategy: Any, eager: 
     step = step if eager else tf.function(step)
     drawn = [tuple(np.ravel(one).tolist()) for _ in range(3) for one in strategy.experimental_local_results(step())]
     assert len(set(drawn)) == 6
+
+
+def test_trainings_in_two_threads_are_refused(strategy: Any) -> None:
+    models = []
+    with strategy.scope():
+        for _ in range(2):
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+            models.append(model)
+    refused: list[str] = []
+
+    class Other(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            thread = threading.Thread(target=self.train)
+            thread.start()
+            thread.join(60)
+            assert not thread.is_alive()
+            # The same thread may evaluate within `fit`.
+            models[1].evaluate(X, X[:, :1], verbose=0)
+
+        def train(self) -> None:
+            with pytest.raises(tfdistkit.errors.UnsupportedError, match="One thread at a time") as caught:
+                models[1].fit(X, X[:, :1], verbose=0)
+            refused.append(str(caught.value))
+
+    models[0].fit(X, X[:, :1], verbose=0, callbacks=[Other()])
+    assert len(refused) == 1
+    models[1].fit(X, X[:, :1], verbose=0)  # Now none is in the way.

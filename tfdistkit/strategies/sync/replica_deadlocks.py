@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +16,48 @@ from tfdistkit.strategies.sync import step as steps
 
 # Stateful operations that TensorFlow does not order.
 _UNORDERED = ("Collective", "Random", "TruncatedNormal", "ParameterizedTruncatedNormal", "Multinomial", "CudnnRNN")
+
+
+# The thread that trains or evaluates on several replicas, and how many calls of it are inside each other.
+_owner: list[int] = []
+_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def in_one_thread(strategy: Any, trains: bool) -> Iterator[None]:
+    """Lets one thread at a time train or evaluate where replicas sum by collectives, which meet by their order.
+
+    Args:
+        strategy: The strategy of the model.
+        trains: Whether the call trains. Evaluations in one process meet no replica of another process.
+
+    Raises:
+        UnsupportedError: if another thread does.
+    """
+    replicas = strategy.num_replicas_in_sync if private_api.is_ours(strategy) else 1
+    if replicas == 1 or not (trains or replicas > len(strategy.extended.worker_devices)):
+        yield
+        return
+    own = threading.get_ident()
+    with _lock:
+        is_other = bool(_owner) and _owner[0] != own
+        if not is_other:
+            _owner.append(own)
+    if is_other:
+        raise UnsupportedError(
+            explain(
+                "One thread at a time may call `fit` or `evaluate` on several replicas: the sums of two trainings "
+                "would meet each other.",
+                received=f"a call in the thread {threading.current_thread().name!r} while another thread is in one",
+                do="Call them one after the other, on every rank in the same order, or train each model in a job of "
+                "its own.",
+            )
+        )
+    try:
+        yield
+    finally:
+        with _lock:
+            _owner.pop()
 
 
 def sum_without_deadlock(reduce: Callable[[Any], Any], value: Any) -> Any:
