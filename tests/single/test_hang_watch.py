@@ -272,6 +272,16 @@ So rank 0 waits for rank 1.""",
         "rank 0 waits for data from the function `parse` in train.py:30 <module>: training step 41 (epoch 1)",
     ),
     (
+        "a function inside of one that TensorFlow converted",
+        [answer(Phase.STEP, SCRIPT, loader=Frame("/tmp/__autograph_generated_filex.py", 9, "read"))],
+        "rank 0 waits for data from the function `read` in train.py:30 <module>: training step 41 (epoch 1)",
+    ),
+    (
+        "a branch that TensorFlow made",
+        [answer(Phase.STEP, SCRIPT, loader=Frame("/tmp/__autograph_generated_filex.py", 9, "if_body_1"))],
+        "rank 0 waits, probably for data, in train.py:30 <module>: training step 41 (epoch 1)",
+    ),
+    (
         "a disk",
         [Answer(None, ""), answer(Phase.SAVE, SCRIPT, state="D")],
         """\

@@ -20,6 +20,8 @@ _HOROVOD = re.compile(r"[/\\]horovod[/\\](tensorflow|common)[/\\]")
 _LIBRARY = re.compile(rf"[/\\](site|dist)-packages[/\\]|{_HOROVOD.pattern}|^<frozen ")
 # Functions of the user that TensorFlow converted are in files with this name, and begin with `tf__`.
 _CONVERTED = "__autograph_generated_file"
+# Functions that AutoGraph adds.
+_OF_AUTOGRAPH = re.compile(r"(get_state|set_state|if_body|else_body|loop_body|loop_test|inner_factory)(_\d+)?")
 # Keras calls all callbacks from here.
 _CALLBACKS = re.compile(r"[/\\]keras[/\\].*[/\\]callback_list\.py$")
 # The coordinator of parameter servers waits for steps of its workers here.
@@ -140,7 +142,8 @@ def _source_of_data(answer: Answer) -> str | None:
     if found is not None:
         return str(found)
     converted = (frame.function for thread in others for frame in thread.frames if _CONVERTED in frame.file)
-    function = next((name.removeprefix("tf__") for name in converted if name.startswith("tf__")), None)
+    # A function inside of another one keeps its name.
+    function = next((name.removeprefix("tf__") for name in converted if not _OF_AUTOGRAPH.fullmatch(name)), None)
     return None if function is None else f"the function `{function}`"
 
 
