@@ -375,3 +375,23 @@ def test_state_that_a_function_changes_is_told(tmp_path: pathlib.Path, caplog: p
 
     run(light, in_arrays, lambda: [keras.callbacks.LambdaCallback(on_train_batch_end=count)], tmp_path)
     assert "Received: changes in `on_train_batch_end` of LambdaCallback" in caplog.text
+
+
+class Late(Own):
+    """Makes a variable in its first step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[Any] = []
+
+    def train_step(self, data: Any) -> Any:
+        gradients, loss = self.gradients(data)
+        if not self.kept:
+            self.kept.append(tf.Variable(0.0, trainable=False))
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"own": loss}
+
+
+def test_a_variable_that_the_first_step_makes_is_refused(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(UnsupportedError, match="Variables must be created before `fit`"):
+        run(compiled(Late), in_arrays, no_callbacks, tmp_path)

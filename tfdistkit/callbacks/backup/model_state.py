@@ -44,8 +44,8 @@ def value_of(variable: Any) -> np.ndarray:
     return np.asarray(_raw(variable).numpy())
 
 
-def require_known_optimizers(model: keras.Model, known: list[Any]) -> None:
-    """Raises an error, after the first step, if that step created optimizer variables.
+def require_known_variables(model: keras.Model, known: list[Any]) -> None:
+    """Raises an error, after the first step, if that step created variables.
 
     A new process could not restore them before its own first step.
 
@@ -54,11 +54,11 @@ def require_known_optimizers(model: keras.Model, known: list[Any]) -> None:
         known: The result of `variables_of` before the step.
 
     Raises:
-        UnsupportedError: if an optimizer has new variables.
+        UnsupportedError: if there are new variables.
     """
-    before = {id(v) for v in (*known, *(one for one, _ in _of_replicas(model)))}
+    before = {id(_raw(v)) for v in (*known, *(one for one, _ in _of_replicas(model)))}
     for optimizer in optimizers_of(model):
-        if any(id(v) not in before for v in optimizer.variables):
+        if any(id(_raw(v)) not in before for v in optimizer.variables):
             raise UnsupportedError(
                 explain(
                     "Each optimizer must be built before `fit`, so that a backup can be restored into it.",
@@ -67,6 +67,15 @@ def require_known_optimizers(model: keras.Model, known: list[Any]) -> None:
                     do="Call `optimizer.build(variables)` with the variables that it trains, after `compile`.",
                 )
             )
+    new = [v for v in variables_of(model) if id(_raw(v)) not in before]
+    if new:
+        raise UnsupportedError(
+            explain(
+                "Variables must be created before `fit`, so that a backup can be restored into them.",
+                received=f"{getattr(new[0], 'path', new[0].name)!r} of {type(model).__name__}, created in a step",
+                do="Create it in `__init__` or `build` of the model or layer.",
+            )
+        )
 
 
 def _raw(variable: Any) -> Any:
