@@ -33,6 +33,7 @@ pytestmark = pytest.mark.tensorflow
         ("PowerSGD", {"rank": 0}, "`rank` must be"),
         ("PowerSGD", {"min_compression_rate": 0.5}, "must be at least 1"),
         ("PowerSGD", {"start_after": -1}, "`start_after` must be"),
+        ("TopK", {"momentum": "a"}, "`momentum` at least 0 and below 1"),
         ("Where", {"predicate": "kernel", "then": None}, "must be a function of a variable"),
         ("Where", {"predicate": bool, "then": "fp16"}, "must be a tfdistkit.communication.Reducer"),
         ("Chain", {"first": None, "then": None}, "A compression is missing"),
@@ -49,7 +50,7 @@ def test_wrong_options(name: str, arguments: dict[str, Any], words: str) -> None
         getattr(tfdistkit.compression, name)(**arguments)
 
 
-@pytest.mark.parametrize("every", (0, -1, 2.5, "often", "0 seconds", "5 steps"))
+@pytest.mark.parametrize("every", (0, -1, 10**30, 2.5, "often", "0 seconds", "5 steps"))
 def test_wrong_periods(every: Any) -> None:
     for algorithm in (tfdistkit.algorithms.LocalSGD, tfdistkit.algorithms.DiLoCo):
         with pytest.raises(OptionError, match="`every` must be"):
@@ -157,6 +158,8 @@ def test_the_second_of_a_chain_keeps_nothing() -> None:
         ({"compression": 16}, "a name, or an object of `tfdistkit.compression`"),
         ({"compression": tfdistkit.compression.FP16}, "a name, or an object"),
         ({"compression": "fp16", "reducer": tfdistkit.communication.Sum()}, "must not be given together"),
+        ({"compression": tfdistkit.algorithms.LocalSGD()}, "must be given as `algorithm`, not as `compression`"),
+        ({"reducer": tfdistkit.algorithms.LocalSGD()}, "must be given as `algorithm`, not as `reducer`"),
         ({"algorithm": "local"}, "an object of `tfdistkit.algorithms`"),
         ({"algorithm": tfdistkit.compression.FP16()}, "an object of `tfdistkit.algorithms`"),
         ({"algorithm": tfdistkit.algorithms.LocalSGD(), "compression": "bf16"}, "without `compression` and `reducer`"),

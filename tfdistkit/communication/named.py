@@ -36,6 +36,15 @@ def chosen_reducer(
                 received=f"compression={compression!r}, reducer={reducer!r}",
             )
         )
+    for name, given in (("compression", compression), ("reducer", reducer)):
+        if isinstance(given, Reducer) and given.is_local:
+            raise OptionError(
+                explain(
+                    f"An object of `tfdistkit.algorithms` must be given as `algorithm`, not as `{name}`.",
+                    received=f"{name}={given.describe()}",
+                    expected=f"algorithm={given.describe()}",
+                )
+            )
     if isinstance(compression, Reducer):
         return compression
     if not isinstance(compression, str):

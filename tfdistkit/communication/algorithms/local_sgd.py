@@ -250,7 +250,7 @@ class _Round:
 def _parsed(every: Any) -> tuple[int, float | None]:
     """Returns the steps of a round, and its seconds if the clock counts."""
     if not isinstance(every, str):
-        return require_integer("every", every), None
+        return require_integer("every", every, at_most=2**31 - 1), None
     found = _SECONDS.match(every.strip())
     if found is None or not float(found[1]):
         raise OptionError(

@@ -88,16 +88,15 @@ def required_compression(compression: Any, algorithm: str, option: str = "compre
     """
     if option != "compression" and not isinstance(compression, (Reducer, type(None))):
         require_choice(option, compression, tuple(COMPRESSIONS))
-    chosen = chosen_reducer("none" if compression is None else compression, None)
-    if chosen is not None and chosen.is_local:
+    if isinstance(compression, Reducer) and compression.is_local:
         raise OptionError(
             explain(
                 f"`{option}` of {algorithm} must not be an algorithm itself.",
-                received=f"{option}={chosen.describe()}",
+                received=f"{option}={compression.describe()}",
                 expected="an object of `tfdistkit.compression`, such as tfdistkit.compression.ByteGrad()",
             )
         )
-    return chosen
+    return chosen_reducer("none" if compression is None else compression, None)
 
 
 def choices_of(own: str, compression: Reducer | None, variables: list[Any]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdistkit.communication.compression.compression import flatten, unflatten
@@ -45,14 +46,15 @@ class TopK(Feedback):
     ):
         super().__init__(min_size)
         self.ratio = require_positive("ratio", ratio)
-        self.momentum = float(momentum)
-        if ratio >= 1 or not 0 <= momentum < 1:
+        is_number = isinstance(momentum, (int, float, np.number))
+        if ratio >= 1 or not is_number or not 0 <= momentum < 1:
             raise OptionError(
                 explain(
                     "`ratio` must be between 0 and 1, and `momentum` at least 0 and below 1.",
                     received=f"ratio={ratio!r}, momentum={momentum!r}",
                 )
             )
+        self.momentum = float(momentum)
         self.clip_norm = None if clip_norm is None else require_positive("clip_norm", clip_norm)
         self.warmup_steps = require_integer("warmup_steps", warmup_steps, at_least=0)
 
