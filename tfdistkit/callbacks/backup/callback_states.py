@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import copy
+import functools
+import itertools
 import logging
 import types
 from typing import Any
@@ -22,7 +25,8 @@ _LOG = logging.getLogger(__name__)
 _NOT_STATE = ("params", "_model", "validation_data")
 # Keras's callbacks that call functions of the user's.
 _OF_FUNCTIONS = (keras.callbacks.LambdaCallback, keras.callbacks.LearningRateScheduler)
-_MOST = 100
+# How much of other objects is compared: items of a list, numbers of an array, objects inside each other.
+_MOST, _MOST_VALUES, _DEEPEST = 30, 10_000, 4
 
 
 class CallbackStates:
@@ -111,19 +115,29 @@ def _hidden_attributes(callback: Any) -> dict[str, bytes]:
     return {key: fingerprint(_plain_inside(value)) for key, value in values.items()}
 
 
-def _plain_inside(value: Any) -> Any:
-    if isinstance(value, (keras.Variable, tf.Variable)):
-        return np.asarray(value)
+def _plain_inside(value: Any, depth: int = 0) -> Any:
+    """Returns plain data that changes when an object changes; large arrays, and what lies deep, are left out."""
+    if depth > _DEEPEST:
+        return None
+    inner = functools.partial(_plain_inside, depth=depth + 1)
+    if isinstance(value, (tf.Variable, keras.Variable)):
+        raw = value.value if isinstance(value, keras.Variable) else value
+        # The part of this replica: reading what is summed over the ranks is a collective, and only the chief is here.
+        return inner(getattr(raw, "values", (raw,))[0].numpy())
+    if isinstance(value, tf.Tensor):
+        return None if tf.is_symbolic_tensor(value) else inner(value.numpy())
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value if value.size <= _MOST_VALUES and is_plain(value) else value.size
     if isinstance(value, keras.metrics.Metric):
-        return [np.asarray(one) for one in value.variables]
-    if isinstance(value, (list, tuple)):
-        return [_plain_inside(one) for one in value[:_MOST]]
+        return [inner(one) for one in value.variables]
+    if isinstance(value, (list, tuple, set, frozenset, collections.deque)):
+        return [len(value), *(inner(one) for one in itertools.islice(value, _MOST))]
     if isinstance(value, dict):
-        return [_plain_inside(one) for one in list(value.values())[:_MOST]]
+        return [len(value), *(inner(one) for one in itertools.islice(value.values(), _MOST))]
     if isinstance(value, types.FunctionType):
-        return [one for one in read_by(value) if is_plain(one)]
+        return [inner(one) for one in read_by(value)] if depth == 0 else None
     if is_of_user(type(value)) and hasattr(value, "__dict__"):
-        return {key: one for key, one in vars(value).items() if is_plain(one)}
+        return {key: inner(one) for key, one in vars(value).items()}
     return value if is_plain(value) else None
 
 
