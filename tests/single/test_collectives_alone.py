@@ -11,13 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tfdistkit import collectives
 from tfdistkit.collectives import registry
 from tfdistkit.errors import OptionError, UnsupportedError
 
 pytestmark = pytest.mark.tensorflow
-tf = pytest.importorskip("tensorflow")
 
 
 @pytest.fixture(autouse=True)

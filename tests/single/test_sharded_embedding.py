@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tfdistkit.errors import OptionError, UnsupportedError
 
 pytestmark = pytest.mark.tensorflow
-tf = pytest.importorskip("tensorflow")
-keras = pytest.importorskip("keras")
 
 ROWS, IDS = 11, [[0, 3, 10], [5, 5, -1], [4, 7, 8]]
 
@@ -88,6 +88,8 @@ def test_every_optimizer(name: str) -> None:
     try:
         expected = steps(plain, make(0.1))
     except AttributeError as error:  # Muon of Keras 3.10 does not accept variables of TensorFlow.
+        if name != "Muon" or not keras.__version__.startswith("3.10."):
+            raise
         pytest.skip(f"{name} of Keras {keras.__version__} cannot train Keras's own Embedding: {error}")
     came = steps(ours, make(0.1))
     assert np.isfinite(came).all() and not np.allclose(came, before)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tfdistkit
 
 pytestmark = pytest.mark.tensorflow
-tf = pytest.importorskip("tensorflow")
-keras = pytest.importorskip("keras")
 
 IDS = [[0, 3, 10], [5, 5, -1]]
 
