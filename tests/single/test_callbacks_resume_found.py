@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import collections
 import multiprocessing
 import os
 import pathlib
-import random
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +18,7 @@ from interrupted_runs import Broken, arrays, assert_same, in_arrays, light, no_c
 
 from tfdistkit.callbacks import BackupAndResume
 from tfdistkit.callbacks.backup import backup_folder
+from tfdistkit.callbacks.backup.found_objects import found_in
 from tfdistkit.errors import UnsupportedError
 
 pytestmark = pytest.mark.tensorflow
@@ -318,65 +317,6 @@ def test_forked_processes_keep_their_signals(tmp_path: pathlib.Path) -> None:
     assert set(exit_codes) == {-signal.SIGTERM}
 
 
-class Meter:
-    """An object of the user's that counts."""
-
-    def __init__(self) -> None:
-        self.steps = 0
-
-
-class Keeping(keras.callbacks.Callback):
-    """Keeps state in many kinds of containers, and in objects."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.last, self.seen = collections.deque(maxlen=3), set()
-        self.counts, self.order = collections.defaultdict(list), collections.OrderedDict()
-        self.random, self.average = np.random.default_rng(3), tf.zeros([2])
-        self.python, self.old = random.Random(3), np.random.RandomState(3)
-        self.meter = Meter()
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.last.append(batch)
-        self.seen.add(batch)
-        self.counts[batch].append(self.random.random() + self.python.random() + self.old.rand())
-        self.order[batch] = self.order.get(batch, 0) + 1
-        self.average = self.average * 0.9 + batch
-        self.meter.steps += 1
-
-
-def test_containers_generators_and_tensors_of_callbacks(tmp_path: pathlib.Path, caplog: Any) -> None:
-    kept: list[Keeping] = []
-
-    def make() -> list[Any]:
-        kept.append(Keeping())
-        return [kept[-1]]
-
-    run(light, in_arrays, make, None)
-    run(light, in_arrays, make, tmp_path, 8)
-    run(light, in_arrays, make, tmp_path)
-    expected, _, found = kept
-    for name in ("last", "seen", "counts", "order"):
-        assert getattr(found, name) == getattr(expected, name) and type(getattr(found, name)) is type(
-            getattr(expected, name)
-        )
-    np.testing.assert_array_equal(found.average, expected.average)
-    assert found.random.random() == expected.random.random() and found.last.maxlen == 3
-    # An object is not restored, and that is told, once for each run.
-    assert found.meter.steps < expected.meter.steps
-    assert caplog.text.count("Received: changes in `meter` of Keeping") == 2
-
-
-def test_state_that_a_function_changes_is_told(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
-    steps = {"done": 0}
-
-    def count(batch: int, logs: Any = None) -> None:
-        steps["done"] += 1
-
-    run(light, in_arrays, lambda: [keras.callbacks.LambdaCallback(on_train_batch_end=count)], tmp_path)
-    assert "Received: changes in `on_train_batch_end` of LambdaCallback" in caplog.text
-
-
 class Late(Own):
     """Makes a variable in its first step."""
 
@@ -395,3 +335,12 @@ class Late(Own):
 def test_a_variable_that_the_first_step_makes_is_refused(tmp_path: pathlib.Path) -> None:
     with pytest.raises(UnsupportedError, match="Variables must be created before `fit`"):
         run(compiled(Late), in_arrays, no_callbacks, tmp_path)
+
+
+def test_what_is_found_is_looked_for_anew_after_a_training(tmp_path: pathlib.Path) -> None:
+    model = compiled(Own)()
+    model.train_step = lambda data: {"own": model.gradients(data)[1]}
+    model.fit(**in_arrays(), verbose=0, callbacks=[backup := BackupAndResume(tmp_path)])
+    assert backup is not None
+    model.late = [tf.Variable(0.0, trainable=False)]
+    assert any(one is model.late[0] for one in found_in(model))

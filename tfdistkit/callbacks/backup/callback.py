@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfdistkit.callbacks.backup.backup_file import write_backup
 from tfdistkit.callbacks.backup.backup_folder import BackupFolder
 from tfdistkit.callbacks.backup.callback_states import CallbackStates
-from tfdistkit.callbacks.backup.found_objects import look_again
+from tfdistkit.callbacks.backup.found_objects import forget_found, keep_found
 from tfdistkit.callbacks.backup.generations import Backup, newest_backup
 from tfdistkit.callbacks.backup.model_state import (
     ModelState,
@@ -129,7 +129,6 @@ class BackupAndResume(keras.callbacks.Callback):
     def tfdistkit_wrap_fit(self, model: keras.Model, arguments: dict[str, Any]) -> Iterator[None]:
         """Wraps `fit`, and may change its arguments. Called by the hook of `fit`."""
         _require_supported(model, arguments.get("x"))
-        look_again(model)
         others = _put_last(self, arguments)
         ranks, folder = ranks_of(model), BackupFolder(self.backup_dir, self.delete_checkpoint)
         if writes_files(model):
@@ -157,6 +156,7 @@ class BackupAndResume(keras.callbacks.Callback):
                     folder.end(self.delete_checkpoint, writes_files(model))
             finally:
                 self._run = None
+                forget_found(model)
                 signals.drop_request()
                 if signals.number:
                     signals.end(signals.number)
@@ -242,7 +242,7 @@ class _Run:
 
     def begin(self) -> None:
         """Restores the state of the backup, after `on_train_begin` of the other callbacks."""
-        look_again(self._model)
+        keep_found(self._model)
         self._states = CallbackStates(self._others)
         self.setup.describe_model()
         self._known: list[Any] | None = variables_of(self._model)
@@ -271,7 +271,7 @@ class _Run:
     def count_steps(self, logs: dict[str, Any]) -> None:
         """Counts the steps of the epoch."""
         if self._known is not None:
-            look_again(self._model)
+            keep_found(self._model)
             require_known_variables(self._model, self._known)
             self._known = None
         self.steps_since += self.data.steps_done - self._batch
