@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,8 +19,6 @@ from tfdistkit.cluster.local_exchange import Listener, LocalExchange, connect
 
 DEADLINE_S = 60
 Ranks = list[LocalExchange]
-
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="not Linux")
 
 
 def connected(size: int) -> Ranks:
