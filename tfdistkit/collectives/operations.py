@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -63,9 +63,13 @@ def grouped_all_reduce(
         OptionError: (a ValueError) as `all_reduce`.
         UnsupportedError: (a RuntimeError) as `all_reduce`.
     """
-    if isinstance(tensors, (tf.Tensor, tf.Variable)):
+    if isinstance(tensors, (tf.Tensor, tf.Variable, Mapping)) or not isinstance(tensors, Iterable):
         raise OptionError(
-            explain("`tensors` must be a list of tensors.", received="one tensor", do="Call `all_reduce` for it.")
+            explain(
+                "`tensors` must be a list of tensors.",
+                received=f"a {type(tensors).__name__}",
+                do="Call `all_reduce` for one tensor. Give the values of a dict in the same order on every rank.",
+            )
         )
     return _reduce([_tensor(t) for t in tensors], op, process_set)
 
@@ -245,7 +249,16 @@ def _tensor(value: Any) -> tf.Tensor:
         raise OptionError(
             explain("`tensor` must be a dense tensor of one replica, or convertible to one.", received=f"a {kind}")
         )
-    tensor = tf.convert_to_tensor(value)
+    try:
+        tensor = tf.convert_to_tensor(value)
+    except (TypeError, ValueError) as error:
+        raise OptionError(
+            explain(
+                "`tensor` must be convertible to one tensor.",
+                received=f"a {type(value).__name__}: {str(error).splitlines()[0].rstrip('.')[:200]}",
+                do="For a list of tensors, call `grouped_all_reduce`, or one collective for each.",
+            )
+        ) from error
     if tensor.dtype not in _CARRIED and tensor.dtype not in CARRIERS:
         names = ", ".join(sorted(d.name for d in {*_CARRIED, *CARRIERS}))
         raise OptionError(
