@@ -82,6 +82,10 @@ found["rate of epoch 2"] = told(made(), epochs=2, callbacks=[schedule])
 found["loss"] = told(made(["mse", "mae"][rank]))
 found["argument of a loss"] = told(made(keras.losses.Huber(1.0 + rank)))
 found["function"] = told(made([lambda y, p: (y - p) ** 2, lambda y, p: abs(y - p)][rank]))
+found["metrics"] = told(made(metrics=["mae", "mape"][:: 1 - 2 * rank]))
+with strategy.scope():
+    accuracy, auc = keras.metrics.BinaryAccuracy(threshold=0.4 + 0.1 * rank), keras.metrics.AUC()
+found["argument of a metric"] = told(made(weighted_metrics=[accuracy]))
 found["weight of a loss"] = told(made(loss_weights=[1.0 + rank]))
 found["argument of a layer"] = told(made(dropout=0.1 + 0.4 * rank))
 found["activation"] = told(made(last=[keras.layers.Activation(["relu", "linear"][rank])]))
@@ -123,6 +127,7 @@ def train_and_load(model):
 found["loaded after fit"] = on_batches(made(), train_and_load, lambda m: m.evaluate(x, y, verbose=0))
 found["equal"] = told(made(), epochs=3, validation_data=(x, y))
 found["layer of one's own"] = told(made(last=[KnowsItsRank()]))
+found["equal metrics"] = told(made("binary_crossentropy", metrics=["mae", lambda y, p: abs(y - p), auc]))
 found["equal functions"] = told(made(lambda y, p: (y - p) ** 2))
 found["broadcast"] = told(made(), load_on_chief, callbacks=[BroadcastVariables()])
 found["broadcast rate"] = told(made(), set_rate, callbacks=[BroadcastVariables()])
@@ -147,6 +152,8 @@ DIFFER = {
     "argument of a loss": "their losses differ",
     "function": "their losses differ",
     "weight of a loss": "[1.0]] on rank 0",
+    "metrics": "their metrics differ. Received: [['mae', 'mape'], None] on rank 0",
+    "argument of a metric": "'threshold': 0.4",
     "argument of a layer": "'rate': 0.1",
     "activation": "'relu'",
     "vocabulary": "StringLookup of [UNK], a, b, c, ... (4 tokens, hash",

@@ -38,6 +38,8 @@ _ROUNDING = 1e-6
 _PLAIN = (bool, int, float, str)
 # Arguments of layers that may differ: Keras numbers names in each process, and each rank may draw its random numbers.
 _OF_PROCESS = {"self", "name", "seed"}
+# The arguments of `compile` that must be equal on all ranks. Metrics are added up by their order.
+_COMPILED = {"losses": ("loss", "loss_weights"), "metrics": ("metrics", "weighted_metrics")}
 # The name of the tokens of a layer that looks them up, beside the arguments of its class.
 _VOCABULARY = "vocabulary"
 
@@ -49,6 +51,10 @@ _LOAD = (
 _SORT = (
     "Give the layer its tokens in the same order on all ranks: a set of strings has another order in each process, so "
     "`sorted(set(words))`; and adapt it to the same data."
+)
+_COMPILE = (
+    "Call `compile` with the same arguments on all ranks, in the same order: a set of strings has another order in "
+    "each process."
 )
 _SET_RATE = "Set the same learning rate on all ranks: one that does not depend on the rank, its files or its data."
 
@@ -65,7 +71,9 @@ class TrainingFacts:
         self._model = model
         self.facts: Facts = {"rates": _rates(model)}
         if at_start:
-            self.facts |= {"losses": _losses(model), "layers": _layers(model), "weights": self._digest()}
+            given = private_api.compile_arguments(model)
+            self.facts |= {name: [_described(given.get(one)) for one in of] for name, of in _COMPILED.items()}
+            self.facts |= {"layers": _layers(model), "weights": self._digest()}
 
     def number(self) -> int:
         """Returns a hash of the facts."""
@@ -187,11 +195,6 @@ def _rates(model: Any) -> list[Any]:
     return found
 
 
-def _losses(model: Any) -> Any:
-    given = private_api.compile_arguments(model)
-    return [_described(given.get(name)) for name in ("loss", "loss_weights")]
-
-
 def _layers(model: Any) -> list[Any]:
     """Describes Keras's own layers, such as the rate of `Dropout`; those of the user may know their rank."""
     layers = [one for one in private_api.layers_of(model) if type(one).__module__.startswith("keras.src.layers.")]
@@ -235,9 +238,18 @@ def _described(value: Any) -> Any:
         text = code.co_code + repr((code.co_names, numbers)).encode()
         return [value.__name__, hashlib.sha256(text).hexdigest()[:8]]
     own = vars(value) if isinstance(value, keras.Loss) else {}  # `get_config` lacks arguments, such as Huber's `delta`.
+    own = _config_of(value) if type(value).__module__.startswith("keras.src.metrics.") else own
     arguments = {name: _described(one) for name, one in own.items() if isinstance(one, (*_PLAIN, dict))}
     arguments.pop("name", None)  # Keras may number the names in each process.
     return [getattr(value, "__name__", type(value).__name__), arguments]
+
+
+def _config_of(metric: keras.Metric) -> dict[str, Any]:
+    """Returns the configuration of a metric of Keras."""
+    try:
+        return dict(metric.get_config())
+    except Exception:  # It holds what has no configuration, such as a function.
+        return {}
 
 
 def _require_equal_settings(first: Facts, own: Facts, rank: int) -> None:
@@ -245,11 +257,10 @@ def _require_equal_settings(first: Facts, own: Facts, rank: int) -> None:
     if not _same_rates(first["rates"], own["rates"]):
         raise _differs("learning rates", f"{_named(first['rates'])} on rank 0, {_named(own['rates'])} on rank {rank}",
                        _SET_RATE)  # fmt: skip
-    if first.get("losses") != own.get("losses"):
-        raise _differs(
-            "losses", f"{first.get('losses')} on rank 0, {own.get('losses')} on rank {rank}: `loss` and `loss_weights`",
-            "Call `compile` with the same arguments on all ranks.",
-        )  # fmt: skip
+    for what, names in _COMPILED.items():
+        if first.get(what) != own.get(what):
+            received = f"{first.get(what)} on rank 0, {own.get(what)} on rank {rank}: `{names[0]}` and `{names[1]}`"
+            raise _differs(what, received, _COMPILE)
     for layer, other in itertools.zip_longest(first.get("layers", ()), own.get("layers", ())):
         if not _same_layers(layer, other):
             if layer and other and _same_layers(_without_tokens(layer), _without_tokens(other)):
