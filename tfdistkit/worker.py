@@ -12,6 +12,13 @@ folder (see `tfdistkit.report.crashes`). When the launcher dies, this process is
 
 from __future__ import annotations
 
+import sys
+
+# `python -m` has put the current folder first, except under `python -P`. A file in it that is named like a module of
+# Python (`signal.py`) would replace that module below, which it does not do to `python folder/script.py`.
+if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
+    sys.path.pop(0)
+
 import builtins
 import contextlib
 import ctypes
@@ -22,7 +29,6 @@ import io
 import os
 import pkgutil
 import signal
-import sys
 import time
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
@@ -122,7 +128,7 @@ def _script_as_main() -> tuple[CodeType, dict[str, Any]]:
     sys.argv[:] = sys.argv[1:]
     # As Python: `__file__` is absolute, and symbolic links are resolved for `sys.path[0]` only.
     path = os.path.join(os.getcwd(), script)
-    _replace_first_path(os.path.dirname(os.path.realpath(path)))
+    _put_first_on_path(os.path.dirname(os.path.realpath(path)))
     main = _new_main(__file__=path, __cached__=None, __package__=None, __spec__=None)
     main["__loader__"] = importlib.machinery.SourceFileLoader("__main__", path)
     with io.open_code(path) as file:
@@ -131,7 +137,7 @@ def _script_as_main() -> tuple[CodeType, dict[str, Any]]:
 
 def _container_as_main(path: str) -> tuple[CodeType, dict[str, Any]]:
     sys.argv[:] = sys.argv[1:]
-    _replace_first_path(path)
+    _put_first_on_path(path)
     if sys.path[0] != path:  # python -P omits the folders of scripts, not this one
         sys.path.insert(0, path)
     # While this module is `__main__`, `find_spec` would return it.
@@ -147,7 +153,7 @@ def _text_as_main() -> tuple[CodeType, dict[str, Any]]:
     """Compiles a script that the launcher read from a pipe, for `--text <file> <folder> <name> ...`."""
     stored, folder, name = sys.argv[2:5]
     sys.argv[:] = sys.argv[4:]
-    _replace_first_path(folder)
+    _put_first_on_path(folder)
     path = "<stdin>" if name == "-" else os.path.join(os.getcwd(), name)
     main = _new_main(__file__=path, __cached__=None, __package__=None, __spec__=None)
     is_file = name != "-"
@@ -162,6 +168,7 @@ def _text_as_main() -> tuple[CodeType, dict[str, Any]]:
 def _module_as_main() -> tuple[CodeType, dict[str, Any]]:
     name = sys.argv[2]
     sys.argv[:] = ["-m", *sys.argv[3:]]
+    _put_first_on_path(os.getcwd())
     spec = importlib.util.find_spec(name)
     if spec is not None and spec.submodule_search_locations is not None:
         name = f"{name}.__main__"
@@ -196,10 +203,9 @@ def _new_main(**variables: Any) -> dict[str, Any]:
     return vars(main)
 
 
-def _replace_first_path(folder: str) -> None:
-    # `python -m` has put the current folder first, except under `python -P`.
-    if not getattr(sys.flags, "safe_path", False):
-        sys.path[0] = folder
+def _put_first_on_path(folder: str) -> None:
+    if not getattr(sys.flags, "safe_path", False):  # As `python` does, but under `python -P`.
+        sys.path.insert(0, folder)
 
 
 def _without_own_frames(tb: TracebackType | None) -> TracebackType | None:

@@ -171,6 +171,14 @@ def test_without_the_scripts_folder_on_the_path(tmp_path: Path) -> None:
     compare(["script.py"], tmp_path, *(["-P"] if sys.version_info >= (3, 11) else []))
 
 
+def test_modules_of_python_are_not_taken_from_the_current_folder(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "script.py").write_text(textwrap.dedent(LOOK), encoding="utf-8")
+    for name in ("signal", "copy", "struct", "hashlib", "inspect", "shutil", "tempfile", "threading", "logging"):
+        (tmp_path / f"{name}.py").write_text(f"raise SystemExit({name!r})")
+    compare(["folder/script.py"], tmp_path)
+
+
 def program(folder: Path, kind: str, text: str) -> str:
     """Makes a folder with a `__main__.py`, or a zip file of it, and returns its name."""
     (folder / "program").mkdir()
