@@ -118,16 +118,21 @@ def _program_as_main() -> tuple[CodeType, dict[str, Any]]:
         return _module_as_main()
     if sys.argv[1] == "--text":
         return _text_as_main()
-    path = os.path.join(os.getcwd(), sys.argv[1])
+    path = _absolute(sys.argv[1])
     # An importer exists for a folder or a zip file of any name.
     return _script_as_main() if pkgutil.get_importer(path) is None else _container_as_main(path)
+
+
+def _absolute(path: str) -> str:
+    # Not by `os.path.join` alone: the current folder of a job may have been removed.
+    return path if os.path.isabs(path) else os.path.join(os.getcwd(), path)
 
 
 def _script_as_main() -> tuple[CodeType, dict[str, Any]]:
     script = sys.argv[1]
     sys.argv[:] = sys.argv[1:]
     # As Python: `__file__` is absolute, and symbolic links are resolved for `sys.path[0]` only.
-    path = os.path.join(os.getcwd(), script)
+    path = _absolute(script)
     _put_first_on_path(os.path.dirname(os.path.realpath(path)))
     main = _new_main(__file__=path, __cached__=None, __package__=None, __spec__=None)
     main["__loader__"] = importlib.machinery.SourceFileLoader("__main__", path)
@@ -154,7 +159,7 @@ def _text_as_main() -> tuple[CodeType, dict[str, Any]]:
     stored, folder, name = sys.argv[2:5]
     sys.argv[:] = sys.argv[4:]
     _put_first_on_path(folder)
-    path = "<stdin>" if name == "-" else os.path.join(os.getcwd(), name)
+    path = "<stdin>" if name == "-" else _absolute(name)
     main = _new_main(__file__=path, __cached__=None, __package__=None, __spec__=None)
     is_file = name != "-"
     main["__loader__"] = (

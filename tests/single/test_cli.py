@@ -17,6 +17,8 @@ from tfdistkit.cli.run.options import parse
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("raise SystemExit('this must not run')")
+    (tmp_path / "notes.ipynb").write_text('{"cells": []}')
+    (tmp_path / "start.sh").write_text("#!/usr/bin/env bash\npython train.py\n")
     return "train.py"
 
 
@@ -77,6 +79,12 @@ def test_a_wrong_command(words: list[str], message: str, capsys: pytest.CaptureF
         (["-np", "1:2", "--host-discovery-script", "x", "-H", "a:2", "train.py"], "it must be used without -H"),
         (["-np", "2", "--preemption-file", "train.py", "train.py"], "train.py, which exists"),
         (["-np", "2", "--preemption-file", "no/notice", "train.py"], "whose folder does not exist"),
+        (["-np", "2", "--preemption-file", "", "train.py"], "argument --preemption-file: invalid path value: ''"),
+        (["-np", "2", "--preemption-file", ".", "train.py"], "which is a folder"),
+        (["-np", "2", "--log-dir", "", "train.py"], "argument --log-dir: invalid path value: ''"),
+        (["-np", "2", "--nproc-per-node", "3", "train.py"], "are the same without SLURM"),
+        (["-np", "2", "notes.ipynb"], "'notes.ipynb' is a notebook"),
+        (["-np", "2", "start.sh"], "'start.sh' is not Python"),
         (["--backend", "slurm", "-np", "2:4", "train.py"], "-np must be one number with --backend slurm"),
         (["--backend", "slurm", "-np", "2", "--restart-window", "9", "train.py"], "--restart-window does not work"),
         (

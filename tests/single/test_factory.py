@@ -201,6 +201,11 @@ def test_registered_strategies_are_made_by_name() -> None:
         error(lambda: tfdistkit.strategy("mine", sise=7))
         error(lambda: tfdistkit.register_strategy("mirrored", build))
         error(lambda: tfdistkit.register_strategy("other", 3))
+        error(lambda: tfdistkit.register_strategy(5, build))
+        tfdistkit.register_strategy("My-Own", build)
+        print(type(tfdistkit.strategy("My-Own")).__name__)
+        tfdistkit.register_strategy("nothing", lambda cluster: None)
+        error(lambda: tfdistkit.strategy("nothing"))
         """
     )
     lines = out.splitlines()
@@ -208,6 +213,9 @@ def test_registered_strategies_are_made_by_name() -> None:
     assert "Did you mean 'size'?" in lines[2]
     assert "must not be the name of a strategy of tfdistkit" in lines[3]
     assert "`build` must be callable" in lines[5]
+    assert "`name` must be a string" in lines[6]
+    assert lines[7:9] == ["building 1 1", "OneDeviceStrategy"]
+    assert "must return a tf.distribute.Strategy. Received: a NoneType" in lines[9]
 
 
 def test_an_installed_package_adds_a_strategy_by_an_entry_point(tmp_path) -> None:

@@ -58,6 +58,7 @@ def test_all_spellings_of_the_number_of_workers(words: str) -> None:
         ("run train.py -np 3 --lr 1", "run -np 3 train.py --lr 1"),
         ("run -v train.py", "run -np 2 -v train.py"),
         ("run python train.py --x", "run -np 2 train.py --x"),
+        ("run -np 2 python3 -u -B train.py --x", "run -np 2 train.py --x"),
         ("run -np 2 python train.py --x", "run -np 2 train.py --x"),
         ("run 3 train.py", "run -np 3 train.py"),
         ("run --np 3 train.py", "run -np 3 train.py"),

@@ -32,6 +32,8 @@ _COMMANDS_OF_OTHERS = {
 _DEFAULT = "2"
 _JOINED = re.compile(r"-np?[0-9]+")
 _PYTHON = re.compile(r"(.*/)?python[0-9.]*")
+# Flags of Python without an argument.
+_PYTHON_FLAGS = re.compile(r"-[bBdEiIOPqsSuvx]+")
 
 
 def type_this(words: Sequence[str]) -> str:
@@ -75,9 +77,12 @@ def without_python(before: Sequence[str], program: Sequence[str]) -> list[str]:
         before: The options before it.
         program: `python`, the script and its arguments; at least two words.
     """
-    if program[1] == "-m":
-        return ["run", *_numbered([*before, *program[1:]])]
-    return ["run", *(with_workers(before, program[1:]) if not _has_number(before) else [*before, *program[1:]])]
+    rest = list(program[1:])
+    while len(rest) > 1 and _PYTHON_FLAGS.fullmatch(rest[0]):
+        rest.pop(0)
+    if rest[0] == "-m":
+        return ["run", *_numbered([*before, *rest])]
+    return ["run", *(with_workers(before, rest) if not _has_number(before) else [*before, *rest])]
 
 
 def with_workers(before: Sequence[str], program: Sequence[str]) -> list[str]:

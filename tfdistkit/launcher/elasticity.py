@@ -63,6 +63,8 @@ class PreemptionSpec:
         if self.file is None:
             return
         what = "`--preemption-file` must be a file that does not exist yet, in a folder that does."
+        if self.file.is_dir():
+            raise OptionError(explain(what, received=f"{self.file}, which is a folder"))
         if self.file.exists():
             raise OptionError(explain(what, received=f"{self.file}, which exists", do="Remove it before the start."))
         if not self.file.parent.is_dir():

@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdistkit.communication import Average, Reducer, Wire
+from tfdistkit.communication.checked_sums import checked_sums
 from tfdistkit.communication.reducer import needs_processes
 from tfdistkit.data.batch_info import add_info
 from tfdistkit.data.batch_rows import steps_of_own_data
@@ -114,7 +115,8 @@ class KerasStrategyMixin(CountsReplicas):
 
         def reduce(parts: list[Any]) -> list[Any]:
             lookups = [sparse_lookups.lookup_of(part) for part in parts]
-            sums = reducer.reduce(parts, variables, state or [None] * len(parts), self._wire_of_step())
+            reduced = reducer.reduce(parts, variables, state or [None] * len(parts), self._wire_of_step())
+            sums = checked_sums(reducer, reduced, parts)
             if reducer.is_local:  # Each replica keeps its own rows.
                 return sums
             replicas = self.num_replicas_in_sync

@@ -76,6 +76,7 @@ def make(name: str, options: dict[str, Any]) -> tf.distribute.Strategy:
     _check_options(known, build, options)
     _require_no_other_strategy(known, cluster)
     made = build(cluster, **options)
+    _require_strategy(known, made)
     if not is_tested:  # After the strategy, which has to be the first to use TensorFlow's devices.
         importlib.import_module("tfdistkit.keras_adapter.canaries").check_behaviour()
     _offer_collectives(made)
@@ -97,9 +98,10 @@ def register_strategy(name: str, build: Build) -> StrategyName:
         The name, typed so that type checkers accept it in `tfdistkit.strategy` with any options.
 
     Raises:
-        OptionError: (a ValueError) if the name is one of tfdistkit's own, or `build` is not callable.
+        OptionError: (a ValueError) if the name is no string or one of tfdistkit's own, or `build` is not callable.
     """
-    if name in _MODULES or name in _ALIASES or name == "auto":
+    wanted = _normalized(name)
+    if wanted in _MODULES or wanted in _ALIASES or wanted == "auto":
         raise OptionError(
             explain(
                 "`name` must not be the name of a strategy of tfdistkit.",
@@ -111,21 +113,26 @@ def register_strategy(name: str, build: Build) -> StrategyName:
         raise OptionError(
             explain("`build` must be callable as build(cluster, **options).", received=f"build={build!r}")
         )
-    _registered[name] = build
+    _registered[wanted] = build
     return StrategyName(name)
+
+
+def _normalized(name: str) -> str:
+    """Returns the form in which names are compared: "Multi-Worker" is "multi_worker"."""
+    if not isinstance(name, str):
+        raise OptionError(explain("`name` must be a string: the name of a strategy.", received=f"name={name!r}"))
+    return name.strip().lower().replace("-", "_")
 
 
 def _known_name(name: str) -> str:
     """Resolves aliases and entry points; raises an error with the nearest name for an unknown one."""
-    if not isinstance(name, str):
-        raise OptionError(explain("`name` must be a string: the name of a strategy.", received=f"name={name!r}"))
-    wanted = name.strip().lower().replace("-", "_")
+    wanted = _normalized(name)
     wanted = _ALIASES.get(wanted, wanted)
     if wanted == "auto" or wanted in _MODULES or wanted in _registered:
         return wanted
     others = entry_points(ENTRY_POINT_GROUP)
     for entry in others:
-        if entry.name == wanted:
+        if _normalized(entry.name) == wanted:
             register_strategy(wanted, load_any(entry, OptionError))
             return wanted
     names = list(dict.fromkeys(["auto", *_MODULES, *_registered, *(entry.name for entry in others)]))
@@ -178,6 +185,19 @@ def _require_no_other_strategy(name: str, cluster: ClusterSpec) -> None:
                 do="Keep the strategy that the first call returned: in a notebook in a variable, in pytest in a "
                 'fixture with scope="session". Run tests that each need another strategy in new processes: '
                 "tfdistkit.launch(function, np=2).",
+            )
+        )
+
+
+def _require_strategy(name: str, made: Any) -> None:
+    import tensorflow as tf
+
+    if not isinstance(made, tf.distribute.Strategy):
+        raise OptionError(
+            explain(
+                f"The registered `build` of the strategy {name!r} must return a tf.distribute.Strategy.",
+                received=f"a {type(made).__name__}",
+                expected="the result of a `build` of tfdistkit, or a strategy of your own",
             )
         )
 

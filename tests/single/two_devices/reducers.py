@@ -165,6 +165,32 @@ def test_optimizers_that_compress_what_processes_send(name: Any) -> None:
             model.fit(X, Y, batch_size=4, verbose=0)
 
 
+class Made(FP16):
+    """A reducer that returns what its test says."""
+
+    def __init__(self, made: Any):
+        self.made = made
+
+    def reduce(self, gradients: list[Any], variables: list[Any], state: list[Any], wire: Any) -> Any:
+        return self.made(wire.sum(gradients))
+
+
+@pytest.mark.parametrize(
+    ("made", "received"),
+    [
+        (lambda sums: sums[:1], "1 gradients"),
+        (lambda sums: None, "a NoneType"),
+        (lambda sums: [None] * len(sums), "a NoneType for gradient 0"),
+        (lambda sums: [tf.cast(one, tf.float16) for one in sums], "float16"),
+        (lambda sums: [tf.transpose(one[None]) for one in sums], "for gradient 0, which is"),
+    ],
+)
+def test_what_a_reducer_returns_is_checked(made: Any, received: str) -> None:
+    with pytest.raises(UnsupportedError, match="Made.reduce must return the gradient of each variable") as error:
+        update_of(Made(made))
+    assert received in str(error.value)
+
+
 def test_bad_reducers_are_refused() -> None:
     for wrong in ("fp16", FP16):
         with pytest.raises(OptionError, match="`reducer` must be a tfdistkit.communication.Reducer"):

@@ -81,9 +81,12 @@ def for_a_reader() -> Iterator[None]:
     try:
         yield
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError as error:
         # Python flushes stdout again when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            print(f"tfdistkit: the output could not be written: {error}", file=sys.stderr)
+            sys.exit(1)
 
 
 def _running(jobs: list[Job]) -> str:

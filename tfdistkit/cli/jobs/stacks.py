@@ -42,6 +42,9 @@ def main(arguments: Sequence[str]) -> int:
     except OptionError as error:
         print(f"tfdistkit stacks: {error}", file=sys.stderr)
         return NO_JOB_EXIT_CODE
+    if not processes:
+        print(f"tfdistkit stacks: no process of {job.name} runs now: it starts, restarts or waits.", file=sys.stderr)
+        return NO_JOB_EXIT_CODE
     folders = [one.folder for one in processes]
     answers = ask_for_stacks(folders)
     with for_a_reader():

@@ -31,6 +31,8 @@ exit codes:
 _DEFAULT_S = 45.0
 # The launcher kills its workers at once after a second signal; its watchdog does if it is killed itself.
 _KILLED_S = 10.0
+# Two signals of a kind that a process has not noticed yet are one.
+_NOTICED_S = 0.5
 _POLL_S = 0.05
 
 
@@ -90,7 +92,7 @@ def _ends(job: Job, number: int, wait_s: float) -> bool:
         if not _runs(job):
             return True
         signal.pidfd_send_signal(launcher, number)
-        deadline = time.monotonic() + wait_s
+        deadline = time.monotonic() + max(wait_s, _NOTICED_S)
         while time.monotonic() < deadline:
             if select.select([launcher], [], [], _POLL_S)[0] or (job.is_call and not _runs(job)):
                 return True

@@ -6,9 +6,9 @@ import argparse
 import os
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import NoReturn
 
+from tfdistkit.cli.parser import path
 from tfdistkit.cli.run import host_options
 from tfdistkit.errors import OptionError
 from tfdistkit.launcher.elasticity import COOL_DOWN_S, WAIT_S, ElasticSpec, PreemptionSpec
@@ -56,7 +56,7 @@ def add_to(parser: argparse.ArgumentParser) -> None:
     add("--restart-window", type=float, metavar="SECONDS", help=window)
     add(
         "--preemption-file",
-        type=Path,
+        type=path,
         metavar="PATH",
         help="when this file appears, all ranks make a backup and end; hosts of the job in it: these alone leave",
     )

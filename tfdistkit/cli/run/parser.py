@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
-from tfdistkit.cli.parser import Parser
+from tfdistkit.cli.parser import Parser, path
 from tfdistkit.cli.run import elastic_options, host_options
 from tfdistkit.launcher import registry
 
@@ -122,7 +121,7 @@ def make_parser(backend: str = "") -> Parser:
     )
     add("-m", "--module", action="store_true", help="the script is the name of a module, as in `python -m`")
     kept = "keep each worker's output in DIR/rank.<N>/stdout and stderr (with --ps in DIR/<role>.<N>/)"
-    add("--log-dir", type=Path, metavar="DIR", help=kept)
+    add("--log-dir", type=path, metavar="DIR", help=kept)
     add("--timeout", type=float, metavar="SECONDS", help="timeout of the whole job")
     add(
         "--env",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import sys
 from collections.abc import Sequence
@@ -14,6 +15,8 @@ from tfdistkit.errors import nearest
 from tfdistkit.launcher.piped_script import STDIN
 
 _ENDINGS = ("*.py", "*.pyz")
+_SHEBANG_BYTES = 128
+_SHELL = re.compile(rb"#!.*\b(ba|da|k|z)?sh\b")
 
 
 def script_problem(before: Sequence[str], program: Sequence[str]) -> str | None:
@@ -30,7 +33,7 @@ def script_problem(before: Sequence[str], program: Sequence[str]) -> str | None:
     if is_pipe(script):
         return None
     if path.is_file():
-        return None if os.access(path, os.R_OK) else f"the script {script!r} cannot be read."
+        return _content_problem(path) if os.access(path, os.R_OK) else f"the script {script!r} cannot be read."
     if path.is_dir():
         if (path / "__main__.py").is_file():
             return None
@@ -48,6 +51,17 @@ def script_problem(before: Sequence[str], program: Sequence[str]) -> str | None:
         )
     here = path.parent if path.parent.is_dir() else Path()
     return f"there is no script {script!r}.{nearest(path.name, _near(here))}"
+
+
+def _content_problem(path: Path) -> str | None:
+    """Returns the error message for a file that is no Python, but of a kind that users hand over, or None."""
+    if path.suffix == ".ipynb":
+        return f"{str(path)!r} is a notebook. Make a script of it first: jupyter nbconvert --to script {path}"
+    with open(path, "rb") as file:
+        first = file.readline(_SHEBANG_BYTES)
+    if first.startswith(b"\x7fELF") or _SHELL.match(first):
+        return f"{str(path)!r} is not Python. Pass the Python script that it starts, and put other commands before."
+    return None
 
 
 def module_problem(before: Sequence[str], program: Sequence[str]) -> str | None:

@@ -100,6 +100,8 @@ def _refuse_all(found: argparse.Namespace, error: Callable[[str], NoReturn]) -> 
             "--nnodes MIN:MAX is for SLURM: add --backend slurm. Elsewhere give bounds for the workers: -np MIN:MAX, "
             "with -H, --hostfile or --host-discovery-script."
         )
+    if "--nproc-per-node" in given and found.np is not None:
+        error("-np and --nproc-per-node are the same without SLURM: the number of workers. Write -np alone.")
     if given:
         error(f"{given[0]} is for SLURM: add --backend slurm.")
 

@@ -24,6 +24,8 @@ _SHOWN_CALLS = 2
 # Names that are the user's end a path of TensorFlow's. Horovod and the strategy begin those that they make with these.
 _MADE_BY_HOROVOD = re.compile("^Horovod(Allreduce|Allgather|Broadcast|Alltoall|Reducescatter|GroupedAllreduce)_")
 _MADE_BY_STRATEGY = "tfdistkit_"
+# What is left of the name of a group that has none of its own.
+_PART_OF_GROUP = re.compile(r"\d+of\d+")
 
 # By rank: the names of the collectives that other ranks wait in, and this one has not called.
 MissingCalls = dict[int, list[str]]
@@ -80,7 +82,8 @@ def _shown(name: str) -> str:
     name = name.rpartition("/")[2]
     if name.startswith(_MADE_BY_STRATEGY):
         return "a collective of the strategy"
-    return f"`{_MADE_BY_HOROVOD.sub('', name)}`"
+    name = _MADE_BY_HOROVOD.sub("", name)
+    return "a collective without a name" if _PART_OF_GROUP.fullmatch(name) else f"`{name}`"
 
 
 def _end_of(path: Path, moved_at: float) -> str:
