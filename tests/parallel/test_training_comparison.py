@@ -103,6 +103,44 @@ def looks_up(tokens):
 words = D.from_tensor_slices((np.array([["a", "b", "c"]] * 8), np.ones((8, 3), "float32"))).batch(4)
 for case, tokens in {"vocabulary": ["abc", "cba"][rank], "equal vocabularies": "bca"}.items():
     found[case] = on_batches(looks_up(list(tokens)), lambda m: None, lambda m: m.fit(words, verbose=0))
+columns = {name: x[:, i : i + 1] for i, name in enumerate("abcd")}
+
+
+def wired(order, name=lambda column: None, same=True):
+    # A set of strings has another order in each process.
+    with strategy.scope():
+        inputs = {column: keras.Input((1,), name=column) for column in (sorted(order) if same else order)}
+        towers = [keras.layers.Dense(2, name=name(column))(inputs[column]) for column in order]
+        joined = keras.ops.multiply(keras.layers.Concatenate()(towers), 0.5)
+        model = keras.Model(inputs, keras.layers.Dense(1)(joined))
+        model.compile("sgd", "mse")
+    return on_batches(model, lambda m: None, lambda m: m.fit(columns, y, verbose=0))
+
+
+def skips(place):
+    with strategy.scope():
+        inputs = keras.Input((4,))
+        towers = [keras.layers.Dense(2)(inputs) for _ in range(2)]
+        both = keras.layers.Concatenate()([*towers, towers[place]])
+        model = keras.Model(inputs, keras.layers.Dense(1)(both))
+        model.compile("sgd", "mse")
+    return told(model)
+
+
+mixed = ["abcd", "dcba"][rank]
+found["another connection"] = skips(rank)
+found["equal connections"] = skips(1)
+found["columns in another order"] = wired(mixed)
+found["inputs in another order"] = wired(mixed, same=False)
+found["towers in another order"] = wired(mixed, lambda column: "of_" + column)
+found["the same order"] = wired("cabd", lambda column: "of_" + column)
+found["names of one process"] = wired("cabd", lambda column: f"of_{column}_{os.getpid()}")
+norm = keras.constraints.MaxNorm
+found["regularizer"] = told(made(last=[keras.layers.Dense(1, kernel_regularizer=[None, "l2"][rank])]))
+by_rank = keras.regularizers.L1(1.0 + rank)
+found["number of a regularizer"] = told(made(last=[keras.layers.Dense(1, bias_regularizer=by_rank)]))
+found["constraint"] = told(made(last=[keras.layers.Dense(1, kernel_constraint=norm(1.0 + rank))]))
+found["equal constraints"] = told(made(last=[keras.layers.Dense(1, kernel_constraint=norm(1.0))]))
 found["one more layer"] = told(made(last=[keras.layers.Flatten()] * rank))
 
 
@@ -157,6 +195,13 @@ DIFFER = {
     "argument of a layer": "'rate': 0.1",
     "activation": "'relu'",
     "vocabulary": "StringLookup of [UNK], a, b, c, ... (4 tokens, hash",
+    "columns in another order": "the same layers in another order: 'a' on rank 0 is 'd' on rank 1",
+    "inputs in another order": "the same layers in another order: 'a' on rank 0 is 'd' on rank 1",
+    "another connection": "their connections of layers differ",
+    "towers in another order": "in another order: 'a' on",
+    "regularizer": "'kernel_regularizer'",
+    "number of a regularizer": "'l1': 2.0",
+    "constraint": "'max_value': 2.0",
     "one more layer": "None on rank 0, ['Flatten'",
     "weights, on batches": "their weights differ",
     "rate, on batches": "their learning rates differ",

@@ -12,7 +12,9 @@ import hashlib
 import inspect
 import itertools
 import json
+import re
 import types
+import weakref
 from typing import Any
 
 import keras
@@ -36,6 +38,10 @@ _MOST_WEIGHTS, _MOST_EXCHANGED = 128, 64
 _ROUNDING = 1e-6
 
 _PLAIN = (bool, int, float, str)
+# What is described by its configuration.
+_CONFIGURED = (keras.Regularizer, keras.constraints.Constraint)
+# By model: how the layers are connected. The graph of a model does not change.
+_connected: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 # Arguments of layers that may differ: Keras numbers names in each process, and each rank may draw its random numbers.
 _OF_PROCESS = {"self", "name", "seed"}
 # The arguments of `compile` that must be equal on all ranks. Metrics are added up by their order.
@@ -56,6 +62,10 @@ _COMPILE = (
     "Call `compile` with the same arguments on all ranks, in the same order: a set of strings has another order in "
     "each process."
 )
+_ORDER = (
+    "Make the layers, and pass their outputs on, in the same order on all ranks: a set of strings has another order in "
+    "each process, so `sorted(set(columns))`."
+)
 _SET_RATE = "Set the same learning rate on all ranks: one that does not depend on the rank, its files or its data."
 
 
@@ -73,7 +83,8 @@ class TrainingFacts:
         if at_start:
             given = private_api.compile_arguments(model)
             self.facts |= {name: [_described(given.get(one)) for one in of] for name, of in _COMPILED.items()}
-            self.facts |= {"layers": _layers(model), "weights": self._digest()}
+            self.facts |= {"layers": _layers(model), "names": _names(model), "connections": _connections(model)}
+            self.facts["weights"] = self._digest()
 
     def number(self) -> int:
         """Returns a hash of the facts."""
@@ -203,11 +214,59 @@ def _layers(model: Any) -> list[Any]:
     return [[type(one).__name__, bool(one.trainable), _arguments_of(one)] for one in layers]
 
 
+def _names(model: Any) -> list[str]:
+    """Returns the names of layers that are not numbered by Keras, in the order of the layers."""
+    return [one.name for one in private_api.layers_of(model) if not _is_numbered(one.name, type(one).__name__)]
+
+
+def _is_numbered(name: str, kind: str) -> bool:
+    return re.sub(r"_\d+$", "", name).replace("_", "") == kind.replace("_", "").lower()
+
+
+def _connections(model: Any) -> list[Any]:
+    """Describes which layers of each functional model get the outputs of which, by their places."""
+    if model not in _connected:
+        models = [one for one in private_api.layers_of(model) if isinstance(one, keras.Model)]
+        _connected[model] = [_connections_of(one) for one in models]
+    return _connected[model]
+
+
+def _connections_of(model: keras.Model) -> Any:
+    try:
+        config = model.get_config()
+    except Exception:  # A model of the user's own without one.
+        return None
+    layers = config.get("layers")
+    if not isinstance(layers, list) or not isinstance(config.get("output_layers"), (list, dict)):
+        return None
+    places = {one.get("name"): place for place, one in enumerate(layers)}
+    given = [one.get("inbound_nodes") for one in layers]
+    return _placed([config.get("input_layers"), given, config["output_layers"]], places)
+
+
+def _placed(value: Any, places: dict[str, int]) -> Any:
+    """Replaces the names of layers in a configuration by their places, and leaves out what is no connection."""
+    if isinstance(value, dict):
+        history = value.get("keras_history")
+        found = {str(name): _placed(one, places) for name, one in value.items()} if history is None else None
+        return _placed(history, places) if found is None else {name: one for name, one in found.items() if one != []}
+    if isinstance(value, (list, tuple)):
+        if len(value) == 3 and isinstance(value[0], str) and value[0] in places:
+            return [places[value[0]], *value[1:]]
+        return [_placed(one, places) for one in value]
+    return value if isinstance(value, (int, float)) else []
+
+
 def _arguments_of(layer: Any) -> dict[str, Any]:
     own, names = vars(layer), _parameters_of(layer.__class__)
-    known = (*_PLAIN, types.FunctionType)
-    found = {name: _described(own[name]) for name in names if isinstance(own.get(name), known)}
+    known = (*_PLAIN, types.FunctionType, *_CONFIGURED)
+    given = {name: own[name] for name in names if name in own}
+    found = {name: _described(one) for name, one in given.items() if isinstance(one, known) or _is_penalty(name)}
     return found | ({_VOCABULARY: _tokens_of(layer)} if hasattr(layer, "get_vocabulary") else {})
+
+
+def _is_penalty(name: str) -> bool:
+    return name.endswith(("_regularizer", "_constraint"))  # None where another rank has one.
 
 
 def _tokens_of(layer: Any) -> str:
@@ -238,17 +297,18 @@ def _described(value: Any) -> Any:
         text = code.co_code + repr((code.co_names, numbers)).encode()
         return [value.__name__, hashlib.sha256(text).hexdigest()[:8]]
     own = vars(value) if isinstance(value, keras.Loss) else {}  # `get_config` lacks arguments, such as Huber's `delta`.
-    own = _config_of(value) if type(value).__module__.startswith("keras.src.metrics.") else own
+    is_of_keras = type(value).__module__.startswith("keras.src.metrics.")
+    own = _config_of(value) if is_of_keras or isinstance(value, _CONFIGURED) else own
     arguments = {name: _described(one) for name, one in own.items() if isinstance(one, (*_PLAIN, dict))}
     arguments.pop("name", None)  # Keras may number the names in each process.
     return [getattr(value, "__name__", type(value).__name__), arguments]
 
 
-def _config_of(metric: keras.Metric) -> dict[str, Any]:
-    """Returns the configuration of a metric of Keras."""
+def _config_of(made: Any) -> dict[str, Any]:
+    """Returns the configuration of a metric, a regularizer or a constraint."""
     try:
-        return dict(metric.get_config())
-    except Exception:  # It holds what has no configuration, such as a function.
+        return dict(made.get_config())
+    except Exception:  # It holds what has none, such as a function, or is the user's own.
         return {}
 
 
@@ -268,10 +328,22 @@ def _require_equal_settings(first: Facts, own: Facts, rank: int) -> None:
                 raise _differs("vocabularies", received, _SORT)
             raise _differs("layers", f"{layer} on rank 0, {other} on rank {rank}",
                            "Make the same model on all ranks, with the same arguments of its layers.")  # fmt: skip
+    _require_equal_order(first, own, rank)
     counts = [(one.get("weights") or [0])[0] for one in (first, own)]
     if counts[0] != counts[1]:
         raise _differs("weights", f"{counts[0]} weights on rank 0, {counts[1]} on rank {rank}",
                        "Make and build the same model on all ranks.")  # fmt: skip
+
+
+def _require_equal_order(first: Facts, own: Facts, rank: int) -> None:
+    names, others = first.get("names", []), own.get("names", [])
+    if names != others and sorted(names) == sorted(others):
+        place = next(place for place, pair in enumerate(zip(names, others)) if pair[0] != pair[1])
+        received = f"{names[place]!r} on rank 0 is {others[place]!r} on rank {rank}"
+        raise _differs("layers", f"the same layers in another order: {received}", _ORDER)
+    if first.get("connections") != own.get("connections"):
+        received = f"layers of the functional model get the outputs of others on rank {rank} than on rank 0"
+        raise _differs("connections of layers", received, _ORDER)
 
 
 def _without_tokens(layer: list[Any]) -> list[Any]:
