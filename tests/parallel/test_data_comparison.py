@@ -330,3 +330,58 @@ def test_all_ranks_raise_an_error_that_names_the_difference(printed: list[str]) 
         assert words in str(one[case]) and words in str(two[case]), (case, one[case])
     assert re.search(r"Look at part\d*\.py:\d+: `found.*shard\(2, rank\)", one["shard"])
     assert "check_data=False" in one["generator"]
+
+
+FILES = (
+    COMMON
+    + """
+import os, tempfile
+from tfdistkit.collectives import broadcast_object
+
+folder = broadcast_object(tempfile.mkdtemp())
+places = {"first": x, "second": x[::-1].copy()}
+found = {}
+
+
+def cached(name, of=arrays):
+    return of().cache(os.path.join(folder, name)).batch(8)
+
+
+found["one file"] = lost(cached("one"))
+found["a file of each rank"] = lost(cached(f"own{rank}"))
+if rank == 0:
+    list(cached("whole"))
+broadcast_object(None)
+found["a complete file"] = lost(cached("whole"))
+found["a complete file of one part"] = lost(cached("whole", lambda: data.shard(arrays())))
+if rank == 0:
+    list(arrays().batch(8).cache(os.path.join(folder, "sharded")))
+broadcast_object(None)
+found["a complete file, sharded"] = lost(data.shard(arrays().batch(8).cache(os.path.join(folder, "sharded"))))
+found["not written yet"] = [name for name in os.listdir(folder) if name.startswith("one")]
+
+
+def stacked(*order):
+    pairs = D.from_tensor_slices((places, numbers)).batch(8)
+    return pairs.map(lambda of, y: (tf.concat([of[name] for name in order], 1)[:, :1], y))
+
+
+found["columns in another order"] = lost(stacked(*(["first", "second"] if rank else ["second", "first"])))
+found["columns in one order"] = lost(stacked("second", "first"))
+found["rounded"] = lost(arrays().batch(8).map(lambda of, y: (of * (1.0 + 1e-6 * rank), y)))
+found["augmented"] = lost(arrays().batch(8).map(lambda of, y: (of + tf.random.uniform(tf.shape(of)), y)))
+print(json.dumps(found))
+"""
+)
+
+
+@pytest.mark.parametrize("engine", OVER_ONE)
+@pytest.mark.part(FILES)
+def test_files_of_caches_and_values_of_equal_rows(printed: list[str]) -> None:
+    one, two = (json.loads(text.splitlines()[-1]) for text in printed)
+    assert one == two
+    assert one.pop("not written yet") == []
+    for case in ("one file", "a complete file of one part"):
+        assert "Each rank must have a file of its own for `.cache(filename)`" in one.pop(case), case
+    assert "a difference in the values of 1 of 2 tensors" in one.pop("columns in another order")
+    assert one == dict.fromkeys(one, 0)

@@ -80,6 +80,7 @@ class DatasetGraph:
         nondeterminism: The transformations without a fixed order.
         settings: The numbers by which elements are selected and grouped: `(method, argument, value)`.
         arrays: The source tensors of the elements.
+        caches: The datasets that keep their elements in a file, each with its name.
         runs_python: Whether the user's Python code computes elements (a generator, a `py_function`).
         has_generator: Whether elements come from a Python generator.
         has_functions: Whether functions of the user's choose or compute elements.
@@ -89,6 +90,7 @@ class DatasetGraph:
     nondeterminism: list[Nondeterminism] = field(default_factory=list)
     settings: list[tuple[str, str, int]] = field(default_factory=list)
     arrays: list[tf.Tensor] = field(default_factory=list)
+    caches: list[tuple[str, tf.data.Dataset]] = field(default_factory=list)
     runs_python: bool = False
     has_generator: bool = False
     has_functions: bool = False
@@ -163,6 +165,8 @@ class _Reader:
             if value is not None:
                 self.graph.settings.append((_method(name), attribute.lstrip("_"), value))
         self.graph.arrays += private_datasets.arrays_of_dataset(dataset)
+        if file := private_datasets.cache_file_of(dataset):
+            self.graph.caches.append((file, dataset))
 
     def _add(self, source: RandomSource) -> None:
         self.graph.random.append(source)

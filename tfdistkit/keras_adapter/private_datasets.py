@@ -125,6 +125,12 @@ def number_of_dataset(dataset: tf.data.Dataset, attribute: str) -> int | None:
         return None
 
 
+def cache_file_of(dataset: tf.data.Dataset) -> str:
+    """Returns the file of a dataset that `cache(filename)` made; "" for one in memory, and for other datasets."""
+    name = getattr(dataset, "_filename", None) if kind_of_dataset(dataset) == "Cache" else None
+    return name.numpy().decode(errors="replace") if isinstance(name, tf.Tensor) and hasattr(name, "numpy") else ""
+
+
 def note_order(original: Any, dataset: Any, *args: Any, **kwargs: Any) -> None:
     """Hook of a parallel `interleave`: keeps whether it was made with `deterministic=False`."""
     original(dataset, *args, **kwargs)

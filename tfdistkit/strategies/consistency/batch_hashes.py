@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 # Sampled values of each tensor of a batch, and of each array.
-_OF_BATCH, _OF_ARRAY = 256, 4096
+OF_BATCH, _OF_ARRAY = 256, 4096
 # Numbers of a mark for each tensor: its hash, and whether the tensor distinguishes rows.
 WIDTH = 2
 _OPAQUE = (tf.variant, tf.resource)
@@ -29,7 +29,7 @@ def samples(batch: Any) -> tuple[tf.Tensor, ...]:
         A vector for each tensor.
     """
     values = [v for v in tf.nest.flatten(batch, expand_composites=True) if tf.is_tensor(v)]
-    return tuple(_sampled(value, _OF_BATCH) for value in values)
+    return tuple(_sampled(value, OF_BATCH) for value in values)
 
 
 def mark_of_samples(taken: tuple[tf.Tensor, ...]) -> list[int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from tfdistkit.errors import UnsupportedError, explain
 from tfdistkit.keras_adapter.dataset_graph import DatasetGraph, read_graph
 from tfdistkit.keras_adapter.dataset_seeds import WrittenDataset
 from tfdistkit.strategies.consistency.batch_hashes import mark_of_array
-from tfdistkit.strategies.consistency.data_differences import difference, equal_parts
+from tfdistkit.strategies.consistency.data_differences import difference, equal_parts, shared_cache
 from tfdistkit.strategies.consistency.row_exchange import table
 
 Facts = dict[str, Any]
@@ -65,7 +66,12 @@ def agree_on_data(
         facts |= _facts(dataset, graph)
     elif isinstance(dataset, tf.data.Dataset):
         facts["part"] = _facts_of_part(dataset)
+    if caches := _caches(dataset, is_own_part):
+        facts["caches"], facts["host"] = caches, os.uname().nodename
     everyone = compared(strategy, facts, bool(facts.get("unordered") or facts.get("unseeded")))
+    shared = shared_cache(everyone or [facts] * 2, call)
+    if shared is not None:
+        raise shared
     if everyone is None and facts.get("part"):
         raise equal_parts(call)
     if everyone is None:
@@ -138,6 +144,18 @@ def _facts_of_part(dataset: tf.data.Dataset) -> Facts | None:
         return None  # A function may know its rank.
     facts = _facts(dataset, graph)
     return {name: facts[name] for name in ("settings", "arrays", "texts")}
+
+
+def _caches(dataset: Any, is_own_part: bool) -> list[Any]:
+    """Returns the files of `cache(filename)`: the path of each, and whether ranks of a host can share it."""
+    if not isinstance(dataset, tf.data.Dataset):
+        return []
+    found = []
+    for file, cached in read_graph(dataset).caches:
+        of_rank = is_own_part and (has_mark(cached, SHARDED) or not has_mark(dataset, SHARDED))
+        is_complete = tf.io.gfile.exists(f"{file}.index")
+        found.append([os.path.abspath(file), is_complete and not of_rank])
+    return found
 
 
 def _with_equal_seeds(strategy: Any, dataset: Any, graph: DatasetGraph, everyone: list[Facts], call: str) -> Any:

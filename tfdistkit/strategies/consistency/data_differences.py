@@ -113,6 +113,33 @@ def equal_parts(call: str) -> UnsupportedError:
     )
 
 
+def shared_cache(everyone: list[Facts], call: str) -> UnsupportedError | None:
+    """Returns the error for two ranks of a host that keep elements in one file; None where no two do.
+
+    Args:
+        everyone: The facts of each process about its data.
+        call: The method that reads it.
+    """
+    taken: dict[tuple[str, str], int] = {}
+    for rank, facts in enumerate(everyone):
+        for file, can_share in facts.get("caches", ()):
+            first = taken.setdefault((facts["host"], file), rank)
+            if first != rank and not can_share:
+                return _one_cache(file, f"rank {first} and rank {rank} on one host", call)
+    return None
+
+
+def _one_cache(file: str, ranks: str, call: str) -> UnsupportedError:
+    return UnsupportedError(
+        explain(
+            f"Each rank must have a file of its own for `.cache(filename)`, which `{call}` fills.",
+            received=f"{file} for {ranks}",
+            expected="a file for each rank, or one that is complete before training and holds the whole data",
+            do='Write the rank into its name: `.cache(f"{path}-{tfdistkit.rank()}")`, or cache in memory: `.cache()`.',
+        )
+    )
+
+
 def other_calls(first: str, own: str, rank: int) -> UnsupportedError:
     """Returns the error for ranks that call other methods.
 

@@ -14,13 +14,13 @@ from tfdistkit.data.batch_info import info_of
 from tfdistkit.errors import UnsupportedError
 from tfdistkit.keras_adapter import private_api
 from tfdistkit.keras_adapter.dataset_graph import DatasetGraph
-from tfdistkit.strategies.consistency.batch_hashes import WIDTH, mark_of_samples, samples
+from tfdistkit.strategies.consistency.batch_hashes import OF_BATCH, WIDTH, mark_of_samples, samples
 from tfdistkit.strategies.consistency.call_positions import Position
 from tfdistkit.strategies.consistency.data_comparison import agree_on_data, is_divided, remade
 from tfdistkit.strategies.consistency.data_differences import other_batches, other_elements
 from tfdistkit.strategies.consistency.first_elements import FirstElements, first_elements
 from tfdistkit.strategies.consistency.read_ahead import read_ahead
-from tfdistkit.strategies.consistency.row_exchange import table
+from tfdistkit.strategies.consistency.row_exchange import are_close, table, table_of_values
 from tfdistkit.strategies.consistency.training_comparison import TrainingFacts
 from tfdistkit.strategies.sync.batch_sharding import BatchPart
 
@@ -121,36 +121,48 @@ class EpochComparison:
         spec = getattr(data, "element_spec", None)
         if not (isinstance(data, tf.data.Iterator) and isinstance(spec, BatchPart) and spec.sample):
             return data, data
-        first, mark = self._peek(data)
-        found = self._difference(mark)
+        first, taken = self._peek(data)
+        found = self._difference(taken)
         if found is None:
             return data, first
         error = other_batches(self._call, *found)
         if begin or info_of(epoch_iterator).position is not None or not self._is_shuffled():
             raise error
         data = self._start_again(epoch_iterator, error)
-        first, mark = self._peek(data)
-        found = self._difference(mark)
+        first, taken = self._peek(data)
+        found = self._difference(taken)
         if found is not None:
             raise other_batches(self._call, *found)
         return data, first
 
-    def _peek(self, data: Any) -> tuple[Any, list[int]]:
-        """Reads the batches of the first step; returns an iterator over them, and the mark of the first batch."""
+    def _peek(self, data: Any) -> tuple[Any, tuple[tf.Tensor, ...]]:
+        """Reads the batches of the first step; returns an iterator over them, and the samples of the first batch."""
         first, batches = read_ahead(self._strategy, data, self._executions)
-        return first, mark_of_samples(batches[0][0].sample) if batches else []
+        return first, batches[0][0].sample if batches else ()
 
-    def _difference(self, mark: list[int]) -> tuple[int, str] | None:
-        """Compares the mark of the first batch; returns the first rank that differs, and the difference."""
+    def _difference(self, taken: tuple[tf.Tensor, ...]) -> tuple[int, str] | None:
+        """Compares the samples of the first batch; returns the first rank that differs, and the difference."""
         assert self._graph is not None
-        specs = tf.nest.flatten(self._dataset.element_spec, expand_composites=True)
+        specs, mark = tf.nest.flatten(self._dataset.element_spec, expand_composites=True), mark_of_samples(taken)
         row: np.ndarray = np.zeros(1 + WIDTH * len(specs), np.int64)
         row[0], row[1 : 1 + len(mark)] = bool(mark), mark
         everyone = table(self._strategy, row)
         if (everyone == everyone[0]).all():
             return None
         floats = [spec.dtype.is_floating or spec.dtype.is_complex for spec in specs]
-        return first_difference(everyone, floats, self._graph)
+        found = first_difference(everyone, floats, self._graph)
+        if found is not None or _draws_values(self._graph) or self._graph.has_generator:
+            return found
+        return self._other_values([value for value, is_float in zip(taken, floats) if is_float], len(floats))
+
+    def _other_values(self, numbers: list[tf.Tensor], tensors: int) -> tuple[int, str] | None:
+        """Compares numbers that no random operation draws: they may only be rounded in another way."""
+        values = table_of_values(self._strategy, [np.asarray(one) for one in numbers], 2 * OF_BATCH)
+        for rank in range(1, len(values)):
+            others = sum(not are_close(first, own) for first, own in zip(values[0], values[rank]))
+            if others:
+                return rank, f"the values of {others} of {tensors} tensors of the batch"
+        return None
 
     def _is_shuffled(self) -> bool:
         return self._graph is not None and any(source.decides_order for source in self._graph.random)
@@ -178,8 +190,7 @@ def first_difference(everyone: np.ndarray, floats: list[bool], graph: DatasetGra
         graph: The graph of the dataset.
     """
     hashes, distinguishes = everyone[:, 1::WIDTH], everyone[:, 2::WIDTH] != 0
-    values = [source for source in graph.random if not source.decides_order]
-    is_noisy = any(not source.is_seeded or source.is_parallel for source in values) or graph.runs_python
+    is_noisy = _draws_values(graph)
     for rank in range(1, len(everyone)):
         if everyone[rank, 0] != everyone[0, 0]:
             return rank, "the number of batches: one of the ranks has none"
@@ -191,6 +202,12 @@ def first_difference(everyone: np.ndarray, floats: list[bool], graph: DatasetGra
         if same_rows or graph.has_generator or not is_noisy:
             return rank, f"{int(differs.sum())} of {len(differs)} tensors of the batch"
     return None
+
+
+def _draws_values(graph: DatasetGraph) -> bool:
+    """Returns whether a pipeline may give the same rows other values on each rank: augmentation, code in Python."""
+    values = [source for source in graph.random if not source.decides_order]
+    return any(not source.is_seeded or source.is_parallel for source in values) or graph.runs_python
 
 
 def _caller() -> tuple[str, Any]:
