@@ -306,8 +306,8 @@ CALLS = [
     (
         "one left out",
         "0: [HorovodGroupedAllreduce_1of1, HorovodAllreduce_mul_0]\n1: [tfdistkit_all_reduce_2_1of1, tfdistkit_b_1of1]",
-        f"ranks 0, 1 {IN_STEP}\nHorovod waits for rank 0 to call a collective without a name, `mul_0` and rank 1 to call a "
-        "collective of the strategy: one rank left out a collective of the others, or made another one.",
+        f"ranks 0, 1 {IN_STEP}\nHorovod waits for rank 0 to call a collective without a name, `mul_0` and rank 1 to "
+        "call a collective of the strategy: one rank left out a collective of the others, or made another one.",
     ),
     (
         "a rank that left all out, and one in the same place",

@@ -263,7 +263,7 @@ def _make_predict_function(original: Any, model: Any, force: bool = False) -> No
     function = model.predict_function
 
     def predict_function(data: Any) -> Any:
-        with steps.predicting():
+        with steps.predicting(model):
             return function(data)
 
     model.predict_function = predict_function

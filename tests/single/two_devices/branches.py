@@ -198,6 +198,56 @@ def test_numbers_of_rows_in_a_test_step(strategy: Any) -> None:
     assert logs["constant"] == 2.0 * 3
 
 
+class Evaluates(keras.Model):
+    """Logs a number of the rows that it evaluates, without a metric, and predicts what `of` makes of them."""
+
+    def __init__(self, of: Any) -> None:
+        super().__init__()
+        self.of = of
+
+    def call(self, x: Any) -> Any:
+        return x
+
+    def test_step(self, data: Any) -> Any:
+        return {"number": self.of(data[0][:, 0])}
+
+    def predict_step(self, data: Any) -> Any:
+        return self.of(data)
+
+
+def _made(strategy: Any, of: Any) -> keras.Model:
+    with strategy.scope():
+        model = Evaluates(of)
+        model.compile()
+    return model
+
+
+COMPARING = {
+    "a quantile": lambda e: ops.quantile(e, 0.9),
+    "pairs": lambda e: ops.mean(ops.abs(e[:, None] - e[None])),
+    "an entropy": lambda e: -ops.sum(ops.softmax(e) * ops.log_softmax(e)),
+    "distinct values": lambda e: tf.size(tf.unique(tf.round(e))[0]),
+}
+PLAIN = {"a mean": ops.mean, "a deviation": ops.std, "the largest": ops.max, "rows": lambda e: e * 2.0}
+
+
+@pytest.mark.parametrize("name", [*COMPARING, *PLAIN])
+def test_numbers_of_rows_in_the_logs_of_a_test_step(strategy: Any, name: str, recwarn: Any) -> None:
+    model = _made(strategy, {**COMPARING, **PLAIN}[name])
+    found = model.evaluate(X, Y, batch_size=7, verbose=0, return_dict=True)["number"]
+    told = [str(one.message) for one in recwarn if "compares rows" in str(one.message)]
+    assert bool(told) == (name in COMPARING) and all("A number in the logs of `test_step`" in one for one in told)
+    expected = _made(tf.distribute.get_strategy(), model.of).evaluate(X, Y, batch_size=7, verbose=0, return_dict=True)
+    assert name in COMPARING or np.allclose(found, expected["number"])
+
+
+def test_rows_that_a_predict_step_compares(strategy: Any, recwarn: Any) -> None:
+    _made(strategy, lambda x: ops.tanh(x)).predict(X, batch_size=7, verbose=0)
+    assert not [one for one in recwarn if "compares rows" in str(one.message)]
+    with pytest.warns(UserWarning, match="An output of `predict_step` compares rows"):
+        _made(strategy, lambda x: ops.softmax(x, axis=0)).predict(X, batch_size=7, verbose=0)
+
+
 def test_branches_of_libraries_stay(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some depend on whether a replica has rows; and each would take a collective more in every step."""
     found: list[Any] = []

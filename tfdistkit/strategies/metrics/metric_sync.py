@@ -11,7 +11,7 @@ from tfdistkit.strategies.metrics.gathered_rows import gather_rows, has_rows
 from tfdistkit.strategies.metrics.metric_results import merge
 from tfdistkit.strategies.metrics.metric_updates import together
 from tfdistkit.strategies.sync import step as steps
-from tfdistkit.strategies.sync.aggregates import global_numbers
+from tfdistkit.strategies.sync.aggregates import global_numbers, local_losses
 
 
 def agree(step: steps.ReplicaStep, logs: Any) -> Any:
@@ -29,6 +29,8 @@ def agree(step: steps.ReplicaStep, logs: Any) -> Any:
             step.results[id(whole.value)] = (whole.value, None, 0)
     own = [i for i, v in enumerate(leaves) if isinstance(v, tf.Tensor) and id(v) not in step.results]
     numeric = [i for i in own if leaves[i].dtype.is_floating or leaves[i].dtype.is_integer or leaves[i].dtype.is_bool]
+    if step.in_test_step:
+        local_losses.warn_of_numbers(step, [leaves[i] for i in numeric], "A number in the logs of `test_step`")
     rows = [i for i in numeric if has_rows(step, leaves[i])]
     others = [i for i in numeric if i not in rows]
     floats = [i for i in others if leaves[i].dtype.is_floating]

@@ -70,7 +70,7 @@ class ReplicaMixin:
                 self._container_strategy(), replica_id_in_sync_group=self._get_replica_id_in_sync_group(0)
             ),
         ):
-            return self._run_step(fn, args, kwargs, step.is_predicting())
+            return self._run_step(fn, args, kwargs, step.predicting_model())
 
     def _in_step(self, fn: Any, args: tuple, kwargs: dict, state: dict, made: dict) -> Any:
         """Wraps the function of a replica thread so that it runs with a `ReplicaStep`.
@@ -80,7 +80,7 @@ class ReplicaMixin:
         """
         total = self._sum_of_local_rows(args, kwargs)
         is_of_batch = [isinstance(value, tf.distribute.DistributedValues) for value in tf.nest.flatten((args, kwargs))]
-        is_predicting = step.is_predicting()
+        predicting = step.predicting_model()
 
         @tf.autograph.experimental.do_not_convert
         def in_step(*args: Any, **kwargs: Any) -> Any:
@@ -88,7 +88,7 @@ class ReplicaMixin:
             private_api.add_to_thread_state(made)
             layer_losses.keep_attributes(tf.distribute.get_replica_context())
             with ordered_by_replica():
-                outputs = self._run_step(fn, args, kwargs, is_predicting, total, is_of_batch)
+                outputs = self._run_step(fn, args, kwargs, predicting, total, is_of_batch)
             made.update(private_api.thread_state())
             return outputs
 
@@ -99,7 +99,7 @@ class ReplicaMixin:
         fn: Any,
         args: tuple,
         kwargs: dict,
-        is_predicting: bool,
+        predicting: Any,
         total: tf.Tensor | None = None,
         is_of_batch: list[bool] | None = None,
     ) -> Any:
@@ -107,7 +107,7 @@ class ReplicaMixin:
         fn = private_api.in_autograph(fn)
         args, part = batch_sharding.unwrap(args)
         own = self._make_step(args, kwargs, part, total, is_of_batch)
-        is_empty = tf.equal(own.rows, 0) if is_predicting and own is not None and own.may_be_empty else None
+        is_empty = tf.equal(own.rows, 0) if predicting is not None and own is not None and own.may_be_empty else None
         if is_empty is not None and part is None:
             args = placeholder_rows.with_placeholder(args, is_empty)
         if part is None and is_empty is None:
@@ -115,7 +115,8 @@ class ReplicaMixin:
         with step.running(own), placeholder_rows.explaining_errors(own):
             rows = 0 if own is None or part is None else self._hidden_rows(own, part)
             outputs = fn(*placeholder_rows.hide_rows(args, rows), **placeholder_rows.hide_rows(kwargs, rows))
-            outputs = predicted_rows.once(own, outputs) if is_predicting and own is not None else outputs
+            if predicting is not None and own is not None:
+                outputs = predicted_rows.once(own, outputs, predicting)
         return outputs if is_empty is None else placeholder_rows.without_placeholder(outputs, is_empty)
 
     def _hidden_rows(self, own: step.ReplicaStep, part: batch_sharding.BatchPart) -> int:

@@ -357,20 +357,20 @@ def note_same_on_all(ranks: int, tensor: Any) -> None:
         step.same_on_all.update([tensor.name] if tf.is_symbolic_tensor(tensor) else [])
 
 
-def is_predicting() -> bool:
-    """Returns whether this thread is in `predict`, for whose step Keras has no hook."""
-    return getattr(_LOCAL, "is_predicting", False)
+def predicting_model() -> Any:
+    """Returns the model whose `predict` this thread runs, for whose step Keras has no hook; None outside of it."""
+    return getattr(_LOCAL, "predicting", None)
 
 
 @contextlib.contextmanager
-def predicting() -> Iterator[None]:
-    """Marks the steps of this thread as steps of `predict`."""
-    before = is_predicting()
-    _LOCAL.is_predicting = True
+def predicting(model: Any) -> Iterator[None]:
+    """Marks the steps of this thread as steps of a model's `predict`."""
+    before = predicting_model()
+    _LOCAL.predicting = model
     try:
         yield
     finally:
-        _LOCAL.is_predicting = before
+        _LOCAL.predicting = before
 
 
 @contextlib.contextmanager

@@ -23,6 +23,8 @@ _OF_NUMBERS = frozenset(
         *("LogicalAnd", "LogicalOr", "Select", "SelectV2", "Xlogy", "Xdivy"),
     )
 )
+# Operations that pick some of the rows by their numbers.
+_PICKING = ("TopK", "TopKV2", "Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2")
 # Operations of layers that may also look up or multiply numbers of all rows: the weights of classes.
 _TABLES = frozenset(("GatherV2", "MatMul", "BatchMatMulV2", "Einsum"))
 # Results of operations that hold nothing of the numbers in their inputs, or whose inputs are not read.
@@ -87,13 +89,24 @@ def warn_of_metric(step: steps.ReplicaStep, number: Any, name: str) -> None:
         name: The name of the metric.
     """
     if step.in_test_step:
-        _warn(
-            step,
-            [number],
-            f"A number for the metric {name!r} in `test_step`",
-            "Compute it in `update_state(y, y_pred)` of a metric of your own, which gets the rows of all replicas, or "
-            "gather them first: `z = tfdistkit.collectives.all_gather(z)`.",
-        )
+        warn_of_numbers(step, [number], f"A number for the metric {name!r} in `test_step`")
+
+
+def warn_of_numbers(step: steps.ReplicaStep, numbers: Iterable[Any], what: str) -> None:
+    """Warns if a number that a `test_step` or `predict_step` returns compares the rows of a replica with each other.
+
+    Args:
+        step: The step of this replica.
+        numbers: The numbers.
+        what: What they are, for the warning.
+    """
+    _warn(
+        step,
+        numbers,
+        what,
+        "Compute it in `update_state(y, y_pred)` of a metric of your own, which gets the rows of all replicas, or "
+        "gather them first: `z = tfdistkit.collectives.all_gather(z)`.",
+    )
 
 
 def _warn(step: steps.ReplicaStep, losses: Iterable[Any], what: str, cure: str) -> None:
@@ -126,7 +139,8 @@ def _comparison(reader: RowReader, losses: list[tf.Tensor], layers: set[str], ex
         if _makes_pairs(reader, operation):
             return f"each with each other, by {operation.type}"
         if _picks_rows(reader, tensor) and tensor.name not in exact and not is_in_layer(operation, layers):
-            return f"the largest of all of them, by {operation.type}"
+            what = "the largest of all of them" if operation.type.startswith("TopK") else "how many of them differ"
+            return f"{what}, by {operation.type}"
         if reader.is_softmax_of_rows(operation) and not is_in_layer(operation, layers):
             return f"with the sum of all of them, by {operation.type}"
         is_end = operation.type in LAYERS or operation.type in _ENDS
@@ -150,10 +164,13 @@ def _picks_numbers(reader: RowReader, tensor: tf.Tensor) -> bool:
 
 
 def _picks_rows(reader: RowReader, tensor: tf.Tensor) -> bool:
-    """Returns whether an operation sorts numbers of the rows, or takes the largest: the hardest rows, a median."""
-    if tensor.op.type not in ("TopK", "TopKV2"):
+    """Returns whether an operation sorts numbers of the rows, takes the largest (a median), or those that differ."""
+    operation = tensor.op
+    if operation.type in ("Size", "Shape") and operation.inputs[0].op.type.startswith("Unique"):
+        operation = operation.inputs[0].op  # How many rows differ.
+    if operation.type not in _PICKING:
         return False
-    of = tensor.op.inputs[0]
+    of = operation.inputs[0]
     axis = reader.axis_of_rows(of)
     return axis is not None and axis + 1 == of.shape.rank
 

@@ -14,15 +14,17 @@ import tensorflow as tf
 
 from tfdistkit.errors import UnsupportedError, explain
 from tfdistkit.strategies.sync import step as steps
+from tfdistkit.strategies.sync.aggregates import local_losses
 from tfdistkit.strategies.sync.aggregates.row_reader import can_read, reader_of
 
 
-def once(step: steps.ReplicaStep, outputs: Any) -> Any:
+def once(step: steps.ReplicaStep, outputs: Any, model: Any) -> Any:
     """Returns the outputs of a replica, on all but the first without those that come from no row.
 
     Args:
         step: The step of this replica, in `predict`.
         outputs: Any structure of tensors.
+        model: The model that predicts.
 
     Returns:
         The structure. Numbers without a dimension stay, for `concatenated`.
@@ -30,6 +32,9 @@ def once(step: steps.ReplicaStep, outputs: Any) -> Any:
     Raises:
         UnsupportedError: if an output is computed from all rows of the replica, as a mean over them is.
     """
+    step.model = model
+    if type(model).predict_step is not keras.Model.predict_step:
+        local_losses.warn_of_numbers(step, tf.nest.flatten(outputs), "An output of `predict_step`")
     return _mapped(lambda value, name: _once(step, value, name), outputs, "")
 
 
