@@ -187,12 +187,17 @@ def _warn(name: str, instead: str) -> None:
     )
 
 
+# Of TensorFlow's error for a result of `tf.py_function`, of which Keras asks the shape.
+_NO_SHAPE = "as_list() is not defined on an unknown TensorShape"
+
+
 def build_model(model: Any, batch: Any) -> None:
     """Builds a model from something with the shapes and dtypes of a batch.
 
-    With `run_eagerly=True`, losses and metrics may need values (`float(loss)`), and what a loop of a tf.function writes
-    to a metric has no value outside of the loop: in one process Keras does not build ahead of the step. They are left
-    to the first step, and metrics forget what they were built from.
+    With `run_eagerly=True`, losses and metrics may need values (`float(loss)`), what a loop of a tf.function writes to
+    a metric has no value outside of the loop, and Python code (`tf.py_function`) returns a result of unknown shape: in
+    one process Keras does not build ahead of the step. They are left to the first step, and metrics forget what they
+    were built from.
     """
     unbuilt = [one for one in model.metrics if not getattr(one, "built", True)]  # Those of `compile`.
     arguments = private_api.compile_arguments(model)
@@ -202,7 +207,7 @@ def build_model(model: Any, batch: Any) -> None:
     try:
         private_api.build_model(model, batch)
     except Exception as error:
-        is_left = model.run_eagerly or type(error).__name__ == "InaccessibleTensorError"
+        is_left = model.run_eagerly or type(error).__name__ == "InaccessibleTensorError" or _NO_SHAPE in str(error)
         if not (is_left and all(layer.built for layer in private_api.layers_of(model))):
             raise
         if model.optimizer is not None and not model.optimizer.built:

@@ -45,6 +45,7 @@ LOSSES: dict[str, Callable[[Any, Any], Any]] = {
     ),
     "weights of a mean": lambda z, c: ops.sum(ops.square(z[:, 0] - 1) * (c + 0.5) / ops.sum(c + 0.5)),
     "weights by the largest": lambda z, c: ops.mean(ops.square(z - 1) * ((c + 0.5) / ops.max(c + 0.5))[:, None]),
+    "weights of a Keras sum": lambda z, c: _keras_sum(z, sample_weight=(c + 0.5) / ops.sum(c + 0.5)),
     "largest deviation": lambda z, c: ops.max(ops.square(z - ops.mean(z, axis=0)) * ops.exp(z)),
     "above the mean": lambda z, c: ops.sum(ops.where(z > ops.mean(z), ops.square(z), 0.0)),
     "kept above the mean": lambda z, c: ops.mean(tf.boolean_mask(ops.square(z[:, 0]), z[:, 0] >= ops.mean(z[:, 0]))),
@@ -54,6 +55,10 @@ LOSSES: dict[str, Callable[[Any, Any], Any]] = {
 
 def _correlation(a: Any, b: Any) -> Any:
     return ops.sum(a * b) / ops.sqrt(ops.sum(a * a) * ops.sum(b * b) + 0.1)
+
+
+def _keras_sum(z: Any, **options: Any) -> Any:
+    return keras.losses.MeanSquaredError(reduction="sum")(ops.ones_like(z), z, **options)
 
 
 def _whitened(z: Any) -> Any:
@@ -96,17 +101,31 @@ class OwnLoss(keras.Model):
         return {"loss": loss}
 
 
+class OwnComputeLoss(OwnLoss):
+    """Computes the loss of Keras's step, as detectors do that divide by the number of positive anchors."""
+
+    train_step = keras.Model.train_step
+
+    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, *args: Any, **options: Any) -> Any:
+        return self.loss_of(y_pred, y)
+
+
+def _anchors(z: Any, classes: Any) -> Any:
+    positives = ops.cast(ops.not_equal(ops.stack([classes, classes - 1.0, classes * 0.0], 1), 0.0), "float32")
+    return _keras_sum(z[:, :, None], sample_weight=positives / ops.maximum(1.0, ops.sum(positives)))
+
+
 def _noting(losses: list[float]) -> keras.callbacks.Callback:
     return keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: losses.append(float(logs["loss"])))
 
 
-def _trained(strategy: Any, loss_of: Callable[[Any, Any], Any]) -> tuple[list[float], list[Any]]:
+def _trained(strategy: Any, loss_of: Callable[[Any, Any], Any], kind: type = OwnLoss) -> tuple[list[float], list[Any]]:
     rng = np.random.default_rng(0)
     x, classes = rng.normal(size=(15, 4)).astype("float32"), rng.integers(0, 3, 15).astype("float32")
     losses: list[float] = []
     keras.utils.set_random_seed(1)
     with strategy.scope():
-        model = OwnLoss(loss_of)
+        model = kind(loss_of)
         model.build((None, 4))
         model.compile(keras.optimizers.SGD(0.02))
         # The last batch has one row, so a replica has none.
@@ -131,9 +150,18 @@ _THOROUGH = (
     "name", [pytest.param(name, marks=[pytest.mark.thorough] * (name in _THOROUGH)) for name in LOSSES]
 )
 def test_equals_one_process(strategy: Any, name: str, recwarn: pytest.WarningsRecorder) -> None:
-    losses, weights = _trained(strategy, LOSSES[name])
+    _require_equal(strategy, LOSSES[name], OwnLoss)
     assert not [one for one in recwarn if "compares rows" in str(one.message)]
-    expected_losses, expected_weights = _trained(tf.distribute.get_strategy(), LOSSES[name])
+
+
+@pytest.mark.parametrize("loss_of", [_anchors, LOSSES["weights of a Keras sum"]])
+def test_weights_in_a_compute_loss(strategy: Any, loss_of: Any) -> None:
+    _require_equal(strategy, loss_of, OwnComputeLoss)
+
+
+def _require_equal(strategy: Any, loss_of: Any, kind: type) -> None:
+    losses, weights = _trained(strategy, loss_of, kind)
+    expected_losses, expected_weights = _trained(tf.distribute.get_strategy(), loss_of, kind)
     np.testing.assert_allclose(losses, expected_losses, rtol=2e-6, atol=1e-6)
     for found, expected in zip(weights, expected_weights):
         np.testing.assert_allclose(found, expected, rtol=2e-6, atol=1e-6)

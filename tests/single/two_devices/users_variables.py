@@ -318,3 +318,29 @@ def test_weights_that_a_step_writes_by_itself(strategy: Any, place: str, eager: 
         return model
 
     require_equal(strategy, make, batches(ROWS, TARGETS))
+
+
+class InPython(keras.metrics.Metric):
+    """Computes its result in Python, whose shape TensorFlow does not know: a score of another library."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.total = self.add_weight(name="total", initializer="ones")
+
+    def update_state(self, y: Any, predicted: Any, sample_weight: Any = None) -> None:
+        self.total.assign_add(tf.reduce_sum(tf.abs(y - predicted)))
+
+    def result(self) -> Any:
+        return tf.py_function(lambda total: total / 2.0, [self.total.value], tf.float32)
+
+
+def test_a_metric_whose_result_is_computed_in_python(strategy: Any) -> None:
+    def logs(strategy: Any) -> Any:
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+            model.compile("sgd", "mse", metrics=[InPython(name="score")])
+        history = model.fit(ROWS, TARGETS, batch_size=7, epochs=2, shuffle=False, verbose=0).history
+        return pytest.approx(history["score"], rel=1e-5)
+
+    assert logs(strategy) == logs(tf.distribute.get_strategy()).expected

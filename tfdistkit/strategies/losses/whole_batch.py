@@ -36,6 +36,7 @@ class LossCall:
         means: The results of other losses that it called: means over the rows of this replica.
         mixes_rows: Whether its values combine rows; None before they are known.
         is_whole: Whether it was computed from the rows of all replicas.
+        is_read: Whether its graph is read back to the sums over rows behind it, because its inputs compare rows.
     """
 
     loss: Any
@@ -43,6 +44,7 @@ class LossCall:
     means: list[tf.Tensor] = field(default_factory=list)
     mixes_rows: bool | None = None
     is_whole: bool = False
+    is_read: bool = False
 
 
 def call_loss(original: Any, loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
@@ -51,6 +53,7 @@ def call_loss(original: Any, loss: Any, y_true: Any, y_pred: Any, sample_weight:
     if step is None or not _is_covered(step):
         return original(loss, y_true, y_pred, sample_weight)
     one = LossCall(loss, (y_true, y_pred))
+    one.is_read = _has_compared_rows(step, (*one.inputs, sample_weight))
     compute = functools.partial(_computed, original, step, one, sample_weight)
     if _is_of_keras(loss):
         value = compute()
@@ -59,7 +62,7 @@ def call_loss(original: Any, loss: Any, y_true: Any, y_pred: Any, sample_weight:
             value = compute()
         if not one.is_whole and (attempt.has_writes or step.is_eager):
             value = compute()
-    if tf.is_tensor(value) and value.shape.rank == 0 and not _has_compared_rows(step, (*one.inputs, sample_weight)):
+    if tf.is_tensor(value) and value.shape.rank == 0 and not one.is_read:
         global_numbers.note_mean(step, value)
     # A loss without a reduction returns values of rows; the graph shows what its caller computes from them.
     if step.loss_calls and not one.mixes_rows and tf.is_tensor(value) and value.shape.rank == 0:
@@ -72,7 +75,8 @@ def _has_compared_rows(step: steps.ReplicaStep, inputs: Any) -> bool:
 
     Then its value is no mean over the rows of this replica: it is computed again from those of all rows.
     """
-    if step.is_eager or type(step.model).train_step is keras.Model.train_step:
+    kind, stock = type(step.model), keras.Model
+    if step.is_eager or (kind.train_step is stock.train_step and kind.compute_loss is stock.compute_loss):
         return False
     return any(global_numbers.are_compared(step, one) for one in tf.nest.flatten(inputs) if tf.is_symbolic_tensor(one))
 

@@ -34,7 +34,8 @@ def other_gradient(model: Any, variable: Any, size: float, branch: bool | None =
             "`tfdistkit.global_gradients(gradients)` first. Where the loss combines rows, compute it in `call(self, "
             "y_true, y_pred)` of a subclass of `keras.losses.Loss`, which gets the "
             "rows of all replicas; or gather what rows are compared with, or what a state that the step reads again "
-            "is computed from: `tfdistkit.collectives.all_gather(x)`. To train on the rows of each "
+            "is computed from: `tfdistkit.collectives.all_gather(x)`. If it does neither, look for a constant that is "
+            "another number on each rank. To train on the rows of each "
             "replica as they are: `tfdistkit.strategy(..., check_step=False)`.",
         )
     )

@@ -159,4 +159,5 @@ def _part(step: steps.ReplicaStep, value: Any) -> Any:
 
 def _part_of_sum(step: steps.ReplicaStep, value: Any) -> Any:
     """As `_part`, for a sum over rows, or a part of it that the user divided by the rows of the global batch."""
-    return step.sum_like_global(value) if step.in_keras_step else value
+    is_read = bool(step.loss_calls) and step.loss_calls[-1].is_read  # Then sums become those of the global batch.
+    return step.sum_like_global(value) if step.in_keras_step and not is_read else value
