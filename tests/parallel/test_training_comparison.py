@@ -144,6 +144,15 @@ found["equal constraints"] = told(made(last=[keras.layers.Dense(1, kernel_constr
 found["one more layer"] = told(made(last=[keras.layers.Flatten()] * rank))
 
 
+def with_other_variables():
+    try:
+        with strategy.scope():
+            keras.layers.Dense(2 + rank).build((None, 4))
+    except tfdistkit.errors.TfdistkitError as error:
+        return f"{type(error).__name__}: {error}".partition(" of shape")[0]
+
+
+found["other variables"] = with_other_variables()
 found["weights, on batches"] = on_batches(made(), load_on_chief)
 found["rate, on batches"] = on_batches(made(), set_rate)
 found["weights, evaluated"] = on_batches(made(), load_on_chief, lambda m: m.evaluate(x, y, verbose=0))
@@ -202,6 +211,7 @@ DIFFER = {
     "regularizer": "'kernel_regularizer'",
     "number of a regularizer": "'l1': 2.0",
     "constraint": "'max_value': 2.0",
+    "other variables": "must make the same variables, in the same order. Received: 'kernel'",
     "one more layer": "None on rank 0, ['Flatten'",
     "weights, on batches": "their weights differ",
     "rate, on batches": "their learning rates differ",

@@ -31,7 +31,7 @@ from tfdistkit.strategies.sync.gradients.wires import HostsWire, RingWire, Share
 from tfdistkit.strategies.sync.replica import ReplicaMixin
 from tfdistkit.strategies.sync.transports import shared_host
 from tfdistkit.strategies.sync.transports.hierarchical import HierarchicalSums
-from tfdistkit.strategies.sync.transports.own_transport import KnowsItsTask, OwnTransport
+from tfdistkit.strategies.sync.transports.own_transport import KnowsItsTask, OwnTransport, naming_variable
 from tfdistkit.validation import require_bool, require_choice, require_integer, require_positive
 
 _COMMUNICATION = ("auto", "shm", "hierarchical", "ring", "nccl")
@@ -82,7 +82,8 @@ class MultiWorkerExtended(ReplicaMixin, private_api.CollectiveAllReduceExtended)
                 return value  # TensorFlow crashes when it broadcasts an empty tensor.
             carrier = _SENT_AS.get(value.dtype, value.dtype)
             carried = {**kwargs, "initial_value": tf.cast(value, carrier), "dtype": carrier}
-            received = send(replica_id=replica_id, device=device, primary_var=primary_var, **carried)()
+            with naming_variable(kwargs.get("name"), value):
+                received = send(replica_id=replica_id, device=device, primary_var=primary_var, **carried)()
             return tf.cast(received, value.dtype)
 
         return value_of_rank_0

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import tensorflow as tf
 
 from tfdistkit.cluster.spec import TRAINING_ROLES, ClusterSpec
+from tfdistkit.errors import DivergenceError, explain
 from tfdistkit.keras_adapter import private_api
 
 
@@ -30,6 +32,33 @@ class Transport(Protocol):
 
     def broadcast(self, tensor: Any) -> tf.Tensor:
         """Returns the tensor of rank 0."""
+
+
+@contextlib.contextmanager
+def naming_variable(name: Any, value: tf.Tensor) -> Iterator[None]:
+    """Names the variable whose first value the body takes from rank 0, where ranks make variables of other shapes.
+
+    Args:
+        name: The name of the variable.
+        value: Its value on this rank.
+
+    Raises:
+        DivergenceError: for the errors of the transports.
+    """
+    try:
+        yield
+    except tf.errors.OpError as error:
+        if "ismatch" not in str(error.message):
+            raise
+        told = str(error.message).strip().splitlines()[0].rpartition("}} ")[-1].rstrip(".")
+        raise DivergenceError(
+            explain(
+                "All ranks must make the same variables, in the same order.",
+                received=f"{name!r} of shape {value.shape} and {value.dtype.name} on this rank; {told}",
+                do="Make the same model on all ranks: with numbers of units that depend on no rank and on no random "
+                "number without a seed, and layers in no order of a set: `sorted(set(columns))`.",
+            )
+        ) from error
 
 
 class KnowsItsTask:
@@ -86,6 +115,8 @@ class OwnTransport:
         def value_of_rank_0() -> Any:
             with tf.device(device):
                 initial = private_api.initial_value(kwargs["initial_value"])
-                return self._transport.broadcast(tf.convert_to_tensor(initial, dtype=kwargs.get("dtype")))
+                value = tf.convert_to_tensor(initial, dtype=kwargs.get("dtype"))
+                with naming_variable(kwargs.get("name"), value):
+                    return self._transport.broadcast(value)
 
         return value_of_rank_0
