@@ -422,7 +422,7 @@ ATTRIBUTES: tuple[Attributes, ...] = (
         f"{_PS}:ParameterServerStrategyV2Extended", ("_num_ps", "_num_replicas_in_sync"), "how many servers there are"
     ),
     Attributes(_EXTENDED, ("_container_strategy",), "the strategy of its extended part"),
-    Attributes(_MWMS, ("_get_replica_id_in_sync_group",), "which replicas are here"),
+    Attributes(_MWMS, ("_cross_device_ops", "_get_replica_id_in_sync_group"), "which replicas are here, how they meet"),
     Attributes(_VALUES, ("_get_on_device_or_primary", "_aggregation"), "a replica's own copy of a variable"),
     Attributes("tensorflow.python.distribute.values:DistributedVariable", ("_distribute_strategy",), "whose it is"),
     Attributes("tensorflow.python.distribute.values:PerReplicaSpec", ("_value_specs",), "a batch that is read ahead"),
@@ -431,7 +431,6 @@ ATTRIBUTES: tuple[Attributes, ...] = (
         ("_collective_keys", "_device", "_get_ordering_token", "_group_key", "_group_size", "_options"),
         "keys of collectives that are used again, and collectives that TensorFlow's strategies do not launch",
     ),
-    Attributes(_MWMS, ("_cross_device_ops",), "the same"),
     Attributes("tensorflow.python.distribute.cross_device_ops:CollectiveAllReduce", ("_launchers",), "the same"),
     Attributes(
         "tensorflow.python.distribute.coordinator.cluster_coordinator:ClusterCoordinator", ("_cluster",), "workers"
@@ -451,6 +450,7 @@ ATTRIBUTES: tuple[Attributes, ...] = (
     Attributes(f"{_DATASETS}.map_op:_ParallelMapDataset", ("_deterministic",), "does it have an order?"),
     Attributes(f"{_DATASETS}.from_tensors_op:_TensorDataset", ("_tensors",), "do ranks read the same arrays?"),
     Attributes(f"{_DATASETS}.from_tensor_slices_op:_TensorSliceDataset", ("_tensors",), "the same"),
+    Attributes(f"{_DATASETS}.cache_op:CacheDataset", ("_filename",), "do ranks fill the same file?"),
 )
 
 # Attributes that we set on objects of Keras and TensorFlow; Keras 3.15 has no `_epoch`, by which 3.16 shuffles.
