@@ -243,7 +243,7 @@ class FitData:
 
     def _repeat_own_shuffling(self, resumed: DataState) -> None:
         """Repeats the epochs of a PyDataset, which may shuffle itself after each."""
-        own = private_api.py_dataset_of(self._iterator)
+        own = getattr(self._iterator.data_adapter, "py_dataset", None)
         if own is None:
             return
         before = _get_random()

@@ -169,11 +169,6 @@ def replace_data(epoch_iterator: Any, dataset: Any, iterator: Any) -> None:
         epoch_iterator._current_iterator = iterator
 
 
-def py_dataset_of(epoch_iterator: Any) -> PyDataset | None:
-    """Returns the PyDataset that an epoch iterator reads, if it does."""
-    return getattr(epoch_iterator.data_adapter, "py_dataset", None)
-
-
 def shuffles_arrays(epoch_iterator: Any) -> bool:
     """Whether an epoch iterator reads arrays in an order of its own."""
     return bool(isinstance(epoch_iterator.data_adapter, ArrayDataAdapter) and epoch_iterator.data_adapter._shuffle)
@@ -195,6 +190,11 @@ def make_data_again(epoch_iterator: Any) -> None:
 def layers_of(model: Any) -> list[Any]:
     """Returns a model and all layers in it, those inside of others included."""
     return list(model._flatten_layers())
+
+
+def calls_of(operation: Any) -> list[Any]:
+    """Returns the calls of a layer or an operation in functional models: Keras's nodes."""
+    return list(operation._inbound_nodes)
 
 
 def compile_arguments(model: Any) -> dict[str, Any]:

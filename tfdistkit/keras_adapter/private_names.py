@@ -407,7 +407,7 @@ ATTRIBUTES: tuple[Attributes, ...] = (
     ),
     Attributes(_BASE_MODEL, ("_compile_config", "_symbolic_build"), "built as Keras does"),
     Attributes(_BASE_MODEL, ("_compile_loss",), "the weights of batches in the losses of several outputs"),
-    Attributes(_LAYER, ("_flatten_layers",), "the layers of a model"),
+    Attributes(_LAYER, ("_flatten_layers", "_inbound_nodes"), "the layers of a model, and how they are connected"),
     Attributes(_MODEL, ("_distribute_strategy",), "the strategy of a model"),
     Attributes(_VARIABLE, ("_value", "_maybe_autocast"), "TensorFlow's variable behind Keras's"),
     Attributes("keras.src.metrics.reduction_metrics:MeanMetricWrapper", ("_fn", "_fn_kwargs"), "is it Keras's own?"),

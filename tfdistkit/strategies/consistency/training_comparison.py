@@ -14,7 +14,6 @@ import itertools
 import json
 import re
 import types
-import weakref
 from typing import Any
 
 import keras
@@ -40,8 +39,6 @@ _ROUNDING = 1e-6
 _PLAIN = (bool, int, float, str)
 # What is described by its configuration.
 _CONFIGURED = (keras.Regularizer, keras.constraints.Constraint)
-# By model: how the layers are connected. The graph of a model does not change.
-_connected: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 # Arguments of layers that may differ: Keras numbers names in each process, and each rank may draw its random numbers.
 _OF_PROCESS = {"self", "name", "seed"}
 # The arguments of `compile` that must be equal on all ranks. Metrics are added up by their order.
@@ -225,36 +222,31 @@ def _is_numbered(name: str, kind: str) -> bool:
 
 def _connections(model: Any) -> list[Any]:
     """Describes which layers of each functional model get the outputs of which, by their places."""
-    if model not in _connected:
-        models = [one for one in private_api.layers_of(model) if isinstance(one, keras.Model)]
-        _connected[model] = [_connections_of(one) for one in models]
-    return _connected[model]
+    models = [one for one in private_api.layers_of(model) if isinstance(one, keras.Model)]
+    return [_connections_of(one) for one in models if hasattr(one, "operations")]
 
 
-def _connections_of(model: keras.Model) -> Any:
-    try:
-        config = model.get_config()
-    except Exception:  # A model of the user's own without one.
-        return None
-    layers = config.get("layers")
-    if not isinstance(layers, list) or not isinstance(config.get("output_layers"), (list, dict)):
-        return None
-    places = {one.get("name"): place for place, one in enumerate(layers)}
-    given = [one.get("inbound_nodes") for one in layers]
-    return _placed([config.get("input_layers"), given, config["output_layers"]], places)
+def _connections_of(model: Any) -> Any:
+    """Returns, for each call of a layer, the places of what it gets and the numbers that it is called with."""
+    made, calls = set[int](), list[Any]()
 
+    def is_taken(call: Any) -> bool:
+        if not all(id(one) in made for one in call.arguments.keras_tensors):
+            return False
+        made.update(id(output) for output in call.outputs)
+        calls.append(call)
+        return True
 
-def _placed(value: Any, places: dict[str, int]) -> Any:
-    """Replaces the names of layers in a configuration by their places, and leaves out what is no connection."""
-    if isinstance(value, dict):
-        history = value.get("keras_history")
-        found = {str(name): _placed(one, places) for name, one in value.items()} if history is None else None
-        return _placed(history, places) if found is None else {name: one for name, one in found.items() if one != []}
-    if isinstance(value, (list, tuple)):
-        if len(value) == 3 and isinstance(value[0], str) and value[0] in places:
-            return [places[value[0]], *value[1:]]
-        return [_placed(one, places) for one in value]
-    return value if isinstance(value, (int, float)) else []
+    waiting, before = [call for one in model.operations for call in private_api.calls_of(one)], 0
+    while len(waiting) != before:  # A layer may be called again with what a later one makes, or for another model.
+        before, waiting = len(waiting), [call for call in waiting if not is_taken(call)]
+    places = {id(output): (place, i) for place, call in enumerate(calls) for i, output in enumerate(call.outputs)}
+    found = []
+    for call in calls:
+        given = keras.tree.flatten((call.arguments.args, call.arguments.kwargs))
+        inputs = [places[id(one)] for one in call.arguments.keras_tensors]
+        found.append([inputs, [one for one in given if isinstance(one, (int, float))]])
+    return [found, [places.get(id(one)) for one in model.outputs]]
 
 
 def _arguments_of(layer: Any) -> dict[str, Any]:
