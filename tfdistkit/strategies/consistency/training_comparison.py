@@ -297,11 +297,13 @@ def _described(value: Any) -> Any:
 
 
 def _config_of(made: Any) -> dict[str, Any]:
-    """Returns the configuration of a metric, a regularizer or a constraint."""
+    """Returns the numbers and texts in the configuration of a metric, a regularizer or a constraint."""
     try:
-        return dict(made.get_config())
+        config = made.get_config()
     except Exception:  # It holds what has none, such as a function, or is the user's own.
         return {}
+    # Functions are written with the path of their file, which differs between hosts.
+    return {name: one for name, one in config.items() if one is None or isinstance(one, _PLAIN)}
 
 
 def _require_equal_settings(first: Facts, own: Facts, rank: int) -> None:
