@@ -245,7 +245,7 @@ def _connections_of(model: Any) -> Any:
     for call in calls:
         given = keras.tree.flatten((call.arguments.args, call.arguments.kwargs))
         inputs = [places[id(one)] for one in call.arguments.keras_tensors]
-        found.append([inputs, [one for one in given if isinstance(one, (int, float))]])
+        found.append([inputs, [one for one in given if type(one) in (int, float)]])
     return [found, [places.get(id(one)) for one in model.outputs]]
 
 
