@@ -199,7 +199,9 @@ def _weighted(
     if isinstance(metric, keras.metrics.Sum) and known_value(values) is None and not _is_same(step, tensor):
         return args, kwargs
     # The product of two means over rows is no mean over rows: both are those of the global batch.
-    is_of_rows = weight is not None and global_numbers.is_from_rows(step, weight)
+    # The weight that Keras gives the loss of an output is the rows of this replica, or computed from them.
+    is_of_keras = any(metric is tracker for tracker in private_api.loss_trackers(step.model))
+    is_of_rows = weight is not None and not is_of_keras and global_numbers.is_from_rows(step, weight)
     whole = _of_global_batch(step, tensor, is_of_rows)
     if is_of_rows:
         of_all = global_numbers.of_global_batch(step, weight, of_integers=True)
