@@ -60,13 +60,14 @@ def agree_on_data(
     Raises:
         UnsupportedError: on all ranks, if they differ, or if the data has no fixed order.
     """
-    graph = None if is_own_part or not isinstance(dataset, tf.data.Dataset) else read_graph(dataset)
+    of_dataset = read_graph(dataset) if isinstance(dataset, tf.data.Dataset) else None
+    graph = None if is_own_part else of_dataset
     facts = {"call": call, "own_part": graph is None, "spec": _spec(dataset), **more}
     if graph is not None:
         facts |= _facts(dataset, graph)
-    elif isinstance(dataset, tf.data.Dataset):
-        facts["part"] = _facts_of_part(dataset)
-    if caches := _caches(dataset, is_own_part):
+    elif of_dataset is not None:
+        facts["part"] = _facts_of_part(dataset, of_dataset)
+    if of_dataset is not None and (caches := _caches(dataset, of_dataset, is_own_part)):
         facts["caches"], facts["host"] = caches, os.uname().nodename
     everyone = compared(strategy, facts, bool(facts.get("unordered") or facts.get("unseeded")))
     shared = shared_cache(everyone or [facts] * 2, call)
@@ -135,23 +136,20 @@ def _facts(dataset: tf.data.Dataset, graph: DatasetGraph) -> Facts:
     }
 
 
-def _facts_of_part(dataset: tf.data.Dataset) -> Facts | None:
+def _facts_of_part(dataset: tf.data.Dataset, graph: DatasetGraph) -> Facts | None:
     """Returns what ranks that each bring rows of their own must differ in; None where that is not known."""
     if not is_divided(dataset) or has_mark(dataset, SHARDED):
         return None
-    graph = read_graph(dataset)
     if graph.has_generator or graph.has_functions or not graph.arrays:
         return None  # A function may know its rank.
     facts = _facts(dataset, graph)
     return {name: facts[name] for name in ("settings", "arrays", "texts")}
 
 
-def _caches(dataset: Any, is_own_part: bool) -> list[Any]:
+def _caches(dataset: tf.data.Dataset, graph: DatasetGraph, is_own_part: bool) -> list[Any]:
     """Returns the files of `cache(filename)`: the path of each, and whether ranks of a host can share it."""
-    if not isinstance(dataset, tf.data.Dataset):
-        return []
     found = []
-    for file, cached in read_graph(dataset).caches:
+    for file, cached in graph.caches:
         of_rank = is_own_part and (has_mark(cached, SHARDED) or not has_mark(dataset, SHARDED))
         is_complete = tf.io.gfile.exists(f"{file}.index")
         found.append([os.path.abspath(file), is_complete and not of_rank])
