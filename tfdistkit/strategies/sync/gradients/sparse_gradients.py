@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdistkit.strategies.sync import collective_keys
+from tfdistkit.strategies.sync import step as steps
 
 
 def sum_over_replicas(gradients: list[Any]) -> list[Any]:
@@ -58,8 +59,15 @@ def _padded(slices: tf.IndexedSlices, more: tf.Tensor) -> tf.IndexedSlices:
 
 
 def _changes_in_a_loop(gradient: Any) -> bool:
-    """Returns whether a gradient may have other numbers of rows in other iterations of a loop."""
-    if not isinstance(gradient, tf.IndexedSlices) or gradient.indices.shape.is_fully_defined():
+    """Returns whether a gradient may have other numbers of rows in other iterations of a loop.
+
+    A number that is known while tracing counts in a Keras step alone, which hides the rows of the batch. In a loop of
+    the user's own each replica knows its own, and the others must take the same way.
+    """
+    if not isinstance(gradient, tf.IndexedSlices):
+        return False
+    step = steps.current()
+    if gradient.indices.shape.is_fully_defined() and step is not None and step.in_keras_step:
         return False
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     while graph is not None:
