@@ -9,9 +9,17 @@ _ROUNDED = (
     "The largest number of a bias is 0.02 in the end, and its rounding error 2e-8. "
     "In float64 the results are within 1e-15."
 )
+_FEW_ROWS = (
+    "The logged loss is that of the last batch, of few rows, and small: the rounding of a prediction is larger "
+    "relative to it. "
+    "In float64 the results are within 1e-15."
+)
 
 # Cases that need more than their own tolerance from Keras 3.16 on: the tolerance, and why.
-FROM_3_16 = {name: (2e-6, _ROUNDED) for name in ("batch_norm_97", "sync_batch_norm_97")}
+FROM_3_16 = {
+    **{name: (2e-6, _ROUNDED) for name in ("batch_norm_97", "sync_batch_norm_97")},
+    **{name: (5e-6, _FEW_ROWS) for name in ("own_logs", "own_descent")},
+}
 
 
 def tolerance_of(case: Case, version: str) -> float:
