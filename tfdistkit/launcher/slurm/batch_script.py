@@ -56,7 +56,8 @@ fi
 exit $code'
 """
 
-# Removes the records of an earlier job in the folder, and of an earlier run of this job.
+# Removes the records of an earlier job in the folder, and of an earlier run of this job. It waits before it says that
+# it starts again: SLURM ends the tasks of a cancelled job a little before the batch script.
 _RUN = f"""\
 rm -f "${env.RUN_DIR}/{_AGAIN}" "${env.RUN_DIR}/{ENDED_FILE}"
 for left in "${env.RUN_DIR}"/rank.* "${env.RUN_DIR}"/attempt.*/rank.*; do
@@ -68,6 +69,7 @@ while :; do
     srun --kill-on-bad-exit=1 {{options}} sh -c "$task" tfdistkit {{command}}
     code=$?
     if [ $code = 0 ] || [ "${env.ATTEMPT}" -ge {{max_restarts}} ]; then break; fi
+    sleep 1
     {env.ATTEMPT}=$(({env.ATTEMPT} + 1))
     TASKS="${env.RUN_DIR}/attempt.${env.ATTEMPT}"
     wait=$(({env.ATTEMPT} < 7 ? 1 << ({env.ATTEMPT} - 1) : 60))
