@@ -15,6 +15,8 @@ SHARDED = "tfdistkit.data.shard"
 ROWS_OF_BATCHES = "tfdistkit.data.rows_of_batches"
 # In steps of a global batch, the shards of all workers together have the order of one process.
 ONE_ORDER = "tfdistkit.data.one_order"
+# The shards of all workers have the same number of elements, whatever that is.
+EVEN = "tfdistkit.data.even"
 # Prefixes of the seed of a shuffle order: one that the user gave, one that rank 0 chose.
 GIVEN_SEED, CHOSEN_SEED = "tfdistkit.data.given_seed:", "tfdistkit.data.chosen_seed:"
 # Some rows are padding, with a sample weight of -0.0 (see `padding`).
@@ -34,6 +36,18 @@ def marked(dataset: tf.data.Dataset, *marks: str) -> tf.data.Dataset:
     options.framework_type = [SHARDED, *marks]  # added to earlier marks
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     return dataset.with_options(options)
+
+
+def even_marks(even_steps: str | None, parts: int) -> list[str]:
+    """Returns the marks of a shard for its remainder.
+
+    Args:
+        even_steps: How the remainder is handled, as in `tfdistkit.data.shard`.
+        parts: The number of shards.
+    """
+    if even_steps is None or parts == 1:
+        return []
+    return [EVEN, PADDED] if even_steps == "pad" else [EVEN]
 
 
 def same_for_all_rows(dataset: tf.data.Dataset, *names: str) -> tf.data.Dataset:

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdistkit.data.batch_rows import rows_of_batches
-from tfdistkit.data.dataset_metadata import ONE_ORDER, PADDED, ROWS_OF_BATCHES, SHARDED, has_mark, marked, seed_mark
+from tfdistkit.data.dataset_metadata import ONE_ORDER, ROWS_OF_BATCHES, SHARDED, even_marks, has_mark, marked, seed_mark
 from tfdistkit.data.element_sharding import shard_elements
 from tfdistkit.data.rank_agreement import agreed
 from tfdistkit.data.shard_spec import find_shard, require_even_steps
@@ -100,10 +100,10 @@ def shard(
     if num_shards is None and policy not in ("seed", "off"):
         arguments = [["policy", policy], ["even_steps", even_steps]]
         dataset = agreed(dataset, parts, "tfdistkit.data.shard", arguments=arguments)
-    padded = [PADDED] if even_steps == "pad" and parts > 1 else []
+    even = even_marks(even_steps, parts)
     if policy == "batch":
         marks = [ROWS_OF_BATCHES] if parts > 1 else []
-        return marked(rows_of_batches(dataset, parts, own, even_steps), ONE_ORDER, *marks, *padded)
+        return marked(rows_of_batches(dataset, parts, own, even_steps), ONE_ORDER, *marks, *even)
     if policy == "file":
         _refuse_even_files(even_steps)
         return marked(_own_files(dataset, parts, own) if parts > 1 else dataset)
@@ -113,7 +113,7 @@ def shard(
         return marked(dataset, *seed_mark(seed, agreed_seed))
     if policy == "off":
         return marked(dataset)
-    return marked(shard_elements(dataset, parts, own, even_steps), ONE_ORDER, *padded)
+    return marked(shard_elements(dataset, parts, own, even_steps), ONE_ORDER, *even)
 
 
 def _own_files(dataset: tf.data.Dataset, parts: int, index: int) -> tf.data.Dataset:

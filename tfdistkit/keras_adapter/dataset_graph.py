@@ -81,6 +81,7 @@ class DatasetGraph:
         settings: The numbers by which elements are selected and grouped: `(method, argument, value)`.
         arrays: The source tensors of the elements.
         caches: The datasets that keep their elements in a file, each with its name.
+        repeated: The datasets that `repeat` takes more than once.
         runs_python: Whether the user's Python code computes elements (a generator, a `py_function`).
         has_generator: Whether elements come from a Python generator.
         has_functions: Whether functions of the user's choose or compute elements.
@@ -91,6 +92,7 @@ class DatasetGraph:
     settings: list[tuple[str, str, int]] = field(default_factory=list)
     arrays: list[tf.Tensor] = field(default_factory=list)
     caches: list[tuple[str, tf.data.Dataset]] = field(default_factory=list)
+    repeated: list[tf.data.Dataset] = field(default_factory=list)
     runs_python: bool = False
     has_generator: bool = False
     has_functions: bool = False
@@ -167,6 +169,8 @@ class _Reader:
         self.graph.arrays += private_datasets.arrays_of_dataset(dataset)
         if file := private_datasets.cache_file_of(dataset):
             self.graph.caches.append((file, dataset))
+        if name == "Repeat" and private_datasets.number_of_dataset(dataset, "_count") != 1:
+            self.graph.repeated += private_datasets.inputs_of_dataset(dataset)[:1]
 
     def _add(self, source: RandomSource) -> None:
         self.graph.random.append(source)

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdistkit.data.dataset_metadata import ONE_ORDER, PADDED, marked, seed_mark
+from tfdistkit.data.dataset_metadata import ONE_ORDER, even_marks, marked, seed_mark
 from tfdistkit.data.padding import require_weights_fit, with_weight
 from tfdistkit.data.rank_agreement import agreed
 from tfdistkit.data.shard_spec import find_shard, require_even_steps, uneven
@@ -73,8 +73,7 @@ def from_arrays(
         raise uneven(rows, parts, "rows")
     end = {"drop": rows - rows % parts, "pad": rows + -rows % parts}.get(even_steps or "", rows)
     dataset = _in_order(tensors, rows, range(own, end, parts), order, 0, even_steps == "pad")
-    padded = [PADDED] if even_steps == "pad" and parts > 1 else []
-    return marked(dataset, ONE_ORDER, *seed_mark(seed, order), *padded)
+    return marked(dataset, ONE_ORDER, *seed_mark(seed, order), *even_marks(even_steps, parts))
 
 
 def _in_order(

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdistkit.data.dataset_metadata import ONE_ORDER, PADDED, marked, seed_mark
+from tfdistkit.data.dataset_metadata import ONE_ORDER, even_marks, marked, seed_mark
 from tfdistkit.data.element_sharding import padded, shard_elements, with_weights
 from tfdistkit.data.loading.file_shards import (
     TO_THE_END,
@@ -89,12 +89,12 @@ def interleave_files(pieces: Sequence[Piece], reader: Reader, request: Request) 
     if policy == "file" and parts > 1:
         own = _own_files(interleaver, pieces, parts, index, request.even_steps)
         order += [ONE_ORDER] * divides_files(pieces, parts)
-        return marked(own, *order, *_pad_mark(request.even_steps, parts))
+        return marked(own, *order, *even_marks(request.even_steps, parts))
     dataset = _counted(interleaver.read(pieces), count_elements(pieces))
     if policy in ("seed", "off"):
         return marked(dataset, *order)
     own = shard_elements(dataset, parts, index, request.even_steps)
-    return marked(own, ONE_ORDER, *order, *_pad_mark(request.even_steps, parts))
+    return marked(own, ONE_ORDER, *order, *even_marks(request.even_steps, parts))
 
 
 def _compare(pieces: Sequence[Piece], parts: int, request: Request) -> None:
@@ -178,10 +178,6 @@ def _files_in_order(takes: tf.Tensor, count: int, seed: Any) -> tf.Tensor:
 def _counted(dataset: tf.data.Dataset, count: int | None) -> tf.data.Dataset:
     """Sets the cardinality; reading fails if a file holds another number of elements."""
     return dataset if count is None else dataset.apply(tf.data.experimental.assert_cardinality(count))
-
-
-def _pad_mark(even_steps: str | None, parts: int) -> list[str]:
-    return [PADDED] if even_steps == "pad" and parts > 1 else []
 
 
 def _require_some(pieces: Sequence[Piece]) -> None:

@@ -16,12 +16,19 @@ import numpy as np
 import tensorflow as tf
 
 from tfdistkit.data.batch_info import info_of
-from tfdistkit.data.dataset_metadata import SHARDED, has_mark
+from tfdistkit.data.dataset_metadata import EVEN, ONE_ORDER, ROWS_OF_BATCHES, SHARDED, has_mark
 from tfdistkit.errors import UnsupportedError, explain
 from tfdistkit.keras_adapter.dataset_graph import DatasetGraph, read_graph
 from tfdistkit.keras_adapter.dataset_seeds import WrittenDataset
+from tfdistkit.keras_adapter.private_datasets import inputs_of_dataset
 from tfdistkit.strategies.consistency.batch_hashes import mark_of_array
-from tfdistkit.strategies.consistency.data_differences import difference, equal_parts, shared_cache
+from tfdistkit.strategies.consistency.data_differences import (
+    difference,
+    equal_parts,
+    shared_cache,
+    uneven_repeats,
+    warn_of_repeats,
+)
 from tfdistkit.strategies.consistency.row_exchange import table
 
 Facts = dict[str, Any]
@@ -69,10 +76,17 @@ def agree_on_data(
         facts["part"] = _facts_of_part(dataset, of_dataset)
     if of_dataset is not None and (caches := _caches(dataset, of_dataset, is_own_part)):
         facts["caches"], facts["host"] = caches, os.uname().nodename
+    if of_dataset is not None:
+        facts["repeated"] = _repeated_parts(of_dataset)
     everyone = compared(strategy, facts, bool(facts.get("unordered") or facts.get("unseeded")))
     shared = shared_cache(everyone or [facts] * 2, call)
     if shared is not None:
         raise shared
+    uneven = uneven_repeats(everyone, call)
+    if uneven is not None:
+        raise uneven
+    if None in facts.get("repeated", ()):
+        warn_of_repeats(call)
     if everyone is None and facts.get("part"):
         raise equal_parts(call)
     if everyone is None:
@@ -154,6 +168,22 @@ def _caches(dataset: tf.data.Dataset, graph: DatasetGraph, is_own_part: bool) ->
         is_complete = tf.io.gfile.exists(f"{file}.index")
         found.append([os.path.abspath(file), is_complete and not of_rank])
     return found
+
+
+def _repeated_parts(graph: DatasetGraph) -> list[int | None]:
+    """Returns the elements of each of this worker's parts that `repeat` takes more than once; None if unknown."""
+    sizes: list[int | None] = []
+    for dataset in graph.repeated:
+        if not has_mark(dataset, ONE_ORDER) or has_mark(dataset, ROWS_OF_BATCHES):
+            continue  # A part of each batch of the whole data has as many batches as that.
+        while (inputs := inputs_of_dataset(dataset)) and has_mark(inputs[0], ONE_ORDER):
+            dataset = inputs[0]
+        size = int(dataset.cardinality())
+        if size >= 0:
+            sizes.append(size)
+        elif size == tf.data.UNKNOWN_CARDINALITY and not has_mark(dataset, EVEN):
+            sizes.append(None)
+    return sizes
 
 
 def _with_equal_seeds(strategy: Any, dataset: Any, graph: DatasetGraph, everyone: list[Facts], call: str) -> Any:

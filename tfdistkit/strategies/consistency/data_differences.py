@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +131,45 @@ def shared_cache(everyone: list[Facts], call: str) -> UnsupportedError | None:
     return None
 
 
+_OF_ONE_LENGTH = (
+    "With `repeat()` after tfdistkit.data, the parts of all workers must be of one length in `{}`: each worker repeats "
+    "its own, and a step would train on rows that are not of one batch."
+)
+_REPEATS = (
+    "Divide the repeated data: `tfdistkit.data.shard(dataset.repeat())`. Or make the parts even (`even_steps=`), or "
+    "remove `repeat()`: the data then decides the steps of an epoch."
+)
+
+
+def uneven_repeats(everyone: list[Facts] | None, call: str) -> UnsupportedError | None:
+    """Returns the error for parts of different lengths that each worker repeats by itself; None for even ones.
+
+    Args:
+        everyone: The facts of each process about its data; None if they are equal.
+        call: The method that reads it.
+    """
+    parts = [facts.get("repeated") or [] for facts in everyone or []]
+    for sizes in itertools.zip_longest(*parts):
+        if len(set(sizes)) > 1:
+            return UnsupportedError(
+                explain(
+                    _OF_ONE_LENGTH.format(call),
+                    received=" and ".join(f"{size} elements on rank {rank}" for rank, size in enumerate(sizes)),
+                    expected="parts of one length, or a part of the repeated data",
+                    do=f"{_likely_line(r'repeat')}{_REPEATS} {_OFF}",
+                )
+            )
+    return None
+
+
+def warn_of_repeats(call: str) -> None:
+    """Warns of parts of unknown lengths that each worker repeats by itself."""
+    warnings.warn(
+        explain(_OF_ONE_LENGTH.format(call), received="a dataset of unknown length", do=_REPEATS),
+        stacklevel=2,
+    )
+
+
 def _one_cache(file: str, ranks: str, call: str) -> UnsupportedError:
     return UnsupportedError(
         explain(
@@ -212,14 +253,16 @@ def _error(call: str, how: str, rank: int, first: Any, own: Any, do: str, patter
 
 
 def _without_order(call: str, what: str) -> UnsupportedError:
+    before = "" if call.startswith("tfdistkit.data.") else "call tfdistkit.data.shard(dataset) before it, or "
     return UnsupportedError(
         explain(
             f"The data of `{call}` must have a fixed order, or each rank reads another order: rows are lost and others "
             "repeated.",
             received=f"a dataset with {what}",
             expected="the same order on all ranks",
-            do=f"{_likely_line(r'deterministic|sloppy')}Remove it, or let each rank read only its part: call "
-            f"tfdistkit.data.shard(dataset) before it. {_OFF}",
+            do=f"{_likely_line(r'shuffle_files|deterministic(?!.*True)|sloppy')}Remove it (of `tfds.load`: pass "
+            "`read_config=tfds.ReadConfig(shuffle_seed=7)` with `shuffle_files=True`), or let each rank read only its "
+            f"part: {before}read files with tfdistkit.data.from_files or from_tfds. {_OFF}",
         )
     )
 
