@@ -62,6 +62,8 @@ def global_gradients(gradients: Any) -> Any:
     strategy: Any = tf.distribute.get_strategy()
     for i, gradient in zip(present, strategy.sum_gradients(parts, [], None) if parts else []):
         flat[i] = gradient
+        for values in tf.nest.flatten(gradient, expand_composites=True):
+            steps.note_same_on_all(step.replicas, values)  # Its graph tells that for some transports only.
     return tf.nest.pack_sequence_as(structure, flat)
 
 
