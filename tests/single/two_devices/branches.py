@@ -71,8 +71,9 @@ class Chosen(keras.Model):
                     loss > 9.0, lambda: 3 * loss, lambda: ops.cond(2 * loss > 9.0, lambda: 2 * loss, lambda: loss)
                 )
         gradients = tape.gradient(loss, weights)
-        if self.how in ("applied", "by_a_row"):
+        if self.how in ("applied", "by_a_row", "drawn"):
             condition = loss > 4.0 if self.how == "applied" else x[0, 0] > 0.0
+            condition = tf.random.uniform([], seed=5) < 0.5 if self.how == "drawn" else condition
 
             def apply() -> Any:
                 self.optimizer.apply(gradients, weights)
@@ -132,13 +133,14 @@ class MeanOfSome(Chosen):
         return {"loss": loss}
 
 
-CASES = [(Chosen, "any"), (Chosen, "nested"), (Chosen, "applied")]
+CASES = [(Chosen, "any"), (Chosen, "nested"), (Chosen, "applied"), (Chosen, "drawn")]
 CASES += [(Converted, "noted"), (Converted, "updated"), (MeanOfSome, "value")]
 
 
 @pytest.mark.parametrize(("kind", "how"), CASES)
 def test_replicas_take_the_branch_of_one_process(strategy: Any, kind: Any, how: str) -> None:
     def trained(scope: Any) -> list[Any]:
+        tf.random.set_seed(3)
         with scope:
             model = kind(how)
             model(X[:1])

@@ -2,7 +2,8 @@
 
 The condition of one process compares a number of all rows. So the number is computed for the global batch, before the
 branch. Conditions on the number of rows stay those of a replica: its branches take as many rows as it has. So do
-conditions on rows (`x[0, 0] > 0`), whose branches must not communicate: another replica may take the other one.
+conditions on rows (`x[0, 0] > 0`), whose branches must not communicate: another replica may take the other one. One
+process draws one random number (`tf.random.uniform([]) < 0.5`): all replicas take that of the first.
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ def cond(original: Any, pred: Any, true_fn: Any = None, false_fn: Any = None, *a
         pred = _of_global_batch(step, trial.condition(pred))
         if before is None and _is_of_own_rows(step, pred):
             step.own_condition = pred
+        elif before is None:
+            pred = _of_first_replica(step, pred)
     found: list[bool] = []
     branches = [_choosing(step, branch, found) for branch in (true_fn, false_fn)]
     try:
@@ -149,6 +152,19 @@ def _is_of_own_rows(step: steps.ReplicaStep, condition: tf.Tensor) -> bool:
         return graphs.is_from_dataset(tensor) and reader.axis_of_rows(tensor) is not None
 
     return graphs.Ancestry(has_rows, step.same_on_all, graphs.is_collective).includes(outer)
+
+
+def _of_first_replica(step: steps.ReplicaStep, condition: tf.Tensor) -> tf.Tensor:
+    """Returns a random condition as the first replica draws it; any other one as it is."""
+    outer, graph = in_graph_of_step(step, condition), step.graph
+    if outer is None or graph is None or step.is_local or not step.in_keras_step:
+        return condition
+    reader = reader_of(step)
+    if reader.comes_from_batch(outer) or not reader.is_random(outer):
+        return condition
+    with graph.as_default():
+        drawn = tf.cast(outer, tf.float32) if step.replica_id == 0 else tf.zeros([])
+        return step.sum(drawn) > 0.5
 
 
 def in_graph_of_step(step: steps.ReplicaStep, tensor: tf.Tensor) -> tf.Tensor | None:
