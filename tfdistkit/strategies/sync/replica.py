@@ -148,6 +148,10 @@ class ReplicaMixin:
         if replicas == 1:
             return None
         rows, static_rows = row_counts.count_rows((args, kwargs), is_of_batch)
+        if rows is not None and not tf.executing_eagerly():
+            # A rank that is traced for no rows would fold its share, and prune sums that it multiplies by it: Horovod's
+            # operations are pure functions for TensorFlow, and the other ranks wait for them.
+            rows = tf.compat.v1.placeholder_with_default(rows, [])
         context = tf.distribute.get_replica_context()
         if part is not None:
             rows, total = part.rows, part.total_rows

@@ -73,7 +73,7 @@ def of_global_batch(step: steps.ReplicaStep, value: Any) -> tf.Tensor | None:
         return number.value
     # A float without a dimension is often a part of a quotient whose other part is averaged (a running mean and its
     # count), and divisions by a static number of rows cannot be seen: both stay means.
-    if not can_read(step, value) or (value.dtype.is_floating and (not value.shape.rank or step.held_rows)):
+    if not can_read(step, value) or (value.dtype.is_floating and (not value.shape.rank or step.held_rows is not None)):
         return None
     parts = _parts(reader_of(step), value)
     if parts.sum is parts.whole or (parts.mean is not None and not value.dtype.is_floating):
