@@ -322,6 +322,8 @@ _LOOPS = (
             ("own_accumulation", by("OwnAccumulation"), {}),
             ("sharpness_aware", by("SharpnessAware"), {}),
             ("own_descent", by("OwnDescent"), {}),
+            ("inner_steps", by("OwnDescent", 2), {}),
+            ("extragradient", by("OwnDescent", 2, True), {}),
         )
         for rows in (103,)
     ),
@@ -342,6 +344,8 @@ _LOOPS = (
     ),
     Case("loop_average_loss", run="loop_average_loss", optimizer=sgd(0.05), rows=103),
     Case("loop_keras_loss", run="loop_keras_loss", optimizer=sgd(0.05), rows=103),
+    # A replica without rows, in the trace that makes the variables of the optimizer.
+    Case("loop_one_row", run="loop_average_loss", model=by("lookups"), data="tokens", rows=3, global_batch=1),
     Case("save_and_resume", run="save_and_resume", rows=115, model=by("mlp", by("batch_normalization", momentum=0.9))),
 )
 

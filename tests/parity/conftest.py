@@ -131,9 +131,19 @@ _SOME = {"mirrored": 20, "multiworker": 10, "central_storage": 20, "multiworker_
 
 # Cases of engines that sum gradients, or write weights, in code of their own.
 _ALWAYS = {
+    "mirrored": ("loop_one_row",),
     "central_storage": ("lookups", "own_descent"),
-    "multiworker": ("lookups", "center_loss", "gradients_by_switch", "own_logs", "gan"),
-    "horovod": ("lookups",),
+    "multiworker": (
+        "lookups",
+        "center_loss",
+        "gradients_by_switch",
+        "own_logs",
+        "gan",
+        "loop_one_row",
+        "inner_steps",
+        "extragradient",
+    ),
+    "horovod": ("lookups", "sharpness_aware"),
 }
 
 

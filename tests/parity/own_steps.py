@@ -218,13 +218,25 @@ class OwnAccumulation(OwnMean):
 
 
 class OwnDescent(OwnMean):
-    """Gradient descent without an optimizer."""
+    """Steps of gradient descent on the same rows, without an optimizer; or an optimizer's with their last gradient."""
+
+    def __init__(self, times: int = 1, is_extragradient: bool = False):
+        super().__init__()
+        self.times, self.is_extragradient = times, is_extragradient
 
     def train_step(self, data: Any) -> dict[str, Any]:
-        with tf.GradientTape() as tape:
-            loss = self.loss_of(*data)
-        for weight, gradient in zip(self.trainable_variables, tape.gradient(loss, self.trainable_variables)):
-            weight.assign_sub(0.05 * gradient)
+        weights = self.trainable_variables
+        before = [tf.identity(weight.value) for weight in weights]
+        for _ in range(self.times):
+            with tf.GradientTape() as tape:
+                loss = self.loss_of(*data)
+            gradients = tape.gradient(loss, weights)
+            for weight, gradient in zip(weights, gradients):
+                weight.assign_sub(0.05 * gradient)
+        if self.is_extragradient:
+            for weight, value in zip(weights, before):
+                weight.assign(value)
+            self.optimizer.apply(gradients, weights)
         return {"loss": loss}
 
 

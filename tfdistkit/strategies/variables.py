@@ -98,15 +98,16 @@ class StepVariable(private_api.MirroredVariable):
         """Returns whether code of the user's reads what this step wrote from the rows of its replica.
 
         It is averaged now, rather than at the end of the step. Layers of Keras read moving statistics again only to
-        move them once more.
+        move them once more; weights, which a step of gradient descent wrote, they compute with.
         """
         step = steps.current()
         if step is None or not any(one is self for one in step.layer_state):
             return False
-        return self._is_written_by(step) and not step.is_in_inner_graph() and not _reader_is_keras()
+        return self._is_written_by(step) and not step.is_in_inner_graph() and (self.trainable or not _reader_is_keras())
 
     def write_local(self, value: tf.Tensor) -> None:
-        """Writes this replica's copy."""
+        """Writes this replica's copy; in a trial step, what it reads from now on."""
+        trial.record_merged(self, value)
         self._get_on_device_or_primary().assign(value)
 
     def _is_written_by(self, step: steps.ReplicaStep) -> bool:
@@ -174,9 +175,11 @@ class LayerState(StepVariable):
             raise _rows_stored(self)
         trial.record_write(self, value)
         is_own = total is None and not row_sums.is_same_on_all(step, value)
+        # A static number of rows looks like any other, and a replica without rows has none: both take one way.
+        known = step.held_rows is not None
         if self.dtype.is_floating and step.in_keras_step and (is_own or step.layer_state):
             step.add_layer_state(self)  # Other state of this step, which this may hold, differs until its end.
-        elif is_own and self.aggregation == tf.VariableAggregation.MEAN:
+        elif self.aggregation == tf.VariableAggregation.MEAN and (is_own or (total is None and known)):
             value = step.weighted_sum(tf.convert_to_tensor(value, self.dtype))
         return update_fn(self._get_on_device_or_primary(), value, **kwargs)
 

@@ -149,7 +149,7 @@ class StepCheck:
         except tf.errors.OpError as error:
             raise _failed(error) from error
         tolerance = _HALF_TOLERANCE if self._model.dtype_policy.compute_dtype in _HALF else _TOLERANCE
-        least_gradient = max(_PART_OF_LARGEST * wanted[0][:, -2].max(), _LEAST_NORM)
+        least_gradient = max(_PART_OF_LARGEST * wanted[0][:, -2].max(initial=0.0), _LEAST_NORM)
         least_norms = (least_gradient, _LEAST_NORM, _LEAST_NORM)
         found = [_largest(*numbers) for numbers in zip(own, wanted, least_norms)]
         differs = [_is_anywhere(strategy, size > tolerance) for _, size in found]

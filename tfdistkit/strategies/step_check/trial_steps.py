@@ -106,10 +106,10 @@ class TrialStep:
         if any(part.graph is not graph for _, part in recorded.gradients):
             raise trial.CannotTryError("it applies gradients in a branch or a loop")
         gradients = [(variable, part) for variable, part in recorded.gradients if _is_comparable(variable, part)]
-        if not gradients:
-            raise trial.CannotTryError("it applies no gradients by an optimizer of Keras")
         numbers = [_numbers_of(part, variable=variable) for variable, part in gradients]
         writes = [one for one in recorded.writes if one.change.graph is graph]
+        if not gradients and not writes:
+            raise trial.CannotTryError("it applies no gradients by an optimizer of Keras")
         sums = [one for one in writes if one.merged is trial.Merged.SUM]
         writes = [one for one in writes if one.merged is not trial.Merged.SUM]
         logged = [(path, value) for path, value in keras.tree.flatten_with_path(logs) if _is_numeric(value)]

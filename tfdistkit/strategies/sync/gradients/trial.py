@@ -193,6 +193,18 @@ def record_write(variable: Any, value: Any, merged: Merged = Merged.MEAN, is_com
         recorded.writes.append(Write(variable, change, after, merged))
 
 
+def record_merged(variable: Any, value: tf.Tensor) -> None:
+    """Records the mean over the replicas of what a trial step wrote to a variable, which it then reads again.
+
+    Args:
+        variable: The variable.
+        value: The mean.
+    """
+    recorded = getattr(_LOCAL, "recorded", None)
+    if recorded is not None and id(variable) in recorded.written:
+        recorded.written[id(variable)] = value
+
+
 def written_value(variable: Any) -> tf.Tensor | None:
     """Returns what this trial step wrote to a variable before, on this replica; None if it did not, or is no trial.
 
