@@ -34,9 +34,10 @@ def other_gradient(model: Any, variable: Any, size: float, branch: bool | None =
             "`tfdistkit.global_gradients(gradients)` first. Where the loss combines rows, compute it in `call(self, "
             "y_true, y_pred)` of a subclass of `keras.losses.Loss`, which gets the "
             "rows of all replicas; or gather what rows are compared with, or what a state that the step reads again "
-            "is computed from: `tfdistkit.collectives.all_gather(x)`. If it does neither, look for a constant that is "
-            "another number on each rank. To train on the rows of each "
-            "replica as they are: `tfdistkit.strategy(..., check_step=False)`.",
+            "is computed from: `tfdistkit.collectives.all_gather(x)`. Where it takes the gradient of a mean loss by "
+            "the inputs, which depends on the number of rows, take that of the sum of the losses. If it does none of "
+            "this, look for a constant that is another number on each rank. To train on the rows of each replica as "
+            "they are: `tfdistkit.strategy(..., check_step=False)`.",
         )
     )
 
