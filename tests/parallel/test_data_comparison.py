@@ -244,6 +244,10 @@ found["spec"] = lost(D.from_tensor_slices((x, numbers.astype("int32" if rank els
 found["steps"] = lost(arrays().repeat().batch(16), steps_per_epoch=3 + rank)
 found["repeated parts"] = lost(data.from_arrays((x, numbers)).repeat().batch(16), steps_per_epoch=6)
 found["repeated even parts"] = lost(data.shard(arrays().take(96)).repeat().batch(16), steps_per_epoch=6)
+import warnings
+with warnings.catch_warnings(record=True) as told:
+    lost(data.shard(arrays()).take(8).batch(4))
+found["take from a part"] = [str(one.message) for one in told]
 found["own part on one"] = lost(data.shard(arrays(), num_shards=2, index=0).batch(16) if rank else arrays().batch(16))
 found["class weights"] = lost(x, y=numbers, class_weight={i: 1.0 + rank for i in range(ROWS)})
 words = np.array([f"word {i}" for i in range(ROWS)])
@@ -313,6 +317,7 @@ EXPECTED = {
     "steps": "the number of steps",
     "repeated parts": "Received: 49 elements on rank 0 and 48 elements on rank 1",
     "repeated even parts": "1",
+    "take from a part": "`take` should come before tfdistkit.data divides the data of `fit`",
     "own part on one": "whether the data was divided by rank already",
     "class weights": "`class_weight`",
     "metrics": "they differ in the number of metrics. Received: 1 on rank 0, 0 on rank 1",

@@ -30,6 +30,9 @@ _SETTINGS = {
     **dict.fromkeys(("Interleave", "ParallelInterleave"), ("_cycle_length", "_block_length")),
 }
 
+# Methods after which there are fewer or more elements.
+_SELECTING = ("Take", "Skip", "Filter", "TakeWhile", "Unbatch", "FlatMap", "Interleave", "ParallelInterleave")
+
 
 @dataclass(frozen=True)
 class RandomSource:
@@ -82,6 +85,7 @@ class DatasetGraph:
         arrays: The source tensors of the elements.
         caches: The datasets that keep their elements in a file, each with its name.
         repeated: The datasets that `repeat` takes more than once.
+        selected: The datasets of which a method takes other elements, or another number of them, with its name.
         runs_python: Whether the user's Python code computes elements (a generator, a `py_function`).
         has_generator: Whether elements come from a Python generator.
         has_functions: Whether functions of the user's choose or compute elements.
@@ -93,6 +97,7 @@ class DatasetGraph:
     arrays: list[tf.Tensor] = field(default_factory=list)
     caches: list[tuple[str, tf.data.Dataset]] = field(default_factory=list)
     repeated: list[tf.data.Dataset] = field(default_factory=list)
+    selected: list[tuple[str, tf.data.Dataset]] = field(default_factory=list)
     runs_python: bool = False
     has_generator: bool = False
     has_functions: bool = False
@@ -171,6 +176,8 @@ class _Reader:
             self.graph.caches.append((file, dataset))
         if name == "Repeat" and private_datasets.number_of_dataset(dataset, "_count") != 1:
             self.graph.repeated += private_datasets.inputs_of_dataset(dataset)[:1]
+        if name in _SELECTING:
+            self.graph.selected += [(_method(name), one) for one in private_datasets.inputs_of_dataset(dataset)[:1]]
 
     def _add(self, source: RandomSource) -> None:
         self.graph.random.append(source)

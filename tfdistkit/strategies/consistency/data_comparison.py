@@ -28,6 +28,7 @@ from tfdistkit.strategies.consistency.data_differences import (
     shared_cache,
     uneven_repeats,
     warn_of_repeats,
+    warn_of_selection,
 )
 from tfdistkit.strategies.consistency.row_exchange import table
 
@@ -87,6 +88,8 @@ def agree_on_data(
         raise uneven
     if None in facts.get("repeated", ()):
         warn_of_repeats(call)
+    for method in _selected_from_parts(of_dataset) if of_dataset is not None else ():
+        warn_of_selection(method, call)
     if everyone is None and facts.get("part"):
         raise equal_parts(call)
     if everyone is None:
@@ -184,6 +187,12 @@ def _repeated_parts(graph: DatasetGraph) -> list[int | None]:
         elif size == tf.data.UNKNOWN_CARDINALITY and not has_mark(dataset, EVEN):
             sizes.append(None)
     return sizes
+
+
+def _selected_from_parts(graph: DatasetGraph) -> list[str]:
+    """Returns the methods that take elements of this worker's part, where one process takes those of the whole data."""
+    parts = [(method, of) for method, of in graph.selected if has_mark(of, ONE_ORDER)]
+    return list(dict.fromkeys(method for method, of in parts if not has_mark(of, ROWS_OF_BATCHES)))
 
 
 def _with_equal_seeds(strategy: Any, dataset: Any, graph: DatasetGraph, everyone: list[Facts], call: str) -> Any:

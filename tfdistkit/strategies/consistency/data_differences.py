@@ -170,6 +170,24 @@ def warn_of_repeats(call: str) -> None:
     )
 
 
+def warn_of_selection(method: str, call: str) -> None:
+    """Warns of a method that selects from each worker's part.
+
+    Args:
+        method: Its name.
+        call: The method that reads the data.
+    """
+    warnings.warn(
+        explain(
+            f"`{method}` should come before tfdistkit.data divides the data of `{call}`: after it, each worker applies "
+            "it to its own part, and steps have other rows than with one worker.",
+            received=f"`{method}` of a part",
+            do=f"Call it first: `tfdistkit.data.shard(dataset.{method}(...))`.",
+        ),
+        stacklevel=2,
+    )
+
+
 def _one_cache(file: str, ranks: str, call: str) -> UnsupportedError:
     return UnsupportedError(
         explain(
