@@ -17,6 +17,7 @@ from tfdistkit.keras_adapter import private_api
 from tfdistkit.strategies.sync import step as steps
 from tfdistkit.strategies.sync.aggregates import row_sums
 from tfdistkit.strategies.sync.gradients import trial
+from tfdistkit.strategies.sync.gradients.sparse_gradients import sum_over_replicas
 
 _LOCAL = threading.local()
 # By id: variables are not hashable.
@@ -66,6 +67,17 @@ def is_of_optimizer(variable: Any) -> bool:
     return _of_optimizers.get(id(variable)) is variable
 
 
+def _average_weights(step: Any) -> None:
+    """Averages the weights that a step wrote from the rows of its replica, weighted by rows."""
+    weights = [one for one in step.layer_state if one.trainable]
+    step.layer_state = [one for one in step.layer_state if not one.trainable]
+    local = [tf.convert_to_tensor(one) for one in weights]
+    with step.summing():
+        sums = sum_over_replicas(step.without_empty([one * tf.cast(step.share(), one.dtype) for one in local]))
+    for weight, value in zip(weights, sums):
+        weight.write_local(value)
+
+
 class StepVariable(private_api.MirroredVariable):
     """A variable that a step may write by itself. A trial step writes nothing, and reads what it would have written."""
 
@@ -82,7 +94,10 @@ class StepVariable(private_api.MirroredVariable):
         return self._get() if is_other else super().value()
 
     def _get(self) -> Any:
-        own, written, step = super()._get(), trial.written_value(self), steps.current()
+        step = steps.current()
+        if self.trainable and self._is_read_again():
+            _average_weights(step)  # A step of gradient descent wrote them all: one collective.
+        own, written = super()._get(), trial.written_value(self)
         is_read_again = step is not None and self._is_read_again()
         if step is None or (written is None and not is_read_again):
             return own
