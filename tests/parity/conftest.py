@@ -143,7 +143,7 @@ _ALWAYS = {
         "inner_steps",
         "extragradient",
     ),
-    "horovod": ("lookups", "sharpness_aware"),
+    "horovod": ("lookups", "sharpness_aware", "loop_last_row"),
 }
 
 

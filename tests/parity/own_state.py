@@ -80,6 +80,18 @@ class RunningStatistics(layers.Layer):
         return (inputs - self.mean) / ops.sqrt(self.squares / (self.seen + 1.0) + 1.0)
 
 
+class MovingMean(layers.Layer):
+    """Moves a mean towards that of its rows."""
+
+    def build(self, shape: Any) -> None:
+        self.mean = self.add_weight(shape=shape[-1:], name="mean", trainable=False, initializer="zeros")
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        if training:
+            self.mean.assign(0.9 * self.mean + 0.1 * ops.mean(inputs, axis=0))
+        return inputs
+
+
 class Centers(layers.Layer):
     """Moves the center of each class towards its rows, as center loss does, and keeps the largest numbers of each."""
 
