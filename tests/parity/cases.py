@@ -346,7 +346,7 @@ _LOOPS = (
     Case("loop_keras_loss", run="loop_keras_loss", optimizer=sgd(0.05), rows=103),
     # A replica without rows, in the trace that makes the variables of the optimizer, and with state of layers.
     Case("loop_one_row", run="loop_average_loss", model=by("lookups"), data="tokens", rows=3, global_batch=1),
-    Case("loop_last_row", run="loop_keras_loss", model=by("mlp", by("MovingMean")), rows=13, global_batch=4),
+    Case("loop_last_row", run="loop_average_loss", model=by("mlp", by("MovingMean")), rows=13, global_batch=4),
     Case("save_and_resume", run="save_and_resume", rows=115, model=by("mlp", by("batch_normalization", momentum=0.9))),
 )
 
