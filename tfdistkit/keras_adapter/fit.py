@@ -212,13 +212,13 @@ def build_model(model: Any, batch: Any) -> None:
             raise
         if model.optimizer is not None and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
-    for metric in unbuilt:
-        if metric.built and model.run_eagerly:
-            metric.reset_state()
-        if metric.built:
-            _keep_initial_values(metric)
+    built = [metric for metric in unbuilt if metric.built]
+    for metric in built if model.run_eagerly else ():
+        metric.reset_state()
     for variable, value in zip(own, initial):
         variable.assign(value)
+    for metric in built:
+        _keep_initial_values(metric)
 
 
 def _keep_initial_values(metric: Any) -> None:
@@ -228,7 +228,12 @@ def _keep_initial_values(metric: Any) -> None:
     whose `reset_state` it inherits, which writes zeros, may begin with another value, such as that of a minimum.
     """
 
+    initial = [variable.numpy().tobytes() for variable in metric.variables]
+
     def keep_once() -> None:
         del metric.reset_state
+        # `train_on_batch` of Keras 3.10 does not reset them, so that this may be a later call of the user's.
+        if [variable.numpy().tobytes() for variable in metric.variables] != initial:
+            metric.reset_state()
 
     metric.reset_state = keep_once

@@ -11,6 +11,7 @@ import tensorflow as tf
 from keras import ops
 
 import tfdistkit
+from tfdistkit.keras_adapter.fit import build_model
 
 pytestmark = pytest.mark.tensorflow
 
@@ -62,6 +63,17 @@ def test_the_first_epoch_begins_with_the_initial_values_of_metrics(strategy: Any
     in_one_process = found(tf.distribute.get_strategy().scope())
     assert in_one_process[0][0] == 3.0
     assert found(strategy.scope()) == in_one_process
+
+
+def test_the_first_reset_of_metrics_counts_where_a_step_came_before(strategy: Any) -> None:
+    with strategy.scope():
+        least = Least()
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", metrics=[least])
+    build_model(model, (tf.ones((2, 1)), tf.ones((2, 1))))
+    least.least.assign(2.0)  # As `train_on_batch` of Keras 3.10 does, which resets nothing.
+    model.reset_metrics()
+    assert float(least.least.numpy()) == 0.0
 
 
 @pytest.mark.parametrize("wrapped", (False, True), ids=("plain", "loss scale"))
