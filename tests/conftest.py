@@ -20,7 +20,7 @@ _CLUSTER = ("TFDISTKIT_", "HOROVOD_", "OMPI_", "PMIX_", "PMI_", "MPI_", "SLURM_"
 _REQUIRED = "TFDISTKIT_REQUIRE_HOROVOD"
 # Set where Horovod is built if it is not in the cache.
 _BUILD = "TFDISTKIT_BUILD_HOROVOD"
-# Which half of the slow files runs (`tiers.is_of_turn`); without it, all of them.
+# Which third of the slow files runs (`tiers.is_of_turn`); without it, all of them.
 _TURN = os.environ.get("TFDISTKIT_TEST_TURN")
 # The first of these tests builds Horovod, which takes minutes.
 _HOROVOD_TIMEOUT_S = 1800

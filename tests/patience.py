@@ -1,4 +1,4 @@
-"""Lets tests wait longer on a busy machine: their deadlines are those of two idle cores."""
+"""Lets tests wait longer on a slow or busy machine: their deadlines are those of two fast idle cores."""
 
 from __future__ import annotations
 
@@ -13,12 +13,19 @@ import pytest_timeout
 
 # Shorter waits look whether something happens at all.
 _DEADLINE_S = 10.0
+# What ends a test that hangs waits for a slow machine, whose load shows nothing. What a test asserts does not.
+_LEAST = 2.0
 _MOST = 4.0
 
 
-def longer(seconds: float) -> float:
-    """Returns a deadline for as many processes as run now: up to 4 times as long as with one for each core."""
-    return seconds * min(max(os.getloadavg()[0] / (os.cpu_count() or 1), 1.0), _MOST)
+def longer(seconds: float, least: float = 1.0) -> float:
+    """Returns a deadline for as many processes as run now.
+
+    Args:
+        seconds: The deadline with one process for each core.
+        least: How many times as long it is at least; at most it is 4 times as long.
+    """
+    return seconds * min(max(os.getloadavg()[0] / (os.cpu_count() or 1), least), _MOST)
 
 
 def install() -> None:
@@ -35,7 +42,7 @@ def _patient(method: Any) -> Any:
         given = signature.bind(*args, **kwargs)
         timeout = given.arguments.get("timeout")
         if timeout is not None and timeout >= _DEADLINE_S:
-            given.arguments["timeout"] = longer(timeout)
+            given.arguments["timeout"] = longer(timeout, _LEAST)
         return method(*given.args, **given.kwargs)
 
     return waiting
@@ -46,4 +53,4 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Any:
     """Gives a test a longer time limit."""
     if not settings.timeout:
         return None
-    return pytest_timeout.pytest_timeout_set_timer(item, settings._replace(timeout=longer(settings.timeout)))
+    return pytest_timeout.pytest_timeout_set_timer(item, settings._replace(timeout=longer(settings.timeout, _LEAST)))

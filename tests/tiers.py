@@ -3,7 +3,8 @@
 What finds the usual mistakes in about ten minutes on two cores is not slow: the rules of the code, the tests of one
 process, a few of each kind of training, and a few jobs of each way to start. What needs root or a compiler is.
 
-Of the slow files `.ci/run` runs one half, chosen by the second of the commit: all of them take an hour and a half.
+Of the slow files `.ci/run` runs a third, chosen by the second of the commit: all of them take an hour and a half, or
+twice as long on a slow machine.
 
 What takes long and repeats what runs each time, over another transport or with other numbers, is thorough; so is what
 only other versions of TensorFlow and Keras change.
@@ -105,6 +106,9 @@ _LONG_FILES = (
     *("step_check_losses.py", "step_check_reads.py", "step_check_state.py"),
 )
 
+# Into how many parts `.ci/run` divides the slow files.
+TURNS = 3
+
 # Of the parity table, the cases that `mirrored` and `multiworker` run each time: one of each kind.
 QUICK_CASES = (
     *("dense_sgd", "loss_scale_clip", "ema", "accumulation", "batch_norm_97", "masks_103", "two_outputs"),
@@ -148,14 +152,14 @@ def is_thorough(path: str, name: str) -> bool:
 
 
 def is_of_turn(path: str, turn: int, parameters: dict[str, object] | None = None) -> bool:
-    """Returns whether slow tests of a file run in a turn: parity and random faults in each, of the others one half.
+    """Returns whether slow tests of a file run in a turn: parity and random faults in each, of the others a third.
 
     Args:
         path: Its file, from the folder `tests`.
-        turn: An even number for one half, an odd one for the other.
+        turn: A number; its remainder by `TURNS` chooses the third.
         parameters: The parameters of a test.
     """
     if path == "single/test_two_devices.py" and parameters:
         path = f"single/two_devices/{getattr(parameters['file'], 'name', '')}"
     in_each = ("parity/", "fuzz/", "parallel/test_random_faults")
-    return path.startswith(in_each) or zlib.crc32(path.encode()) % 2 == turn % 2
+    return path.startswith(in_each) or zlib.crc32(path.encode()) % TURNS == turn % TURNS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import weakref
 from collections.abc import Callable
@@ -260,8 +261,16 @@ class KerasStrategyMixin(CountsReplicas):
 
     def has_equal_weights(self) -> bool:
         """Returns whether all replicas have the same weights and layer state now; False between two averages."""
-        with tf.init_scope():  # A loop's function asks while it is traced.
+
+        def answer() -> bool:
             return not self.reducer.unsettled() and not layer_state.unsettled(self)
+
+        if tf.executing_eagerly():
+            return answer()
+        # A loop's function asks while it is traced. In this thread it would watch what is read, which may belong to
+        # another model, and fail as soon as that is gone.
+        with concurrent.futures.ThreadPoolExecutor(1) as other_thread:
+            return other_thread.submit(answer).result()
 
     def count_settling(self, traffic: Any) -> None:
         """Counts what `settle_weights` sends from now on; all ranks call it.
