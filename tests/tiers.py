@@ -101,8 +101,8 @@ _THOROUGH = {
 
 # Of the tests of two devices, the files that take as long as all others together.
 _LONG_FILES = (
-    *("changed_gradients.py", "compared_rows.py", "eager_steps.py", "ragged_inputs.py", "reducers.py", "stateful.py"),
-    *("users_steps.py", "users_variables.py", "variables.py"),
+    *("changed_gradients.py", "changed_gradients_in_loops.py", "compared_rows.py", "eager_steps.py", "reducers.py"),
+    *("ragged_inputs.py", "stateful.py", "users_steps.py", "users_variables.py", "variables.py"),
     *("step_check_losses.py", "step_check_reads.py", "step_check_state.py"),
 )
 

@@ -34,7 +34,7 @@ def test_words_are_of_a_test(lists: dict[str, tuple[str, ...]]) -> None:
 
 def test_each_slow_file_has_its_turn() -> None:
     files = [path.relative_to(TESTS).as_posix() for path in TESTS.glob("*/test_*.py")]
-    first, second = ({file for file in files if tiers.is_of_turn(file, turn)} for turn in (0, 1))
-    assert first | second == set(files)
-    assert {"parity/test_exactness.py", "fuzz/test_fuzz.py"} <= first & second
-    assert 0.4 * len(files) < len(first) < 0.7 * len(files)
+    turns = [{file for file in files if tiers.is_of_turn(file, turn)} for turn in range(tiers.TURNS)]
+    assert set.union(*turns) == set(files)
+    assert {"parity/test_exactness.py", "fuzz/test_fuzz.py"} <= set.intersection(*turns)
+    assert all(0.7 / tiers.TURNS < len(turn) / len(files) < 1.4 / tiers.TURNS for turn in turns)

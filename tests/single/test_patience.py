@@ -25,7 +25,7 @@ def test_a_deadline_grows_with_the_load(monkeypatch: pytest.MonkeyPatch, load: f
 def test_processes_are_waited_for_longer(
     monkeypatch: pytest.MonkeyPatch, wait: Any, deadline: float, waited: float
 ) -> None:
-    monkeypatch.setattr(patience, "longer", lambda seconds: 0.2)
+    monkeypatch.setattr(patience, "longer", lambda seconds, least: 0.2)
     with subprocess.Popen(SLEEP, stdout=subprocess.PIPE) as process:
         with pytest.raises(subprocess.TimeoutExpired) as raised:
             wait(process, deadline)
