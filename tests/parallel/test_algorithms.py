@@ -120,12 +120,19 @@ OVER = [
 STEPS = 6  # An epoch of 38 rows in batches of 7.
 
 
+def found_by_ranks(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, script: str
+) -> list[dict[str, Any]]:
+    """Runs a script on two ranks over an engine of `OVER`; returns what each printed last."""
+    folder: Path = tmp_path_factory.mktemp("algorithms")
+    run: RunRanks = runner(request)
+    return [json.loads(text.splitlines()[-1]) for text in run(request.param, script, folder, TEST_FOLDER=str(folder))]
+
+
 @pytest.fixture(scope="module", params=OVER)
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank found."""
-    folder: Path = tmp_path_factory.mktemp("algorithms")
-    run: RunRanks = runner(request)
-    return [json.loads(text.splitlines()[-1]) for text in run(request.param, SCRIPT, folder, TEST_FOLDER=str(folder))]
+    return found_by_ranks(request, tmp_path_factory, SCRIPT)
 
 
 def test_all_ranks_end_with_the_same_weights(found: list[dict[str, Any]]) -> None:

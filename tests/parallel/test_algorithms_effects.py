@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from rank_jobs import RunRanks, runner
-from test_algorithms import MODELS, OVER, STEPS
+from test_algorithms import MODELS, OVER, STEPS, found_by_ranks
 
 pytestmark = pytest.mark.tensorflow
 
@@ -135,9 +132,7 @@ SCRIPT = (
 @pytest.fixture(scope="module", params=OVER)
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank found."""
-    folder: Path = tmp_path_factory.mktemp("algorithms")
-    run: RunRanks = runner(request)
-    return [json.loads(text.splitlines()[-1]) for text in run(request.param, SCRIPT, folder, TEST_FOLDER=str(folder))]
+    return found_by_ranks(request, tmp_path_factory, SCRIPT)
 
 
 def test_a_loop_whose_function_builds_the_optimizer(found: list[dict[str, Any]]) -> None:
