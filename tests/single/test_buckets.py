@@ -14,11 +14,11 @@ pytestmark = pytest.mark.tensorflow
 MB = 1 << 20
 
 
-def in_graph(sizes: list[int], fusion_bytes: int | None) -> list[list[int]]:
+def in_graph(sizes: list[int], *limits: int | None) -> list[list[int]]:
     """Returns the buckets of float32 tensors of these sizes in bytes, in a graph."""
     with tf.Graph().as_default():
         tensors = [tf.compat.v1.placeholder(tf.float32, [size // 4]) for size in sizes]
-        return buckets(tensors, fusion_bytes)
+        return buckets(tensors, *limits)
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,12 @@ def in_graph(sizes: list[int], fusion_bytes: int | None) -> list[list[int]]:
 )
 def test_buckets(sizes: list[int], fusion_bytes: int | None, expected: list[list[int]]) -> None:
     assert in_graph(sizes, fusion_bytes) == expected
+
+
+def test_gradients_of_one_operation_are_one_bucket_without_a_small_first_one() -> None:
+    """As under Horovod, where each operation takes a cycle of its thread."""
+    assert in_graph([MB] * 4, FUSION_BYTES, FUSION_BYTES) == [[0, 1, 2, 3]]
+    assert in_graph([64 * MB, MB, 4], FUSION_BYTES, FUSION_BYTES) == [[1, 2], [0]]
 
 
 def test_eager_tensors_are_one_bucket_as_nothing_is_computed_meanwhile() -> None:

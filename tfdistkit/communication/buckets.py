@@ -10,10 +10,10 @@ import tensorflow as tf
 # Bytes of a bucket. PyTorch's DistributedDataParallel has 25 MB, too.
 FUSION_BYTES = 25 << 20
 # Bytes of the bucket that is sent first: the sooner it is sent, the more of the backward pass is left.
-_FIRST_BYTES = 1 << 20
+FIRST_BYTES = 1 << 20
 
 
-def buckets(tensors: Sequence[Any], fusion_bytes: int | None) -> list[list[int]]:
+def buckets(tensors: Sequence[Any], fusion_bytes: int | None, first_bytes: int = FIRST_BYTES) -> list[list[int]]:
     """Returns which tensors are summed in one operation, alike on all replicas.
 
     The backward pass computes the gradients of the last layers first, so the last tensors make the first bucket.
@@ -21,6 +21,7 @@ def buckets(tensors: Sequence[Any], fusion_bytes: int | None) -> list[list[int]]
     Args:
         tensors: Gradients in the order of the variables, dense or IndexedSlices.
         fusion_bytes: The most bytes of a bucket of several tensors; None for one bucket.
+        first_bytes: The same, of the bucket that is sent first.
 
     Returns:
         The positions of the tensors of each bucket, in the order in which they are summed.
@@ -28,7 +29,7 @@ def buckets(tensors: Sequence[Any], fusion_bytes: int | None) -> list[list[int]]
     if fusion_bytes is None or tf.executing_eagerly() or len(tensors) < 2:
         return [list(range(len(tensors)))] if tensors else []
     result: list[list[int]] = [[]]
-    held, room = 0, min(_FIRST_BYTES, fusion_bytes)
+    held, room = 0, min(first_bytes, fusion_bytes)
     for i in reversed(range(len(tensors))):
         nbytes = _nbytes(tensors[i])
         if result[-1] and held + nbytes > room:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
-from tfdistkit.communication.buckets import buckets
+from tfdistkit.communication.buckets import FIRST_BYTES, buckets
 from tfdistkit.errors import OptionError, UnsupportedError, explain
 
 
@@ -28,6 +28,7 @@ class Wire:
         is_local_step: Whether the step trains on the rows of this replica alone (`Reducer.trains_alone`).
         on_average: A reducer calls it in a local step after it has averaged the weights; layer state is averaged then.
         fusion_bytes: The maximum size of one fused operation, in bytes; None for no limit.
+        first_bytes: The maximum size of the fused operation that is sent first, in bytes.
     """
 
     def __init__(self, replicas: int, replica_id: Any, sum_tensors: Callable[[list[Any]], list[Any]]):
@@ -37,6 +38,7 @@ class Wire:
         self.is_local_step = False
         self.on_average: Callable[[], None] = lambda: None
         self.fusion_bytes: int | None = None
+        self.first_bytes = FIRST_BYTES
 
     def sum(self, tensors: list[Any]) -> list[Any]:
         """Returns the sums over the replicas, the same on all of them.
@@ -45,7 +47,7 @@ class Wire:
             tensors: Dense tensors, or IndexedSlices, whose rows are concatenated.
         """
         sums: dict[int, Any] = {}
-        for bucket in buckets(tensors, self.fusion_bytes):
+        for bucket in buckets(tensors, self.fusion_bytes, self.first_bytes):
             sums.update(zip(bucket, self._sum_tensors([tensors[i] for i in bucket])))
         return [sums[i] for i in range(len(tensors))]
 
