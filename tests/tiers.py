@@ -29,7 +29,7 @@ _SOME = {
     "single/test_callbacks_data_order.py": ("refused",),
     "single/test_callbacks_learning_rate.py": ("[sgd-", "[3-sgd-warm-up]", "invalid", "failed_fit"),
     "single/test_callbacks_resume.py": ("[shuffled]", "invalid", "early_stopping"),
-    "single/test_data_properties.py": ("shard_by_batch", "parts_of", "policy"),
+    "single/test_data_properties.py": ("shard_by_batch", "parts_of", "seed_and_off"),
     "single/test_factory.py": ("unknown_names", "too_late"),
     "single/test_model_scope.py": ("[one_device]",),
     "single/test_table_rows.py": ("adagrad", "ids", "stateless", "output"),
@@ -39,6 +39,10 @@ _SOME = {
 # Of other files the tests that take long: those whose name has one of the words are slow.
 _LONG_TESTS = {
     "parallel/test_checkpoint.py": ("kill_during_a_save",),
+    "parallel/test_parameter_server.py": (
+        *("[dropout-", "[averaged weights-", "[global_clipnorm-", "[clipvalue-", "[AdamW-", "[momentum-"),
+        *("[a schedule-", "[loss scaling-", "[bfloat16-", "on_every_repetition"),
+    ),
     "single/test_callbacks.py": ("{batch:02d}",),
     "single/test_callbacks_watching.py": ("own_files_are_removed", "timer_logs"),
     "single/test_compression_options.py": ("variance",),
@@ -82,9 +86,6 @@ _THOROUGH = {
         *("[fusion_bytes", "[communication", "[ring-chief", "[chief-killed", "[worker-stopped"),
     ),
     "parallel/test_optimizers_of_ranks.py": ("[horovod]",),
-    "parallel/test_parameter_server.py": (
-        *("[averaged weights]", "[clipvalue]", "[AdamW]", "[momentum]", "[a schedule]", "[bfloat16]"),
-    ),
     "parallel/test_parameter_server_callbacks.py": ("the_timer",),
     "parallel/test_parameter_server_faults.py": ("a_stopped_task",),
     "parallel/test_recommender.py": ("test_",),
@@ -101,8 +102,8 @@ _THOROUGH = {
 
 # Of the tests of two devices, the files that take as long as all others together.
 _LONG_FILES = (
-    *("changed_gradients.py", "changed_gradients_in_loops.py", "compared_rows.py", "eager_steps.py", "reducers.py"),
-    *("ragged_inputs.py", "stateful.py", "users_steps.py", "users_variables.py", "variables.py"),
+    *("branches.py", "changed_gradients.py", "changed_gradients_in_loops.py", "compared_rows.py", "eager_steps.py"),
+    *("ragged_inputs.py", "reducers.py", "stateful.py", "users_steps.py", "users_variables.py", "variables.py"),
     *("step_check_losses.py", "step_check_reads.py", "step_check_state.py"),
 )
 
