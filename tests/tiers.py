@@ -38,12 +38,14 @@ _SOME = {
 
 # Of other files the tests that take long: those whose name has one of the words are slow.
 _LONG_TESTS = {
+    "parallel/test_broadcast.py": ("[horovod]",),
     "parallel/test_checkpoint.py": ("kill_during_a_save",),
     "parallel/test_parameter_server.py": (
         *("[dropout-", "[averaged weights-", "[global_clipnorm-", "[clipvalue-", "[AdamW-", "[momentum-"),
         *("[a schedule-", "[loss scaling-", "[bfloat16-", "on_every_repetition"),
     ),
     "single/test_callbacks.py": ("{batch:02d}",),
+    "single/test_callbacks_resume_found.py": ("has_its_backup[2]", "has_its_backup[3]"),
     "single/test_callbacks_watching.py": ("own_files_are_removed", "timer_logs"),
     "single/test_compression_options.py": ("variance",),
     "single/test_data_policies.py": ("in_a_graph",),
