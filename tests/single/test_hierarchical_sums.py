@@ -15,7 +15,8 @@ from shm_ranks import DEADLINE_S, begin, engines, together
 
 from tfdistkit.cluster.spec import ClusterSpec, TaskSpec
 from tfdistkit.collectives.shm import peers
-from tfdistkit.collectives.shm.engine import CHUNK_BYTES, Engine, LostPeer, Mismatch, TimedOut
+from tfdistkit.collectives.shm.engine import CHUNK_BYTES, Engine
+from tfdistkit.collectives.shm.messages import LostPeer, Mismatch, TimedOut
 from tfdistkit.collectives.shm.operation import Sum, SumOnFirst
 from tfdistkit.collectives.shm.transport import SharedMemoryTransport
 from tfdistkit.errors import ClusterConfigError, OptionError, UnsupportedError

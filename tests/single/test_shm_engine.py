@@ -11,10 +11,11 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from shm_ranks import begin, engines, together
+from shm_ranks import DEADLINE_S, begin, engines, together
 
 from tfdistkit.collectives.shm import engine, messages, peers
-from tfdistkit.collectives.shm.engine import CHUNK_BYTES, Engine, LostPeer, Mismatch, TimedOut
+from tfdistkit.collectives.shm.engine import CHUNK_BYTES, Engine
+from tfdistkit.collectives.shm.messages import LostPeer, Mismatch, TimedOut
 from tfdistkit.collectives.shm.operation import AllToAll, Broadcast, Gather, Sum
 from tfdistkit.errors import RendezvousError
 
@@ -215,6 +216,17 @@ def test_a_stop_of_the_whole_process_is_no_timeout(pair: list[Engine], monkeypat
     time.sleep(2.5)  # The clock goes on by an hour within a turn of the thread, as after Ctrl-Z.
     begin(pair[1], Sum, [np.zeros(9)], timeout_s=20)
     assert (wait()[0] == 0).all()
+
+
+def test_a_forked_child_is_told_that_it_is_no_rank(pair: list[Engine]) -> None:
+    child = os.fork()
+    if not child:
+        ended = threading.Event()
+        operation = Sum(0, [np.ones(3)], DEADLINE_S, ended.set)
+        pair[0].call(operation)
+        os._exit(0 if ended.is_set() and isinstance(operation.error, LostPeer) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert all((summed == 2).all() for [summed] in together(pair, Sum, lambda rank: ([np.ones(3)],)))
 
 
 def test_nothing_is_left() -> None:

@@ -28,7 +28,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from tfdistkit.collectives.shm import messages
-from tfdistkit.collectives.shm.messages import Connection, Gathering, Key, Post
+from tfdistkit.collectives.shm.messages import Connection, Gathering, Key, LostPeer, Mismatch, Post
 from tfdistkit.collectives.shm.operation import Operation
 from tfdistkit.report.hangs import notes
 
@@ -39,7 +39,7 @@ CHUNKS = 3
 # Up to this many bytes of a rank, data travel through the sockets.
 _SENT_BYTES = 1 << 15
 
-_POLL_S = 0.5
+_POLL_S, _CLOSE_S = 0.5, 2.0
 # A thread that slept for longer was stopped, as Ctrl-Z does, and its deadlines wait.
 _STOPPED_S = 5.0
 # A rank whose process has been suspended for so many seconds, while others wait for it, is lost.
@@ -48,23 +48,6 @@ _SUSPENDED_S = 10.0
 _APART_S = 30.0
 # Seconds that a rank waits for rank 0 to name the missing ranks.
 _GRACE_S = 2.0
-_CLOSE_S = 2.0
-
-
-class LostPeer(Exception):
-    """A rank ended while others needed it."""
-
-
-class TimedOut(Exception):
-    """Some ranks did not call an operation in time."""
-
-
-class Mismatch(Exception):
-    """The ranks called one operation with other arguments."""
-
-
-_KINDS: dict[bytes, type[Exception]] = {b"lost": LostPeer, b"late": TimedOut, b"call": Mismatch}
-_NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
 class Engine:
@@ -106,8 +89,8 @@ class Engine:
         self._broken: Exception | None = None
         self._stopped_s = 0.0
         self._suspended: dict[int, tuple[float, float]] = {}  # Since when each is, and when this was looked at.
-        self._lock = threading.Lock()
-        self._is_closed = False
+        self._lock, self._is_closed = threading.Lock(), False
+        self._turning = threading.Lock()  # Held while something is done with all of the above.
         self._wakes, self._wake = socket.socketpair()
         self._wakes.setblocking(False)
         self._wake.setblocking(False)
@@ -125,10 +108,21 @@ class Engine:
             is_running = not self._is_closed
             if is_running:
                 self._called.append(operation)
-                self._wake_up()
         if not is_running:
             operation.error = self._broken
-            operation.on_end()
+            return operation.on_end()
+        # If the thread waits, the others are told here: to wake it takes longer than that.
+        is_waiting = self._turning.acquire(blocking=False)
+        if is_waiting:
+            try:
+                with np.errstate(all="ignore"):
+                    self._post_called()
+            except Exception:
+                self._break_by_own_error()
+            finally:
+                self._turning.release()
+        if not is_waiting or self._started or any(c.is_waiting for c in self._peers.values()):
+            self._wake_up()
 
     def fail(self, error: Exception) -> None:
         """Ends all operations on all ranks with a `LostPeer`, `TimedOut` or `Mismatch` that the engine cannot see."""
@@ -146,7 +140,7 @@ class Engine:
         self._thread.join(_CLOSE_S)
 
     def _wake_up(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # It is full of calls, so the thread wakes anyway.
+        with contextlib.suppress(OSError):  # It is full of calls, so the thread wakes anyway; or the thread has ended.
             self._wake.send(b"w")
 
     def _leave(self) -> None:
@@ -166,48 +160,54 @@ class Engine:
                 while not self._is_closed:
                     self._turn()
             except Exception:
-                self._break(b"lost", f"the thread of {self._ranks([self.rank])} failed: {traceback.format_exc()}")
+                with self._turning:
+                    self._break_by_own_error()
             with self._lock:
                 self._is_closed = True
+        with self._turning:
             self._pass_failures_on()
-        self._break_down(LostPeer("this process"))
-        for operation in self._called:
-            self._end(operation, self._broken)
-        self._leave()
+            self._break_down(LostPeer("this process"))
+            self._post_called()
+            self._leave()
 
     def _turn(self) -> None:
         """Waits for something to do, and does it."""
         before = time.monotonic()
-        for ready, _ in self._selector.select(_POLL_S):
-            if ready.data is None:
-                with contextlib.suppress(BlockingIOError):
-                    self._wakes.recv(1 << 12)
-            else:
-                self._hear(ready.data)
-        slept = time.monotonic() - before
-        if slept > _STOPPED_S:
-            self._stopped_s += slept
+        events = self._selector.select(_POLL_S)
+        with self._turning:
+            slept = time.monotonic() - before
+            if slept > _STOPPED_S:
+                self._stopped_s += slept
+            for ready, _ in events:
+                if ready.data is None:
+                    with contextlib.suppress(BlockingIOError):
+                        self._wakes.recv(1 << 12)
+                else:
+                    self._hear(ready.data)
+            self._post_called()
+            self._pass_failures_on()
+            self._advance()
+            if self._pending or self._gathered or self._started:
+                self._check_peers()
+            for peer, connection in self._peers.items():
+                self._watch(peer, connection)
+
+    def _post_called(self) -> None:
         while self._called:
             self._post(self._called.popleft())
-        self._pass_failures_on()
-        self._advance()
-        if self._pending or self._gathered or self._started:
-            self._check_peers()
-        for peer, connection in self._peers.items():
-            self._watch(peer, connection)
 
     def _pass_failures_on(self) -> None:
         while self._failures:
             error = self._failures.popleft()
-            self._tell_all(messages.BROKEN, (0, 0), _NAMES[type(error)] + str(error).encode())
+            self._tell_all(messages.BROKEN, (0, 0), messages.FAILURE_NAMES[type(error)] + str(error).encode())
             self._break_down(error)
 
     def _watch(self, peer: int, connection: Connection) -> None:
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.is_waiting else 0)
         known = self._selector.get_map().get(connection.socket)
-        if known is not None and not connection.is_open:
+        if known and not connection.is_open:
             self._selector.unregister(connection.socket)
-        elif known is not None and known.events != events:
+        elif known and known.events != events:
             self._selector.modify(connection.socket, events, peer)
 
     def _now(self) -> float:
@@ -224,7 +224,7 @@ class Engine:
             elif kind == messages.POST:
                 self._gather(peer, key, Post.unpacked(body))
             elif kind == messages.BROKEN:
-                self._break_down(_KINDS[body[:4]](body[4:].decode()))
+                self._break_down(messages.FAILURES[body[:4]](body[4:].decode()))
             else:
                 self._answered(kind, key, body)
 
@@ -363,9 +363,12 @@ class Engine:
     def _ranks(self, ranks: list[int]) -> str:
         return f"rank {', '.join(str(self._names[rank]) for rank in ranks)}"
 
+    def _break_by_own_error(self) -> None:
+        self._break(b"lost", f"the thread of {self._ranks([self.rank])} failed: {traceback.format_exc()}")
+
     def _break(self, kind: bytes, text: str) -> None:
         """Ends all operations, here and on the other ranks."""
-        error = _KINDS[kind](text)
+        error = messages.FAILURES[kind](text)
         self._tell_all(messages.BROKEN, (0, 0), kind + text.encode())
         self._break_down(error)
         if self.on_failure is not None:
@@ -390,6 +393,7 @@ _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 def _leave_in_child() -> None:
     """Closes what a forked child has of the connections: the others have to see the end of its parent."""
     for engine in list(_engines):
+        engine._is_closed, engine._broken = True, LostPeer("the process that this one was forked from")
         engine._leave()
 
 

@@ -31,6 +31,22 @@ _RECEIVE_BYTES = 1 << 18
 Key = tuple[int, int]
 
 
+class LostPeer(Exception):
+    """A rank ended while others needed it."""
+
+
+class TimedOut(Exception):
+    """Some ranks did not call an operation in time."""
+
+
+class Mismatch(Exception):
+    """The ranks called one operation with other arguments."""
+
+
+FAILURES: dict[bytes, type[Exception]] = {b"lost": LostPeer, b"late": TimedOut, b"call": Mismatch}
+FAILURE_NAMES = {kind: name for name, kind in FAILURES.items()}
+
+
 @dataclass(frozen=True)
 class Post:
     """A rank's call of an operation.

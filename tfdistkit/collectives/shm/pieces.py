@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -34,6 +35,11 @@ class Pieces:
         for own, place in self._ranges(first, last):
             np.copyto(own, source[place])
 
+    def add(self, first: int, last: int, one: np.ndarray, other: np.ndarray) -> None:
+        """Writes the sum of two arrays to the elements from `first` to before `last`."""
+        for own, place in self._ranges(first, last):
+            np.add(one[place], other[place], out=own)
+
     def joined(self) -> bytes:
         """Returns the bytes of all arrays."""
         return b"".join(flat.tobytes() for flat in self._flat)
@@ -50,7 +56,7 @@ class Pieces:
 
 def empty(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
     """Returns a new array that TensorFlow can take over without a copy."""
-    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    nbytes = math.prod(shape) * dtype.itemsize
     raw: np.ndarray = np.empty(nbytes + _ALIGNMENT, np.uint8)
     offset = -raw.ctypes.data % _ALIGNMENT
     return raw[offset : offset + nbytes].view(dtype).reshape(shape)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tfdistkit.cluster.detection import detect_cluster
-from tfdistkit.collectives.shm.engine import LostPeer, Mismatch, TimedOut
+from tfdistkit.collectives.shm.messages import LostPeer, Mismatch, TimedOut
 from tfdistkit.errors import explain
 from tfdistkit.keras_adapter import private_collectives
 from tfdistkit.strategies.consistency import call_positions
