@@ -104,7 +104,7 @@ SCRIPT = (
         "warm-up": fit(a.LocalSGD(100, warmup_steps=8)),
         "clock": fit(a.LocalSGD("0.05 seconds"), "adam"),
         "LocalSGD(3)": fit(a.LocalSGD(3), "adam"),
-        "DiLoCo as LocalSGD(3)": fit(a.DiLoCo(3, keras.optimizers.SGD(1.0)), "adam"),
+        "DiLoCo as LocalSGD(3)": fit(a.DiLoCo(3, keras.optimizers.SGD(1.0), slots="average"), "adam"),
         "DiLoCo": fit(a.DiLoCo(3), "adam"),
         "eager": fit(a.LocalSGD(2), "momentum", run_eagerly=True),
     }

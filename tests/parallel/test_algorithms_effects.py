@@ -93,14 +93,16 @@ SCRIPT = (
         assert_same(run(lambda: small("adam"), data, list, folder / f"{name}{rank}", save_freq=2), expected)
 
     # The slots of one worker resume with their mean on another number of them, and are not compared.
-    strategy.reducer = a.LocalSGD(100, slots="keep")
-    model = small("adam")
-    model.fit(x, y, batch_size=7, verbose=0, callbacks=[tfdistkit.callbacks.ConsistencyCheck(every=1)])
-    own = next(v for v in model.optimizer.variables if v.path.endswith("momentum")).numpy()
-    other = tfdistkit.collectives.broadcast(own).numpy()
     from tfdistkit.callbacks.backup import model_state
-    kept = [how for _, how in model_state._of_replicas(model)]
-    found["kept"] = {"apart": bool((own != other).any()), "how": sorted(set(kept)), "number": len(kept)}
+    for algorithm in (a.LocalSGD(100, slots="keep"), a.DiLoCo(100), a.DiLoCo(100, fragments=2)):
+        strategy.reducer = algorithm
+        model = small("adam")
+        model.fit(x, y, batch_size=7, verbose=0, callbacks=[tfdistkit.callbacks.ConsistencyCheck(every=1)])
+        own = next(v for v in model.optimizer.variables if v.path.endswith("momentum")).numpy()
+        other = tfdistkit.collectives.broadcast(own).numpy()
+        kept = [how for _, how in model_state._of_replicas(model)]
+        one = {"apart": bool((own != other).any()), "how": sorted(set(kept)), "number": len(kept)}
+        found.setdefault("kept", []).append(one)
 
     strategy.reducer = a.LocalSGD(2)
     try:
@@ -149,9 +151,10 @@ def test_an_average_of_equal_weights_changes_nothing(found: list[dict[str, Any]]
 
 def test_slots_are_kept(found: list[dict[str, Any]]) -> None:
     for rank in found:
-        assert rank["kept"]["how"] == ["mean", "sum"]
-        assert rank["kept"]["number"] == 12 + 1  # Two slots of each of six weights, and the count of rows.
-    assert found[1]["kept"]["apart"] and not found[0]["kept"]["apart"]
+        assert all(kept["how"] == ["mean", "sum"] for kept in rank["kept"])
+        # Two slots of each of six weights, and the count of rows; with fragments that of each of them, too.
+        assert [kept["number"] for kept in rank["kept"]] == [12 + 1, 12 + 1, 12 + 2]
+    assert all(kept["apart"] for kept in found[1]["kept"]) and not any(kept["apart"] for kept in found[0]["kept"])
 
 
 def test_a_callback_that_would_stop_one_rank_is_refused(found: list[dict[str, Any]]) -> None:

@@ -23,7 +23,7 @@ def test_bytes_are_those_that_workers_send() -> None:
     assert sizes["none"] == 4e6 and sizes["fp16"] == 2e6
     assert sizes["ByteGrad()"] == pytest.approx(1e6 * (1 + 8 / 512))
     assert sizes["TopK(0.01)"] == pytest.approx(80_000)
-    assert sizes["LocalSGD(100)"] == pytest.approx(120_000) and sizes["DiLoCo(500)"] == pytest.approx(24_000)
+    assert sizes["LocalSGD(100)"] == pytest.approx(120_000) and sizes["DiLoCo(500)"] == pytest.approx(8_000)
     of_four = {one.name: one.size_bytes for one in choices(1_000_000, 4)}
     assert of_four["none"] == 6e6 and of_four["TopK(0.01)"] == pytest.approx(240_000)
 

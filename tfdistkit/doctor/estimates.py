@@ -65,7 +65,7 @@ def choices(parameters: int, workers: int) -> list[Choice]:
         Choice("PowerSGD(4)", f"{compression}PowerSGD(rank=4)", exact * power_sgd, 2 * ring),
         Choice("TopK(0.01)", f"{compression}TopK(0.01)", top_k, others),
         Choice("LocalSGD(100)", f"{algorithm}LocalSGD(every=100)", _AVERAGED * exact / 100, ring / 100),
-        Choice("DiLoCo(500)", f"{algorithm}DiLoCo(every=500)", _AVERAGED * exact / 500, ring / 500),
+        Choice("DiLoCo(500)", f"{algorithm}DiLoCo(every=500)", exact / 500, ring / 500),
     ]
 
 
@@ -83,7 +83,7 @@ def estimate(parameters: int, workers: int, step_s: float, links: Sequence[Link]
     slowest = max(links, key=choices(parameters, workers)[0].seconds)
     about = (
         f"{parameters:,} weights, {workers} workers, steps that compute {step_s * 1e3:g} ms; {slowest}\n"
-        f"LocalSGD and DiLoCo with Adam; PowerSGD for kernels of {_KERNEL} x {_KERNEL}"
+        f"LocalSGD with Adam; PowerSGD for kernels of {_KERNEL} x {_KERNEL}"
     )
     found = [Finding(TOPIC, "for", Level.GOOD, about)]
     for choice in choices(parameters, workers):

@@ -79,7 +79,7 @@ class Decentralized(LocalSGD):
             tf.cond(tf.equal(current.steps % self.every, 0), lambda: False, lambda: self._with_all(current, wire))
         else:
             self._with_all(current, wire, current.rows)
-        rounds.average_slots(current, wire)
+        rounds.average_slots(current, current.slots(), wire)
         current.outer[0].assign(tf.zeros([], tf.float32))
 
     def _with_all(self, current: _Round, wire: Wire, rows: Any = None) -> bool:

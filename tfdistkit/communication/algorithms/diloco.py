@@ -19,9 +19,7 @@ from tfdistkit.validation import require_integer
 class DiLoCo(LocalSGD):
     """Works as `LocalSGD`, but an outer SGD takes the change from the last weights to the average as its gradient.
 
-    For long rounds (https://arxiv.org/abs/2311.08105): 500 local steps of AdamW, and an outer Nesterov momentum. With
-    `compression`, `fragments` or `delay` the variables of the optimizer are averaged only where all workers become
-    equal: at the end of an epoch, before `evaluate` and `predict`, and before a backup or a checkpoint.
+    For long rounds (https://arxiv.org/abs/2311.08105): 500 local steps of AdamW, and an outer Nesterov momentum.
 
     Args:
         every: As in `LocalSGD`; a number of steps with any of the last four arguments.
@@ -34,6 +32,9 @@ class DiLoCo(LocalSGD):
             each `every` steps (Streaming DiLoCo, https://arxiv.org/abs/2501.18512): as many bytes, fewer at a time.
         delay: Workers go on with their own weights for so many steps, before they take over what an average gave.
         mix: With `delay`: the part of its own weights that a worker keeps then.
+        slots: As in `LocalSGD`; `"keep"` by default, as in the paper: an average sends the weights alone. With
+            `compression`, `fragments` or `delay`, `"average"` averages them only where all workers become equal: at
+            the end of an epoch, before `evaluate` and `predict`, and before a backup or a checkpoint; so EMA.
 
     Raises:
         OptionError: (a ValueError) if an argument is out of range; when the optimizer is built, if there are fewer
@@ -51,8 +52,9 @@ class DiLoCo(LocalSGD):
         fragments: int = 1,
         delay: int = 0,
         mix: float = 0.5,
+        slots: str = "keep",
     ):
-        super().__init__(every, warmup_steps)
+        super().__init__(every, warmup_steps, slots)
         outer = _required_outer(outer)
         self.learning_rate, self.momentum, self.nesterov = outer
         self.compression = rounds.required_compression(compression, type(self).__name__)
@@ -149,7 +151,7 @@ class DiLoCo(LocalSGD):
         for part in parts.values() if self.delay else ():
             self._take_over(current, part, keeping=0.0)
         due.assign(tf.zeros_like(tf.convert_to_tensor(due)))
-        rounds.average_slots(current, wire)
+        rounds.average_slots(current, self._averaged(current), wire)
 
     def _outer_round(self, current: _Round, parts: dict[int, list[int]], wire: Wire) -> bool:
         """Takes an outer step with some parts of the variables, which are taken over now or later.

@@ -58,14 +58,14 @@ def mean_over_rows(total: tf.Tensor, rows: tf.Tensor, value: tf.Tensor) -> tf.Te
     return tf.where(rows > 0, tf.cast(total / tf.cast(rows, total.dtype), value.dtype), value)
 
 
-def average_slots(current: Any, wire: Wire) -> None:
-    """Averages the optimizer's own variables over the replicas, and ends the round: all replicas are equal then.
+def average_slots(current: Any, slots: list[Any], wire: Wire) -> None:
+    """Averages some of the optimizer's own variables over the replicas, and ends the round.
 
     Args:
         current: As in `count_step`. Its variables are equal already.
+        slots: What to average.
         wire: The collectives.
     """
-    slots = current.slots()
     values = [tf.convert_to_tensor(slot) for slot in slots]
     rows = tf.convert_to_tensor(current.rows)
     sums = wire.sum([*(times_rows(value, rows) for value in values), rows])
