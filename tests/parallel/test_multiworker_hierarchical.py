@@ -29,7 +29,8 @@ import tfdistkit
 
 # The gradients have 4 MB: most of a step is in the sums.
 TRAIN = """
-strategy = tfdistkit.strategy("multiworker", timeout_s=60)
+strategy = tfdistkit.strategy("multiworker", communication="hierarchical", timeout_s=60)
+assert strategy.hierarchical_sums is not None
 import keras, numpy as np, time
 with strategy.scope():
     model = keras.Sequential([keras.Input((1000,)), keras.layers.Dense(1000)])
@@ -70,7 +71,7 @@ def test_all_survivors_name_the_rank_that_is_gone(tmp_path: Path, victim: int, n
 @pytest.mark.parametrize("absent", [1, 2])
 def test_a_call_that_one_rank_leaves_out_ends_with_the_reason(tmp_path: Path, absent: int) -> None:
     code = """
-strategy = tfdistkit.strategy("multiworker", timeout_s=8)
+strategy = tfdistkit.strategy("multiworker", communication="hierarchical", timeout_s=8)
 import tensorflow as tf, time
 total = lambda: strategy.run(lambda: tf.distribute.get_replica_context().all_reduce("SUM", tf.ones([300, 300])))
 assert (total().numpy() == 3).all()
