@@ -58,7 +58,7 @@ def on_hosts(sizes: Sequence[int], function: Callable[[HierarchicalSums, int], A
             for rank, engine in zip(ranks, running):
                 within = SharedMemoryTransport(engine, DEADLINE_S) if engine is not None else None
                 sums.append(HierarchicalSums(within, rank, hosts, DEADLINE_S))
-                sums[-1]._across = across
+                sums[-1]._across = [across]
         return list(pool.map(function, sums, range(sum(sizes))))
 
 
@@ -167,11 +167,16 @@ def test_a_placement_that_it_cannot_use_is_refused_by_name(places: list[str], to
         shared_host.share(own, cluster(len(places)), facts, 1.0)
 
 
-@pytest.mark.parametrize("places", [["1 a", "2 b"], ["1 a", "", "1 b"], ["1 a", "1 b", "2 a"]])
-def test_the_ring_is_the_default_on_several_hosts(places: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("places", "hosts"),
+    [(["2 b", "1 a"], None), (["1 a", "1 b", ""], None), (["1 a", "2 a", "2 b"], [[0], [1, 2]])],
+)
+def test_hosts_of_several_ranks_share_memory_by_default(places: list[str], hosts: list[list[int]] | None) -> None:
+    """And those of one rank, or where a rank cannot share memory, use the ring."""
     own = shared_host.Offer("auto", "Average", None)
     facts = [{**own.facts, **({peers.FACT: place} if place else {})} for place in places]
-    assert shared_host.share(own, cluster(len(places)), facts, 1.0) is None
+    expected = None if hosts is None else shared_host.Shared(None, hosts)
+    assert shared_host.share(own, cluster(len(places)), facts, 1.0) == expected
 
 
 @pytest.mark.parametrize(("name", "installed", "places", "lines"), [

@@ -156,8 +156,8 @@ def build(
         cluster: Which process this is, and the addresses of all.
         communication: `"shm"` (CPUs, through the memory of the host that all workers are on), `"hierarchical"` (CPUs,
             through the memory of each host, then over gRPC between one worker of each), `"ring"` (CPUs and GPUs, over
-            gRPC) or `"nccl"` (GPUs). `"auto"` is `"shm"` where that is possible and there are no GPUs, and else what
-            TensorFlow chooses. The same on all workers.
+            gRPC) or `"nccl"` (GPUs). `"auto"`: without GPUs the first of these that is possible, `"hierarchical"` where
+            several workers share a host; with GPUs what TensorFlow chooses. The same on all workers.
         compression: What gradients travel as: `"none"`, `"fp16"`, `"bf16"`, or one of `tfdistkit.compression`. The
             same on all workers.
         algorithm: When the workers talk, one of `tfdistkit.algorithms`. Default: in every step. The same on all

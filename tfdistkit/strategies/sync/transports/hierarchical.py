@@ -23,8 +23,9 @@ LARGE_BYTES = 1 << 16
 # Tensors are fused and cut to this size, so that some are summed within the hosts while others travel between them.
 BUCKET_BYTES = 16 << 20
 
-# The group of the first ranks of all hosts, far above the keys that strategies draw.
-_GROUP_KEY = collective_keys.BASE_OF_PROCESSES + (1 << 29)
+# The groups of the first ranks of all hosts, far above the keys that strategies draw. TensorFlow takes the sums of a
+# group one after the other, and a link would rest where one of them waits; so buckets take turns.
+_GROUP_KEYS = range(collective_keys.BASE_OF_PROCESSES + (1 << 29), collective_keys.BASE_OF_PROCESSES + (1 << 29) + 4)
 
 # Seconds that a rank waits for the first rank of its host beyond the timeout, whose error is more precise.
 _MORE_S = 30.0
@@ -52,7 +53,7 @@ class HierarchicalSums:
         self.host = next(i for i, ranks in enumerate(hosts) if rank in ranks)
         self._is_first = rank in [ranks[0] for ranks in hosts]
         self._size = sum(len(ranks) for ranks in hosts)
-        self._across: Any = None
+        self._across: list[Any] = []
 
     def start(self, strategy: Any) -> None:
         """Joins the first ranks of the hosts.
@@ -61,7 +62,7 @@ class HierarchicalSums:
             strategy: The strategy, whose TensorFlow server runs.
         """
         if self._is_first:
-            self._across = private_collectives.launcher_of_group(strategy, _GROUP_KEY, self.hosts)
+            self._across = [private_collectives.launcher_of_group(strategy, key, self.hosts) for key in _GROUP_KEYS]
         if self.within is not None:
             self.within.engine.on_failure = _tell_other_hosts
             peer_errors.tell_host_by(self.within.engine.fail)
@@ -98,32 +99,39 @@ class HierarchicalSums:
         """
         return _in_buckets(values, self._sum_of_first)
 
-    def _sum_of_first(self, tensors: list[tf.Tensor], size: int) -> tf.Tensor:
+    def _sum_of_first(self, tensors: list[tf.Tensor], size: int, number: int) -> tf.Tensor:
         flat = tensors[0] if len(tensors) == 1 else tf.concat(tensors, 0)
-        flat = self._across.all_reduce(flat) if self._is_first else flat[:0]
-        return self._from_first(flat, size)
+        return self._from_first(self._sum_across(flat, number) if self._is_first else flat[:0], size)
+
+    def _sum_across(self, flat: tf.Tensor, number: int) -> tf.Tensor:
+        return self._across[number % len(self._across)].all_reduce(flat)
 
     def _from_first(self, flat: tf.Tensor, size: int) -> tf.Tensor:
         if self.within is not None:
             flat = self.within.broadcast_from_first(flat, size, self._timeout_s + _MORE_S)
         return tf.ensure_shape(flat, [size])
 
-    def _sum(self, tensors: list[tf.Tensor], size: int) -> tf.Tensor:
+    def _sum(self, tensors: list[tf.Tensor], size: int, number: int) -> tf.Tensor:
         if self.within is None:
-            return self._sum_of_first(tensors, size)
+            return self._sum_of_first(tensors, size, number)
         flat = self.within.sum_on_first(tensors)
-        return self._from_first(self._across.all_reduce(flat) if self._is_first else flat, size)
+        return self._from_first(self._sum_across(flat, number) if self._is_first else flat, size)
 
 
-def _in_buckets(values: Sequence[Any], sum_bucket: Callable[[list[tf.Tensor], int], tf.Tensor]) -> list[tf.Tensor]:
-    """Sums tensors of static shapes by a function of some of them, which returns their sums flat, one after another."""
+def _in_buckets(values: Sequence[Any], sum_bucket: Callable[[list[tf.Tensor], int, int], tf.Tensor]) -> list[tf.Tensor]:
+    """Sums tensors of static shapes by a function of some of them, which returns their sums flat, one after another.
+
+    Args:
+        values: The tensors.
+        sum_bucket: Called with tensors, the number of all their elements, and the number of the bucket.
+    """
     tensors = [tf.convert_to_tensor(value) for value in values]
     of_tensors = [_pieces(tensor) for tensor in tensors]
     pieces = [piece for of_tensor in of_tensors for piece in of_tensor]
     sums: list[Any] = [None] * len(pieces)
-    for bucket in _buckets(pieces):
+    for number, bucket in enumerate(_buckets(pieces)):
         sizes = [pieces[i].shape.num_elements() for i in bucket]
-        for i, flat in zip(bucket, tf.split(sum_bucket([pieces[i] for i in bucket], sum(sizes)), sizes)):
+        for i, flat in zip(bucket, tf.split(sum_bucket([pieces[i] for i in bucket], sum(sizes), number), sizes)):
             sums[i] = flat
     joined = iter(sums)
     flats = [[next(joined) for _ in of_tensor] for of_tensor in of_tensors]

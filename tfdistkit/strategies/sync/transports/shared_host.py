@@ -110,12 +110,10 @@ def share(
         own.close()
         raise
     is_possible = all(peers.FACT in one for one in facts)
-    # On several hosts the ring by default: sums within hosts halve the bytes, but are not faster on every link.
-    is_wanted = len(hosts) == 1 or own.communication != "auto" or own.needs_hosts
     if own.needs_hosts and len(hosts) == len(facts):
         own.close()
         return Shared(None, hosts)
-    if not (is_possible and is_wanted) or len(hosts) == len(facts):
+    if not is_possible or len(hosts) == len(facts):
         own.close()
         if len(hosts) == len(facts) and is_possible and own.communication == "auto" and cluster.is_chief:
             _suggest_horovod(len(hosts))
