@@ -53,7 +53,7 @@ _SCRIPT = """
 import glob, json, os, sys
 import tfdistkit
 from tfdistkit import algorithms as a, compression as c
-task, seeds, given = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
+task, seeds, given, times = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3]), int(sys.argv[4])
 strategy = tfdistkit.strategy("multiworker", communication="ring")
 import keras, numpy as np, tensorflow as tf
 
@@ -96,6 +96,7 @@ for seed in range(seeds):
     for name, code in given.items():
         keras.utils.set_random_seed(seed)
         (x, y), (x_held, y_held), batch, epochs, make, optimizer = {"digits": digits, "characters": characters}[task]()
+        epochs *= times
         total = -(-len(x) // batch) * epochs
         with strategy.scope():
             chosen = eval(code)
@@ -117,13 +118,13 @@ for seed in range(seeds):
 _DEADLINE_S = 3600
 
 
-def train(task: str, seeds: int, names: list[str]) -> list[dict[str, Any]]:
+def train(task: str, seeds: int, names: list[str], times: int) -> list[dict[str, Any]]:
     """Trains with each compression or algorithm and seed on two workers; returns what rank 0 found of each."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "train.py")
         script.write_text(_SCRIPT)
         given = json.dumps({name: COMPRESSIONS[name] for name in names})
-        job = [sys.executable, "-m", "tfdistkit", "run", "-np", "2", str(script), task, str(seeds), given]
+        job = [sys.executable, "-m", "tfdistkit", "run", "-np", "2", str(script), task, str(seeds), given, str(times)]
         done = subprocess.run(
             ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh", *job],
             capture_output=True,
@@ -141,12 +142,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tasks", nargs="+", choices=["digits", "characters"], default=["digits", "characters"])
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--times", type=int, default=1, help="how many times as many epochs")
     parser.add_argument("--only", nargs="+", choices=list(COMPRESSIONS), default=list(COMPRESSIONS))
     parser.add_argument("--save", type=Path, help="a file for what was found, which pictures.py draws")
     args = parser.parse_args()
     saved = {}
     for task in args.tasks:
-        found = train(task, args.seeds, ["none", *(name for name in args.only if name != "none")])
+        found = train(task, args.seeds, ["none", *(name for name in args.only if name != "none")], args.times)
         whole = statistics.median(one["bytes"] for one in found if one["name"] == "none")
         print(f"{task}, {args.seeds} seeds: bytes against none, loss and accuracy on held-out rows (medians)")
         saved[task] = {}

@@ -21,6 +21,8 @@ TRAIN = """
     import json, sys, time
     import numpy as np
     import tfdistkit
+    from tfdistkit.strategies.sync.transports import hierarchical
+    hierarchical.LARGE_BYTES = 1
     strategy = tfdistkit.strategy(sys.argv[1])
     import keras
     rng = np.random.default_rng(3)
@@ -36,7 +38,8 @@ TRAIN = """
     epochs = int(sys.argv[2])
     history = model.fit(x, y, batch_size=8, epochs=epochs, shuffle=False, verbose=0, callbacks=[Tell()])
     weights = np.concatenate([weight.ravel() for weight in model.get_weights()]).tolist()
-    found = {"loss": history.history["loss"], "weights": weights, "ranks": tfdistkit.world_size()}
+    found = {"loss": history.history["loss"], "weights": weights, "ranks": tfdistkit.world_size(),
+             "within hosts": getattr(strategy, "hierarchical_sums", None) is not None}
     print(json.dumps(found), flush=True)
 """
 QUIET = ["-x", "CUDA_VISIBLE_DEVICES=-1", "-x", "TF_CPP_MIN_LOG_LEVEL=3", "--threads-per-worker", "1"]
@@ -66,21 +69,26 @@ def alone(hosts: NetHosts) -> dict:
 
 
 @pytest.mark.parametrize(
-    ("backend", "strategy"),
-    [("local", "multiworker"), pytest.param("horovod", "horovod", marks=pytest.mark.horovod)],
+    ("backend", "strategy", "names", "ranks"),
+    [
+        pytest.param("local", "multiworker", "h1,h2", 2, id="multiworker"),
+        pytest.param("local", "multiworker", "h1:2,h2", 3, id="two-workers-of-a-host"),
+        pytest.param("horovod", "horovod", "h1,h2", 2, marks=pytest.mark.horovod, id="horovod"),
+    ],
 )
 def test_two_hosts_train_as_one_process(
-    hosts: NetHosts, alone: dict, request: pytest.FixtureRequest, backend: str, strategy: str
+    hosts: NetHosts, alone: dict, request: pytest.FixtureRequest, backend: str, strategy: str, names: str, ranks: int
 ) -> None:
     horovod = [str(request.getfixturevalue("horovod_path"))] if backend == "horovod" else []
     path = os.pathsep.join([*horovod, *filter(None, [PATHS])])
     script = str(hosts.write("train.py", TRAIN))
-    words = ["-H", "h1,h2", "--backend", backend, "-x", f"PYTHONPATH={path}", *QUIET, *STARTS_LATE]
+    words = ["-H", names, "--backend", backend, "-x", f"PYTHONPATH={path}", *QUIET, *STARTS_LATE]
     ended = run_on_hosts(hosts, *words, script, strategy, "3", deadline_s=DEADLINE_S)
     assert ended.code == 0, ended.stderr
     found = results(ended.stdout)
-    assert [one["ranks"] for one in found] == [2, 2]
+    assert [one["ranks"] for one in found] == [ranks] * ranks
     for one in found:
+        assert one["within hosts"] == (ranks == 3)
         assert one["loss"] == pytest.approx(alone["loss"], rel=1e-5)
         assert one["weights"] == pytest.approx(alone["weights"], rel=1e-4, abs=1e-6)
 
