@@ -22,7 +22,7 @@ class DiLoCo(LocalSGD):
     For long rounds (https://arxiv.org/abs/2311.08105): 500 local steps of AdamW, and an outer Nesterov momentum.
 
     Args:
-        every: As in `LocalSGD`; a number of steps with any of the last four arguments.
+        every: As in `LocalSGD`; a number of steps with `compression`, `fragments` or `delay`.
         outer: The `learning_rate`, `momentum` and `nesterov` of the outer optimizer: a dict with some of them, or a
             `keras.optimizers.SGD`. In a job of several processes an optimizer cannot be made before the strategy, so
             pass a dict. Default: a learning rate of 0.7, and a Nesterov momentum of 0.9.
@@ -34,7 +34,7 @@ class DiLoCo(LocalSGD):
         mix: With `delay`: the part of its own weights that a worker keeps then.
         slots: As in `LocalSGD`; `"keep"` by default, as in the paper: an average sends the weights alone. With
             `compression`, `fragments` or `delay`, `"average"` averages them only where all workers become equal: at
-            the end of an epoch, before `evaluate` and `predict`, and before a backup or a checkpoint; so EMA.
+            the end of an epoch, before `evaluate` and `predict`, and before a backup or a checkpoint, as EMA always is.
 
     Raises:
         OptionError: (a ValueError) if an argument is out of range; when the optimizer is built, if there are fewer
