@@ -52,6 +52,14 @@ SCRIPT = (
 
     found["loops"] = [loop(algorithm) for algorithm in (None, a.LocalSGD(1), a.Decentralized(), a.DiLoCo(3))]
 
+    # The warm-up ends within an execution of four steps, in which a rank has three rows or two of each batch.
+    strategy.reducer = a.LocalSGD(2, warmup_steps=3)
+    found["executions"] = []
+    for steps in (1, 4):
+        model = small("momentum", steps_per_execution=steps, policy="float64")
+        model.fit(x, y, batch_size=5, epochs=2, verbose=0)
+        found["executions"].append([w.tolist() for w in model.get_weights()])
+
     # Equal weights are equal to their average, also where a dtype has no 257.
     found["narrow"] = []
     for algorithm in (a.LocalSGD(1), a.Decentralized(), a.LocalSGD(2, slots="average")):
@@ -143,6 +151,12 @@ def test_a_loop_whose_function_builds_the_optimizer(found: list[dict[str, Any]])
         for a, b in zip(weights, expected, strict=True):
             np.testing.assert_allclose(a, b, rtol=0, atol=2e-6)
     assert found[1]["loops"][-1] == last
+
+
+def test_a_warm_up_that_ends_within_an_execution(found: list[dict[str, Any]]) -> None:
+    for rank in found:
+        for one, more in zip(*rank["executions"], strict=True):
+            np.testing.assert_allclose(more, one, rtol=0, atol=1e-6)  # The share of rows is a float32.
 
 
 def test_an_average_of_equal_weights_changes_nothing(found: list[dict[str, Any]]) -> None:

@@ -14,8 +14,7 @@ import pytest
 from rank_jobs import RunRanks, runner
 from test_resume import SETUP
 
-# Three ranks train seventeen models, and no default has such averages: tests of `Hierarchical` alone run each time.
-pytestmark = [pytest.mark.tensorflow, pytest.mark.thorough, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(900)]
 
 SCRIPT = (
     SETUP

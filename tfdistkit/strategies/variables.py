@@ -127,8 +127,7 @@ class StepVariable(private_api.MirroredVariable):
 
     def _is_written_by(self, step: steps.ReplicaStep) -> bool:
         """Returns whether a Keras step writes by itself, and not by an optimizer or a reducer."""
-        is_of_update = step.gradients_are_reduced or step.is_summing
-        return step.in_keras_step and not step.is_local and not is_of_update
+        return step.in_keras_step and not step.is_local and not step.in_update
 
     def _of_all_rows(self, value: Any) -> Any:
         """Returns a value that a Keras step writes, for the global batch; the given one where it is not known."""

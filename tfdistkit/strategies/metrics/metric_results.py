@@ -74,7 +74,7 @@ def settle_before_branch(step: steps.ReplicaStep | None) -> None:
     Args:
         step: The step of this replica; None for none.
     """
-    if step is None or not step.in_keras_step or step.in_stock_train_step or step.gradients_are_reduced:
+    if step is None or not step.in_keras_step or step.in_stock_train_step or step.in_update:
         return
     if step.gradients and step.layer_state and not (step.is_eager or step.is_local or step.is_in_inner_graph()):
         merge(step, [], [])

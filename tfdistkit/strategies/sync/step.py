@@ -168,6 +168,11 @@ class ReplicaStep:
         return self._total
 
     @property
+    def in_update(self) -> bool:
+        """Whether an optimizer or a reducer runs, whose numbers and branches are not those of the step's own code."""
+        return self.gradients_are_reduced or self.is_summing
+
+    @property
     def is_eager(self) -> bool:
         """Whether the step runs eagerly."""
         return self._graph is None

@@ -54,7 +54,7 @@ def cond(original: Any, pred: Any, true_fn: Any = None, false_fn: Any = None, *a
     step = steps.current()
     module = str(getattr(true_fn, "__module__", ""))
     is_of_user = not module.startswith(_LIBRARIES) or module.startswith(_AUTOGRAPH)
-    if step is None or not is_of_user or step.gradients_are_reduced:
+    if step is None or not is_of_user or step.in_update:
         return original(pred, true_fn, false_fn, *args, **kwargs)
     before = step.own_condition
     if tf.is_symbolic_tensor(pred) and pred.shape.rank == 0:

@@ -94,7 +94,7 @@ def number_of_all(step: steps.ReplicaStep, number: Any) -> Any:
     Returns:
         The number, the same on all replicas; the given one if it is not known.
     """
-    if step.is_local or step.gradients_are_reduced or not tf.is_symbolic_tensor(number):
+    if step.is_local or step.in_update or not tf.is_symbolic_tensor(number):
         return number
     total = of_branch(step, number)
     if total is None:
@@ -117,7 +117,7 @@ def of_branch(step: steps.ReplicaStep, value: Any) -> tf.Tensor | None:
         The value, the same on all replicas; None outside of branches that all replicas take, and if it is not known.
     """
     graph = step.graph
-    if graph is None or step.gradients_are_reduced or step.is_local or not step.is_in_inner_graph():
+    if graph is None or step.in_update or step.is_local or not step.is_in_inner_graph():
         return None
     before = _before_branch(step, value)
     if before is None:
