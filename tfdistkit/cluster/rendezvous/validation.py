@@ -12,6 +12,8 @@ from tfdistkit.errors import ClusterConfigError, OptionError, RendezvousError, e
 MUST_AGREE = ("tensorflow", "keras", "tfdistkit")
 # Most ranks or addresses that a message names.
 _MOST_NAMED = 16
+# Options of which one counts, whichever was given.
+_AS_GIVEN = {"reducer": "`compression`, `algorithm` and `reducer`"}
 
 
 def contradiction(own: Hello, other: Hello, twin: Hello | None) -> ClusterConfigError | None:
@@ -110,7 +112,8 @@ def require_same_options(facts: Sequence[Mapping[str, str | int]], options: Sequ
         given = [printable(str(one.get(option, ""))) for one in facts]
         if len(set(given)) > 1:
             received = "; ".join(f"rank {rank}: {value!r}" for rank, value in enumerate(given[:_MOST_NAMED]))
-            raise OptionError(explain(f"`{option}` must be the same on all ranks.", received=received))
+            name = _AS_GIVEN.get(option, f"`{option}`")
+            raise OptionError(explain(f"{name} must be the same on all ranks.", received=received))
 
 
 def missing_error(

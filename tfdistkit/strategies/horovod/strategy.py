@@ -275,11 +275,11 @@ def _require_all_ranks(cluster: ClusterSpec, reducer: Reducer) -> None:
                 do="Start it with `tfdistkit run --backend horovod`, `horovodrun` or `mpirun`.",
             )
         )
-    everyone = hvd.allgather_object({**facts(), "compression": reducer.describe()})
+    everyone = hvd.allgather_object({**facts(), "reducer": reducer.describe()})
     difference = version_difference(everyone)
     if difference is not None:
         raise difference
-    require_same_options(everyone, ("compression",))
+    require_same_options(everyone, ("reducer",))
 
 
 def _require_adasum(process_set: Any) -> None:

@@ -22,7 +22,7 @@ from tfdistkit.errors import ClusterConfigError, OptionError, UnsupportedError, 
 _LOG = logging.getLogger(__name__)
 
 # The options that must be the same on all ranks.
-_OPTIONS = ("communication", "compression", "fusion_bytes")
+_OPTIONS = ("communication", "reducer", "fusion_bytes")
 
 
 @dataclass
