@@ -20,6 +20,8 @@ STRATEGIES = (
     "mirrored",
     "central_storage",
     "multiworker",
+    "multiworker_ring",
+    "multiworker_hierarchical",
     "one_device",
     "horovod",
     "parameter_server",

@@ -32,7 +32,7 @@ _GRACE_S = 60.0
 _LIFETIME = 400
 
 # Processes of each engine that answer; the others serve them.
-RANKS = {"multiworker": 2, "horovod": 2}
+RANKS = {"multiworker": 2, "multiworker_ring": 2, "multiworker_hierarchical": 3, "horovod": 2}
 # Engines with roles: workers and servers, and whether they train exactly.
 ROLES = {"parameter_server": (2, 1), "parameter_server:one": (1, 1)}
 

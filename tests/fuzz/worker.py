@@ -33,6 +33,10 @@ def _strategy(engine: str) -> Any:
         # The result of `result()` is a variable there: logs of an epoch change with its validation.
         objectives.OwnSum.result = lambda metric: metric.total * 1.0
         return tf.distribute.get_strategy()  # Without tfdistkit in the process.
+    if engine.startswith("multiworker_"):
+        from parity import making
+
+        return making.make_strategy(engine)
     import tfdistkit
 
     options: dict[str, Any] = {}

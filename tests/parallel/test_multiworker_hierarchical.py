@@ -67,6 +67,23 @@ def test_all_survivors_name_the_rank_that_is_gone(tmp_path: Path, victim: int, n
         assert time.monotonic() - start < longer(GONE_WITHIN_S)
 
 
+def test_the_check_of_a_step_runs_the_same_sums_on_all_ranks(tmp_path: Path) -> None:
+    # The trial step needs the sums of the metric, and not the rows of all ranks, of which the loss is computed.
+    code = """
+strategy = tfdistkit.strategy("multiworker", communication="hierarchical", timeout_s=20)
+import keras, numpy as np
+def scaled(y, predicted):
+    return keras.ops.mean(keras.ops.square(y - predicted) + 0.1 * predicted)
+with strategy.scope():
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(1)])
+    model.compile("sgd", scaled, metrics=[scaled])
+model.fit(np.ones((9, 6)), np.ones((9, 1)), batch_size=3, verbose=0)
+"""
+    with workers(TWO_HOSTS + code, tmp_path, 3) as ranks:
+        for rank in ranks:
+            assert rank.end() == 0, rank.printed
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("absent", [1, 2])
 def test_a_call_that_one_rank_leaves_out_ends_with_the_reason(tmp_path: Path, absent: int) -> None:

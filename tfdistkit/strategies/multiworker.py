@@ -27,6 +27,7 @@ from tfdistkit.strategies.consistency.versions import facts
 from tfdistkit.strategies.contract import KerasStrategyMixin
 from tfdistkit.strategies.devices import require_not_started, take_gpu_of_local_rank
 from tfdistkit.strategies.sync import collective_keys, collective_timeout
+from tfdistkit.strategies.sync.gradients import trial
 from tfdistkit.strategies.sync.gradients.wires import HostsWire, RingWire, SharedMemoryWire
 from tfdistkit.strategies.sync.replica import ReplicaMixin
 from tfdistkit.strategies.sync.transports import shared_host
@@ -91,7 +92,9 @@ class MultiWorkerExtended(ReplicaMixin, private_api.CollectiveAllReduceExtended)
     def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
         reduce, flat = super()._replica_ctx_all_reduce, tf.nest.flatten(value)
         sums = self._container_strategy().hierarchical_sums
-        large = sums.takes(flat) if sums is not None else []
+        # A trial step leaves out sums that its results do not need. TensorFlow would run them on the first rank of each
+        # host alone, before a sum over the hosts.
+        large = [] if sums is None or trial.is_tracing() else sums.takes(flat)
         if not large:
             return reduce(reduce_op, value, options)
         results = dict(zip(large, sums.all_reduce([flat[i] for i in large], reduce_op)))
