@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras import layers, ops
 
 import tfdistkit
-from tfdistkit.errors import OptionError
+from tfdistkit.errors import OptionError, UnsupportedError
 
 pytestmark = pytest.mark.tensorflow
 
@@ -114,3 +114,43 @@ def test_pairs_of_neighbours_are_exact_or_an_error(strategy: Any) -> None:
     cut = r"one of every 2 rows[\s\S]*Make all batches a multiple of 6"
     with pytest.raises(tf.errors.InvalidArgumentError, match=cut):
         fitted(strategy, 8)  # 3, 3 and 2.
+
+
+def _loop(strategy: Any, model: Any, rows: int, more: Any = lambda x: 0.0) -> None:
+    """As TensorFlow's tutorials write it, on one batch."""
+    with strategy.scope():
+        optimizer = keras.optimizers.SGD(0.05)
+
+    def step(x: Any, y: Any) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.nn.compute_average_loss(tf.reduce_mean((model(x, training=True) - y) ** 2, -1)) + more(x)
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+
+    data = tf.data.Dataset.from_tensor_slices((X[:rows], Y[:rows])).batch(rows)
+    for batch in strategy.experimental_distribute_dataset(data):
+        tf.function(lambda batch: strategy.run(step, args=batch))(batch)
+
+
+def test_a_loop_whose_replica_without_rows_would_wait_for_others_is_refused(strategy: Any) -> None:
+    # Of no rows Keras makes other sums: without the refusal the loop hangs.
+    with strategy.scope():
+        normalization = layers.BatchNormalization(synchronized=True)
+        model = keras.Sequential([layers.Conv2DTranspose(2, 2), layers.Flatten(), normalization, layers.Dense(1)])
+        model.build((None, 6, 6, 2))
+    _loop(strategy, model, 9)
+    with pytest.raises(
+        UnsupportedError, match=r"no rows of this batch on replica 1\.\nBatch with `drop_remainder=True`"
+    ):
+        _loop(strategy, model, 1)
+
+
+def test_a_loop_whose_sums_depend_on_the_replica_is_refused(strategy: Any) -> None:
+    def more(x: Any) -> Any:
+        context = tf.distribute.get_replica_context()
+        return context.all_reduce("SUM", tf.reduce_mean(x)) if x.shape[0] == 2 else 0.0
+
+    with strategy.scope():
+        model = keras.Sequential([layers.Flatten(), layers.Dense(1)])
+        model.build((None, 6, 6, 2))
+    with pytest.raises(UnsupportedError, match=r"1 on replica 0, 2 on replica 2\.\nLet no code of the step depend"):
+        _loop(strategy, model, 8, more)

@@ -21,7 +21,7 @@ from tfdistkit.collectives.carriers import CARRIERS
 from tfdistkit.keras_adapter import private_api
 from tfdistkit.strategies.sync import batch_sharding, layer_losses, placeholder_rows, row_counts, step
 from tfdistkit.strategies.sync.aggregates import global_conditions, predicted_rows
-from tfdistkit.strategies.sync.replica_deadlocks import ordered_by_replica, sum_without_deadlock
+from tfdistkit.strategies.sync.replica_deadlocks import SumsOfReplicas, ordered_by_replica, sum_without_deadlock
 from tfdistkit.strategies.variables import as_own_variable, own_arguments
 
 
@@ -42,7 +42,9 @@ class ReplicaMixin:
             return self._run_inline(fn, args, kwargs)
         state = private_api.thread_state()
         made: dict[str, Any] = {}
-        outputs = super()._call_for_each_replica(self._in_step(fn, args, kwargs, state, made), args, kwargs)
+        sums = SumsOfReplicas()
+        outputs = super()._call_for_each_replica(self._in_step(fn, args, kwargs, state, made, sums), args, kwargs)
+        sums.require_equal()
         private_api.add_to_thread_state(made)
         return outputs
 
@@ -72,7 +74,7 @@ class ReplicaMixin:
         ):
             return self._run_step(fn, args, kwargs, step.predicting_model())
 
-    def _in_step(self, fn: Any, args: tuple, kwargs: dict, state: dict, made: dict) -> Any:
+    def _in_step(self, fn: Any, args: tuple, kwargs: dict, state: dict, made: dict, sums: SumsOfReplicas) -> Any:
         """Wraps the function of a replica thread so that it runs with a `ReplicaStep`.
 
         Keras keeps the dtype policy, seeds, scopes and names for each thread, and TensorFlow starts new threads for
@@ -87,7 +89,7 @@ class ReplicaMixin:
             private_api.set_thread_state(state)
             private_api.add_to_thread_state(made)
             layer_losses.keep_attributes(tf.distribute.get_replica_context())
-            with ordered_by_replica():
+            with ordered_by_replica(), sums.tracing_replica():
                 outputs = self._run_step(fn, args, kwargs, predicting, total, is_of_batch)
             made.update(private_api.thread_state())
             return outputs

@@ -77,11 +77,74 @@ def sum_without_deadlock(reduce: Callable[[Any], Any], value: Any) -> Any:
     if step is None or tf.executing_eagerly():
         return reduce(value)
     _require_no_deadlock(step)
+    _note_sum(step, value)
     if not private_api.is_in_branch(step.graph):
         return reduce(value)
     context = tf.distribute.get_replica_context()
     replica = private_api.replica_id(context) - private_api.first_replica_id(context.strategy)
     return collective_timeout.in_branch(reduce, value, replica, len(context.strategy.extended.worker_devices))
+
+
+class SumsOfReplicas:
+    """The sums that each replica of this process is traced with, in one call of `strategy.run`.
+
+    Replicas that run other sums wait for each other without end: one that was traced for no rows, for example, from
+    which layers make another graph.
+    """
+
+    def __init__(self) -> None:
+        self._of_replicas: list[list[list[tf.TensorShape]]] = []
+        self._without_rows: list[int] = []
+
+    @contextlib.contextmanager
+    def tracing_replica(self) -> Iterator[None]:
+        """Notes the sums that its body traces, in the thread of a replica."""
+        _traced.sums, _traced.has_rows = [], True
+        yield
+        if not _traced.has_rows:
+            self._without_rows.append(len(self._of_replicas))
+        self._of_replicas.append(_traced.sums)
+
+    def require_equal(self) -> None:
+        """Requires the same sums of all replicas.
+
+        Raises:
+            UnsupportedError: if they differ.
+        """
+        first = self._of_replicas[0]
+        for number, other in enumerate(self._of_replicas):
+            if len(other) != len(first) or not all(map(_are_compatible, first, other)):
+                raise _other_sums(number, len(first), len(other), self._without_rows)
+
+
+# The sums of the replica that is traced in a thread, by the shapes of their tensors, and whether it has rows.
+_traced = threading.local()
+
+
+def _note_sum(step: steps.ReplicaStep, value: Any) -> None:
+    shapes = [tf.TensorShape(getattr(one, "shape", None)) for one in tf.nest.flatten(value)]
+    _traced.sums = [*getattr(_traced, "sums", []), shapes]
+    _traced.has_rows = step.has_placeholder or step.held_rows != 0
+
+
+def _are_compatible(first: list[tf.TensorShape], other: list[tf.TensorShape]) -> bool:
+    return len(first) == len(other) and all(one.is_compatible_with(two) for one, two in zip(first, other))
+
+
+def _other_sums(number: int, first: int, other: int, without_rows: list[int]) -> UnsupportedError:
+    rows = f"; no rows of this batch on replica {without_rows[0]}" if without_rows else ""
+    batch = "Batch with `drop_remainder=True`, or train with `fit`, where such a replica has a row of weight 0."
+    depends = "Let no code of the step depend on the replica, or on its number of rows (`x.shape[0]`)."
+    return UnsupportedError(
+        explain(
+            "All replicas must run the same sums (optimizer.apply, all_reduce, synchronized BatchNormalization), or "
+            "they wait for each other without end.",
+            received=f"{first} on replica 0, {other} on replica {number}"
+            + (", of other shapes" if first == other else "")
+            + rows,
+            do=batch if without_rows else depends,
+        )
+    )
 
 
 @contextlib.contextmanager
