@@ -67,18 +67,28 @@ def test_the_startup_of_tensorflow_is_one_line(tmp_path: Path) -> None:
     assert "Started server with target" in (tmp_path / "logs/rank.0/stderr").read_text()
 
 
+# Both ranks print their tracebacks before one of them ends, at which the launcher would stop the other.
+END_TOGETHER = """
+        import atexit, os, pathlib, sys, time
+        def together():
+            pathlib.Path("ended." + os.environ["TFDISTKIT_RANK"]).touch()
+            while len(list(pathlib.Path().glob("ended.*"))) < 2:
+                time.sleep(0.01)
+        atexit.register(together)
+"""
+
+
 def test_a_failure_of_all_ranks_is_shown_once(tmp_path: Path) -> None:
-    script = """
-        import os, pathlib, time
-        print("rank", os.environ["TFDISTKIT_RANK"], file=__import__("sys").stderr, flush=True)
-        pathlib.Path("up." + os.environ["TFDISTKIT_RANK"]).touch()
-        while len(list(pathlib.Path().glob("up.*"))) < 2:
-            time.sleep(0.01)
+    script = (
+        END_TOGETHER
+        + """
+        print("rank", os.environ["TFDISTKIT_RANK"], file=sys.stderr, flush=True)
         try:
             {}["missing"]
         except KeyError as error:
             raise ValueError("a text\\nof two lines") from error
     """
+    )
     ended = run_job("-np", "2", "--log-dir", "logs", write_script(tmp_path, script), cwd=tmp_path)
     assert ended.code == 1
     shown = [line for line in ended.stderr.splitlines() if line.startswith("[")]
@@ -91,13 +101,12 @@ def test_a_failure_of_all_ranks_is_shown_once(tmp_path: Path) -> None:
 
 
 def test_different_failures_are_all_shown(tmp_path: Path) -> None:
-    script = """
-        import os, pathlib, time
-        pathlib.Path("up." + os.environ["TFDISTKIT_RANK"]).touch()
-        while len(list(pathlib.Path().glob("up.*"))) < 2:
-            time.sleep(0.01)
+    script = (
+        END_TOGETHER
+        + """
         raise ValueError("in " + os.environ["TFDISTKIT_RANK"])
     """
+    )
     ended = run_job("-np", "2", write_script(tmp_path, script), cwd=tmp_path)
     assert "[0] ValueError: in 0\n" in ended.stderr and "[1] ValueError: in 1\n" in ended.stderr
 
