@@ -11,7 +11,7 @@ import pytest
 from parity import engines
 from parity.cases import CASES
 from parity.comparing import differences, rank_differences
-from parity.tolerances import ON_OTHER_KERAS, reasons_of, tolerance_of
+from parity.tolerances import ON_OTHER_KERAS, ON_OTHER_PROCESSORS, reasons_of, tolerance_of
 
 # A new synchronous strategy needs one more name here, and one row in making.py.
 ENGINES = (
@@ -54,7 +54,7 @@ def test_equals_one_process(runs: Any, engine: str, case: str) -> None:
 def test_every_looser_tolerance_has_a_reason() -> None:
     for case in CASES.values():
         assert case.tolerance == 1e-6 or len(case.reason) > 20, case.name
-    for name, (tolerance, reason) in ON_OTHER_KERAS.items():
+    for name, (tolerance, reason) in {**ON_OTHER_PROCESSORS, **ON_OTHER_KERAS}.items():
         assert tolerance > CASES[name].tolerance and len(reason) > 20, name
 
 
