@@ -56,6 +56,19 @@ def test_the_survivor_names_the_rank_that_is_gone(
         assert f"Rank {victim} ({lost.address}) no longer takes part" in survivor.printed
 
 
+@pytest.mark.parametrize("communication", ["shm", "ring"])
+def test_sigterm_ends_a_rank_as_it_ends_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, communication: str
+) -> None:
+    monkeypatch.setenv("TFDISTKIT_COMMUNICATION", communication)
+    with workers(TRAIN_SLOWLY, tmp_path) as ranks:
+        for rank in ranks:
+            rank.wait_for("epoch 2")
+        for rank in ranks:
+            rank.process.terminate()
+        assert [rank.end() for rank in ranks] == [-signal.SIGTERM] * 2
+
+
 @pytest.mark.parametrize("here", [0, 1])
 def test_a_missing_rank_is_named_within_the_timeout(tmp_path: Path, here: int) -> None:
     code = 'import tfdistkit; tfdistkit.strategy("multiworker", timeout_s=5)'

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import collections
+import contextlib
+import signal
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -306,7 +309,8 @@ def _start(
     )
     private_api.configure_coordination(spec, timeout_s)
     try:
-        return strategy_class(resolver, options)
+        with _own_sigterm():
+            return strategy_class(resolver, options)
     except (tf.errors.DeadlineExceededError, tf.errors.UnavailableError, tf.errors.InternalError) as error:
         raise RendezvousError(
             explain(
@@ -316,6 +320,21 @@ def _start(
                 do=f"Look for a firewall between these addresses: {', '.join(cluster.workers)}.",
             )
         ) from error
+
+
+@contextlib.contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Keeps the handler of SIGTERM, which TensorFlow's coordination service replaces while it starts.
+
+    Its handler only notes the signal for who asks the service (`SigtermNotifier` in TensorFlow's preemption_notifier.cc),
+    so the process would not end by SIGTERM, neither before `fit` nor in one without `BackupAndResume`.
+    """
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError, TypeError):  # not the main thread, or a handler of C code
+            signal.signal(signal.SIGTERM, handler)
 
 
 def _require_memory_of_hosts(reducer: Reducer, communication: str) -> None:
