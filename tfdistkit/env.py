@@ -102,6 +102,13 @@ def checks_own_address() -> bool:
     return text(CHECK_ADDRESS) != "0" and text(KUBERNETES) is None
 
 
+def job() -> str | None:
+    """Returns the id of the job, the same on all hosts and in all attempts; None without a launcher."""
+    mark = text(JOB_ID)
+    # Agents add the number of their host.
+    return mark and mark.partition(".")[0]
+
+
 def cache_dir() -> Path:
     """Returns the path of the cache folder, without creating it."""
     own = text(CACHE_DIR)

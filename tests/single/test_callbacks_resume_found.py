@@ -275,6 +275,28 @@ def test_two_trainings_in_one_folder(tmp_path: pathlib.Path) -> None:
         run(light, in_arrays, lambda: [keras.callbacks.LambdaCallback(on_train_batch_end=claim)], tmp_path)
 
 
+def test_an_attempt_of_a_job_takes_the_folder_of_an_earlier_one(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An earlier attempt may run on where the launcher cannot reach its host, and write before or after the later one."""
+    monkeypatch.setenv("TFDISTKIT_JOB_ID", "job.0")
+    monkeypatch.setenv("TFDISTKIT_ATTEMPT", "1")
+    earlier = backup_folder.BackupFolder(str(tmp_path), True)
+    monkeypatch.setenv("TFDISTKIT_JOB_ID", "job.1")  # on another host
+    monkeypatch.setenv("TFDISTKIT_ATTEMPT", "2")
+    later = backup_folder.BackupFolder(str(tmp_path), True)
+    earlier.own()
+    later.own()
+    (tmp_path / "training.backup").touch()
+    with pytest.raises(UnsupportedError, match="One training must write"):
+        earlier.own()
+    earlier.end(removes=True, is_writer=True)
+    assert (tmp_path / "training.backup").exists()
+    later.own()
+    later.end(removes=True, is_writer=True)
+    assert not tmp_path.exists()
+
+
 @pytest.mark.parametrize("deletes", (True, False))
 def test_a_signal_handler_that_returns(tmp_path: pathlib.Path, deletes: bool) -> None:
     received: list[int] = []

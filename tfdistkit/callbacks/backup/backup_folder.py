@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import uuid
+from dataclasses import dataclass, field
 
+from tfdistkit import env
 from tfdistkit.atomic_files import whole_file
 from tfdistkit.callbacks.backup.generations import remove_backups
 from tfdistkit.errors import OptionError, UnsupportedError, explain
@@ -17,6 +20,28 @@ _FILE = "training.backup"
 _OF_FIT = "fit-"
 # How many `fit`s of this process have ended and removed their backups, by folder.
 _ended: dict[str, int] = {}
+
+
+@dataclass(frozen=True)
+class _Owner:
+    """Who writes a folder.
+
+    Args:
+        id: Of one `fit`.
+        job: The job that it belongs to; None without a launcher.
+        attempt: The number of earlier attempts of the job.
+    """
+
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    job: str | None = field(default_factory=env.job)
+    attempt: int = field(default_factory=lambda: env.integer(env.ATTEMPT) or 0)
+
+    def follows(self, other: _Owner) -> bool:
+        """Whether this is a later attempt of the same job.
+
+        The earlier one may still run, and write: its host was lost, because the launcher cannot reach it.
+        """
+        return self.job is not None and self.job == other.job and self.attempt > other.attempt
 
 
 class BackupFolder:
@@ -36,7 +61,7 @@ class BackupFolder:
         self.number = _ended.get(self._folder, 0) + 1 if of_each_fit else 1
         of_fit = "" if self.number == 1 else f"{_OF_FIT}{self.number}"
         self.path = os.path.join(self._folder, of_fit, _FILE)
-        self._id, self._owner = uuid.uuid4().hex, _text_of(self._owner_path)
+        self._own, self._before = _Owner(), self._owner()
 
     @property
     def _owner_path(self) -> str:
@@ -82,8 +107,8 @@ class BackupFolder:
         Raises:
             UnsupportedError: if another training has claimed it meanwhile.
         """
-        owner = _text_of(self._owner_path)
-        if owner not in (self._owner, self._id, None):
+        owner = self._owner()
+        if self._is_of_another(owner):
             raise UnsupportedError(
                 explain(
                     "One training must write backups into a folder.",
@@ -91,12 +116,12 @@ class BackupFolder:
                     do="Give each training a folder of its own, and end a job before it is started again.",
                 )
             )
-        if owner == self._id:
+        if owner == self._own:
             return
         with contextlib.suppress(OSError):  # Writing the backup itself tells why.
             os.makedirs(os.path.dirname(self.path), exist_ok=True)
             with whole_file(self._owner_path) as partial, open(partial, "w", encoding="utf-8") as file:
-                file.write(self._id)
+                json.dump(vars(self._own), file)
 
     def end(self, removes: bool, is_writer: bool) -> None:
         """Ends the `fit`.
@@ -108,6 +133,9 @@ class BackupFolder:
         if not removes:
             return
         _ended[self._folder] = _ended.get(self._folder, 0) + 1
+        # On a disk of all hosts, the writer removes what it has written.
+        if self._is_of_another(self._owner()):
+            return
         if is_writer:
             with contextlib.suppress(OSError):
                 os.remove(self._owner_path)
@@ -116,10 +144,14 @@ class BackupFolder:
             with contextlib.suppress(OSError):
                 os.rmdir(self._folder)  # Removes only an empty folder.
 
+    def _owner(self) -> _Owner | None:
+        """Returns who has claimed the folder; None if nobody has."""
+        try:
+            with open(self._owner_path, encoding="utf-8") as file:
+                return _Owner(**json.load(file))
+        except (OSError, ValueError, TypeError):
+            return None
 
-def _text_of(path: str) -> str | None:
-    try:
-        with open(path, encoding="utf-8") as file:
-            return file.read(64)
-    except (OSError, UnicodeDecodeError):
-        return None
+    def _is_of_another(self, owner: _Owner | None) -> bool:
+        """Whether another training has claimed the folder since this one began."""
+        return owner not in (self._before, self._own, None) and not (owner and self._own.follows(owner))

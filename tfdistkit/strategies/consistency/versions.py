@@ -26,7 +26,7 @@ def facts() -> dict[str, str | int]:
 
 def _seed() -> int:
     """Returns a seed that is the same in all attempts of the job, so that a restart keeps the shuffle order."""
-    job = env.text(env.JOB_ID)
+    job = env.job()
     if job is None:
         return random.SystemRandom().randrange(2**31)
     return int.from_bytes(hashlib.sha256(job.encode()).digest()[:4], "big") >> 1
