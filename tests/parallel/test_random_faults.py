@@ -7,79 +7,41 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
-import re
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from counted_rows import RESULT, SETUP, require_each_row_once, rows_by_step
 from job_process import Job, wait_until, write_script
-from patience import longer
+from random_faults import DEADLINE_S, FAULTS, TRAIN, VARIABLES, Chaos, result
 
 from tfdistkit.launcher.local.watchdog import marked_processes
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(1800)]
 
-DEADLINE_S = 300.0
-FAULTS = 3
-VARIABLES = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
 
-TRAIN = f"""
-{SETUP}
-run = int(sys.argv[2])
-steps = (here / f"steps.{{run:02}}.{{attempt:02}}.{{rank}}").open("w", buffering=1)
-
-
-class Slow(keras.callbacks.Callback):
-    "Prints and writes each step, and is slow until no more faults come."
-    epoch = count = 0
-    def on_epoch_begin(self, epoch, logs=None):
-        self.epoch = epoch
-    def on_train_batch_end(self, batch, logs=None):
-        print("line", run, attempt, rank, Slow.count, flush=True)
-        Slow.count += 1
-        write_step(steps, self.epoch * 12 + batch, self.model)
-        time.sleep(0 if (here / "calm").exists() else 0.6)
-
-
-# The steps are written before the backup that has them.
-history = model.fit(data, epochs=3, verbose=0, callbacks=[Slow(), BackupAndResume(here / "backup", save_freq=2)])
-{RESULT}
-"""
-
-
-class Chaos:
-    """An elastic job in a folder, and what happens to it."""
+class ChaosHere(Chaos):
+    """What happens to a job on this machine."""
 
     def __init__(self, folder: Path, seed: int):
-        self.folder, self.random = folder, random.Random(seed)
-        self.run, self.done = 0, []
-        self.told: dict[int, str] = {}
+        super().__init__(folder, seed)
         self.script = write_script(folder, TRAIN)
         self.discovery = folder / "hosts.sh"
         self.discovery.write_text(f"#!/bin/sh\ncat {folder}/hosts\n")
         self.discovery.chmod(0o755)
         self._say(2)
-        self.job = self._start()
+        self.start()
 
-    def _start(self) -> Job:
-        words = (
-            "-np",
-            "1:3",
-            "--host-discovery-script",
-            str(self.discovery),
-            "--cool-down",
-            "0.5",
-            "--threads-per-worker",
-            "1",
-        )
-        words += ("--max-restarts", "20", "--log-dir", f"logs.{self.run}")
-        return Job(*words, self.script, "multiworker", str(self.run), cwd=self.folder, **VARIABLES)
+    @property
+    def faults(self) -> list[Callable[[], None]]:
+        return [self.kill, self.kill, self.suspend, self.resize, self.stop_and_start]
+
+    def start(self) -> None:
+        words = ("-np", "1:3", "--host-discovery-script", str(self.discovery), "--cool-down", "0.5")
+        words += ("--threads-per-worker", "1", "--max-restarts", "20", "--log-dir", f"logs.{self.run}")
+        words += ("--hang-timeout", "60")  # Nobody else ends a job whose only worker is suspended.
+        self.job = Job(*words, self.script, "multiworker", str(self.run), cwd=self.folder, **VARIABLES)
 
     def _say(self, slots: int) -> None:
         self.slots = slots
@@ -120,32 +82,13 @@ class Chaos:
         self.finish((0, 128 + number, -number))
         if not (self.folder / "result.npz").exists():
             self.run += 1
-            self.job = self._start()
+            self.start()
 
     def finish(self, codes: tuple[int, ...]) -> None:
-        """Waits for the end of the launcher, and keeps what it showed."""
         ended = self.job.end(DEADLINE_S)
         assert ended.code in codes, f"{self.done}: {ended.code}\n{ended.stdout}\n{ended.stderr}"
         self.told[self.run] = ended.stdout
         wait_until(lambda: self.job.left() == [], f"the end of all processes, after {self.done}", 15)
-
-    def happen(self) -> None:
-        """Waits a random time, and lets something happen."""
-        faults: list[Callable[[], None]] = [self.kill, self.kill, self.suspend, self.resize, self.stop_and_start]
-        fault = self.random.choice(faults)
-        pause_s = self.random.uniform(0, 12)
-        self.done.append(f"{fault.__name__} after {pause_s:.1f} s")
-        time.sleep(longer(pause_s))
-        fault()
-
-    def attempts(self) -> list[str]:
-        """Returns the runs and attempts that trained a step, in order."""
-        return sorted({path.name.split(".", 1)[1].rpartition(".")[0] for path in self.folder.glob("steps.*")})
-
-
-def result(folder: Path) -> list[Any]:
-    with np.load(folder / "result.npz") as values:
-        return [values[name] for name in values.files]
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +106,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(1, 34))])
 def test_it_comes_to_the_end_that_it_has_without_faults(alone: list[Any], tmp_path: Path, seed: int) -> None:
-    chaos = Chaos(tmp_path, seed)
+    chaos = ChaosHere(tmp_path, seed)
     try:
         for _ in range(FAULTS):
             chaos.happen()
@@ -171,10 +114,4 @@ def test_it_comes_to_the_end_that_it_has_without_faults(alone: list[Any], tmp_pa
         chaos.finish((0,))
     finally:
         chaos.job.sweep()
-    require_each_row_once(*(rows_by_step(tmp_path.glob(f"steps.{one}.*")) for one in chaos.attempts()))
-    for value, wanted in zip(result(tmp_path), alone, strict=True):
-        np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-6, err_msg=str(chaos.done))
-    for path in tmp_path.glob("steps.*"):
-        run, attempt, rank = map(int, path.name.split(".")[1:])
-        shown = [int(n) for n in re.findall(rf"line {run} {attempt} {rank} (\d+)$", chaos.told[run], re.MULTILINE)]
-        assert shown == list(range(len(shown))) and len(shown) >= len(path.read_text().splitlines()), (path, chaos.done)
+    chaos.require_the_end_of(alone)

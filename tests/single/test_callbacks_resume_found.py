@@ -278,7 +278,7 @@ def test_two_trainings_in_one_folder(tmp_path: pathlib.Path) -> None:
 def test_an_attempt_of_a_job_takes_the_folder_of_an_earlier_one(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An earlier attempt may run on where the launcher cannot reach its host, and write before or after the later one."""
+    """An earlier attempt may run on where the launcher cannot reach its host, and write before or after the later."""
     monkeypatch.setenv("TFDISTKIT_JOB_ID", "job.0")
     monkeypatch.setenv("TFDISTKIT_ATTEMPT", "1")
     earlier = backup_folder.BackupFolder(str(tmp_path), True)

@@ -326,8 +326,8 @@ def _start(
 def _own_sigterm() -> Iterator[None]:
     """Keeps the handler of SIGTERM, which TensorFlow's coordination service replaces while it starts.
 
-    Its handler only notes the signal for who asks the service (`SigtermNotifier` in TensorFlow's preemption_notifier.cc),
-    so the process would not end by SIGTERM, neither before `fit` nor in one without `BackupAndResume`.
+    Its handler only notes the signal for who asks the service (`SigtermNotifier` in preemption_notifier.cc). So the
+    process would not end by SIGTERM, neither before `fit` nor in one without `BackupAndResume`.
     """
     handler = signal.getsignal(signal.SIGTERM)
     try:

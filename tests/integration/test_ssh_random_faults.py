@@ -1,0 +1,214 @@
+"""Random cut links, power cuts, kills and stops of a training on two hosts: it always comes to its end.
+
+Each seed is a job with three faults at random moments, also while the workers start. `-m thorough` runs 11 more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from counted_rows import SETUP
+from net_hosts import LOGIN, NetHosts
+from patience import longer
+from random_faults import DEADLINE_S, FAULTS, TRAIN, VARIABLES, Chaos, result
+from ssh_jobs import PATHS, SshJob, command_line, ssh_job, wait_until
+
+pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(1800)]
+
+# After so many seconds of silence a host counts as lost; so much later those on it end by themselves.
+SILENCE_S = 10
+
+
+def in_folder(folder: Path, script: str) -> str:
+    """Returns a script that works in a folder, which all hosts see."""
+    return f"import os\nos.chdir({str(folder)!r})\n{script}"
+
+
+class ChaosOnHosts(Chaos):
+    """What happens to a job on two hosts, which have one disk for the backup."""
+
+    def __init__(self, hosts: NetHosts, folder: Path, seed: int):
+        super().__init__(folder, seed)
+        self.hosts = hosts
+        self.quiet: set[tuple[int, str]] = set()
+        (folder / "train.py").write_text(in_folder(folder, TRAIN))
+        self.discovery = folder / "hosts.sh"
+        self.discovery.write_text(f"#!/bin/sh\ncat {folder}/hosts\n")
+        self.discovery.chmod(0o755)
+        self._say("h1:2", "h2:1")
+        self.start()
+
+    @property
+    def faults(self) -> list[Callable[[], None]]:
+        return [self.cut, self.cut, self.switch_off, self.kill, self.suspend, self.resize, self.stop_and_start]
+
+    def start(self) -> None:
+        words = ("-np", "1:3", "--host-discovery-script", str(self.discovery), "--cool-down", "0.5")
+        words += ("--threads-per-worker", "1", "--max-restarts", "20", "--wait", "240", "-x", f"PYTHONPATH={PATHS}")
+        words += tuple(word for name, value in VARIABLES.items() for word in ("-x", f"{name}={value}"))
+        words += ("--hang-timeout", "30")  # Nobody else ends a job whose only worker is suspended.
+        self.job = SshJob(self.hosts, *words, str(self.folder / "train.py"), "multiworker", str(self.run))
+
+    def _say(self, *hosts: str) -> None:
+        self.listed = hosts
+        (self.folder / "hosts.new").write_text("\n".join(hosts))
+        (self.folder / "hosts.new").rename(self.folder / "hosts")
+
+    def _now_quiet(self, number: int) -> None:
+        self.quiet.add((self.run, self.hosts.name(number)))
+
+    def cut(self) -> None:
+        """Cuts a host off the network for some time, shorter or longer than the launcher waits for it."""
+        number, seconds = self.random.choice(self.hosts.numbers), self.random.choice([3.0, 14.0, 30.0])
+        self.done[-1] += f": h{number} for {seconds} s"
+        self._now_quiet(number)
+        self.hosts.pull_cable(number)
+        time.sleep(seconds)
+        self.hosts.plug_cable(number)
+
+    def switch_off(self) -> None:
+        """Switches a host off, and on again later."""
+        number = self.random.choice(self.hosts.numbers)
+        self.done[-1] += f": h{number}"
+        self._now_quiet(number)
+        self.hosts.kill(number)
+        time.sleep(self.random.uniform(1, 15))
+        self.hosts.start(number)
+
+    def workers(self) -> list[int]:
+        """Returns the processes of the ranks that are alive."""
+        pids = [pid for number in self.hosts.numbers for pid in self.hosts.pids(number)]
+        return sorted(pid for pid in pids if "tfdistkit.worker" in command_line(pid))
+
+    def kill(self) -> None:
+        """Kills a rank."""
+        self._signal(signal.SIGKILL)
+
+    def suspend(self) -> None:
+        """Stops a rank, which the others wait for until the timeout of the collectives."""
+        self._signal(signal.SIGSTOP)
+
+    def _signal(self, number: int) -> None:
+        wait_until(lambda: bool(self.workers()) or self.job.process.poll() is not None, "a worker", DEADLINE_S)
+        with contextlib.suppress(IndexError, ProcessLookupError):
+            os.kill(self.random.choice(self.workers()), number)
+
+    def resize(self) -> None:
+        """Lets a host come or go."""
+        lists = [("h1:2", "h2:1"), ("h1:1", "h2:1"), ("h2:1",), ("h1:2",)]
+        self._say(*self.random.choice([one for one in lists if one != self.listed]))
+
+    def stop_and_start(self) -> None:
+        """Ends the job, as a user or a scheduler does, and starts it again."""
+        number = self.random.choice([signal.SIGINT, signal.SIGTERM])
+        self.job.process.send_signal(number)
+        # By the signal itself if the launcher was about to leave.
+        self.finish((0, 128 + number, -number))
+        if not (self.folder / "result.npz").exists():
+            self.run += 1
+            self.start()
+
+    def finish(self, codes: tuple[int, ...]) -> None:
+        ended = self.job.end(DEADLINE_S)
+        assert ended.code in codes, f"{self.done}: {ended.code}\n{ended.stdout}\n{ended.stderr}"
+        self.told[self.run] = ended.stdout
+        # Who is cut off hears nothing of the end. Files are not looked at: who is killed leaves them.
+        numbers = (LOGIN, *self.hosts.numbers)
+        left = lambda: {pid: command_line(pid) for number in numbers for pid in self.hosts.pids(number)}  # noqa: E731
+        wait_until(
+            lambda: not left(),
+            f"the end of all processes, after {self.done}",
+            longer(3 * SILENCE_S),
+            told=lambda: f"{left()}",
+        )
+
+    def has_lost_output(self, rank: tuple[int, int, int]) -> bool:
+        run, attempt, number = rank
+        host = (self.folder / f"host.{run:02}.{attempt:02}.{number}").read_text()
+        return (run, host) in self.quiet
+
+
+@pytest.fixture
+def whole(hosts: NetHosts) -> Iterator[NetHosts]:
+    """Two hosts, which are mended afterwards."""
+    hosts.clean()
+    yield hosts
+    for number in hosts.numbers:
+        if hosts.is_off(number):
+            hosts.start(number)
+        hosts.plug_cable(number)
+    hosts.clean()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(hosts: NetHosts, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """Returns what one worker comes to, that nothing happens to."""
+    folder = tmp_path_factory.mktemp("alone")
+    (folder / "calm").touch()
+    (folder / "train.py").write_text(in_folder(folder, TRAIN))
+    with ssh_job(hosts, "-np", "1", str(folder / "train.py"), "multiworker", "0", **VARIABLES) as running:
+        ended = running.end(DEADLINE_S)
+        assert ended.code == 0, ended.stderr
+    return result(folder)
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(1, 12))])
+def test_it_comes_to_the_end_that_it_has_without_faults(
+    undisturbed: list[Any], whole: NetHosts, tmp_path: Path, seed: int
+) -> None:
+    chaos = ChaosOnHosts(whole, tmp_path, seed)
+    try:
+        for _ in range(FAULTS):
+            chaos.happen()
+        (tmp_path / "calm").touch()
+        chaos.finish((0,))
+    finally:
+        chaos.job.sweep()
+    chaos.require_the_end_of(undisturbed)
+
+
+CUT_OFF = f"""
+{SETUP}
+backup = BackupAndResume("backup", save_freq=1000 if attempt == 0 else 1)
+
+
+class Watch(keras.callbacks.Callback):
+    "The first attempt makes its only backup, when it is asked to end, after the second one has looked for one."
+    def on_train_batch_end(self, batch, logs=None):
+        print("attempt", attempt, "step", batch, flush=True)
+        (here / f"begun.{{attempt}}").touch()
+        deadline = time.monotonic() + 60
+        while attempt == 0 and batch == 2 and not (here / "begun.1").exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        if attempt == 0:
+            time.sleep(1)  # until it is asked to end
+        while attempt == 1 and not (here / "backup/training.backup").exists():
+            time.sleep(0.1)
+            assert time.monotonic() < deadline, "the first attempt has made no backup"
+
+
+history = model.fit(data, epochs=2, verbose=0, callbacks=[Watch(), backup])
+print("done in attempt", attempt, flush=True)
+"""
+
+
+def test_a_worker_that_is_cut_off_and_saves_later_does_not_disturb_its_successor(
+    whole: NetHosts, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(in_folder(tmp_path, CUT_OFF))
+    options = ("-x", f"PYTHONPATH={PATHS}", "-x", "CUDA_VISIBLE_DEVICES=-1", "-H", "h1:1,h2:1", "-np", "1:1")
+    with ssh_job(whole, *options, str(script), "multiworker") as running:
+        running.wait_for("attempt 0 step 2", deadline_s=DEADLINE_S)
+        whole.pull_cable(1)
+        ended = running.end(DEADLINE_S)
+    assert ended.code == 0, ended.stderr
+    assert "attempt 1 step 0" in ended.stdout and "done" in ended.stdout
+    assert not (tmp_path / "backup").exists()
