@@ -189,6 +189,22 @@ def test_a_repeated_immediate_failure_is_given_up(tmp_path: Path) -> None:
     assert 1 <= restart["wait_s"] <= 1.25
 
 
+def test_a_failure_after_the_same_step_is_given_up(tmp_path: Path) -> None:
+    script = """
+        import sys, types
+        module = sys.modules["keras.optimizers"] = types.ModuleType("keras.optimizers")
+        class Optimizer:
+            class iterations:
+                numpy = staticmethod(lambda: 103)
+        module.Optimizer = Optimizer
+        optimizer = Optimizer()
+        raise ValueError("row 4 of the data")
+    """
+    ended = run_job("-np", "1", "--max-restarts", "9", write_script(tmp_path, script), cwd=tmp_path)
+    assert "tfdistkit: attempt 2 failed like attempt 1: with the same exception, in the same place" in ended.stderr
+    assert "after step 103, 3 times in a row. It is not restarted (7 restarts are left)" in ended.stderr
+
+
 def test_transient_failures_are_restarted(tmp_path: Path) -> None:
     script = "import socket\nsocket.create_connection(('127.0.0.1', 1))"
     ended = run_job("-np", "1", "--max-restarts", "2", write_script(tmp_path, script), cwd=tmp_path)

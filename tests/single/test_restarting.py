@@ -9,7 +9,7 @@ import pytest
 
 from tfdistkit.report.failures import Failure
 from tfdistkit.supervise import restarting
-from tfdistkit.supervise.restarting import Backoff, is_same_failure, pause
+from tfdistkit.supervise.restarting import Backoff, Repeats, is_same_failure, pause
 from tfdistkit.supervise.result import History
 
 FAILURE = Failure(
@@ -100,6 +100,19 @@ def test_what_may_go_well_another_time(changes: dict[str, object], lasted_s: flo
     if "kinds" in changes or "exit_code" in changes:
         assert is_same_failure(now, now, lasted_s) == (changes.get("exit_code") == 2)
     assert not is_same_failure(None, now, lasted_s) and not is_same_failure(FAILURE, None, lasted_s)
+
+
+def test_failures_after_the_same_step_are_given_up_the_third_time() -> None:
+    def counts(*steps: int | None) -> list[bool]:
+        repeats = Repeats()
+        return [repeats.give_up(replace(FAILURE, steps=one), 3000.0) for one in steps]
+
+    assert counts(7, 7, 7) == [False, False, True]
+    assert counts(7, 9, 9, 11, 11, 11) == [False] * 5 + [True], "a backup that lets training go on"
+    assert counts(7, 7, None, 7, 7) == [False] * 5
+    repeats = Repeats()
+    found = [repeats.give_up(one, 3.0) for one in (FAILURE, None, FAILURE, replace(FAILURE, steps=0))]
+    assert found == [False, False, False, True]
 
 
 def test_a_pause_ends_when_it_is_over() -> None:

@@ -18,6 +18,8 @@ _JITTER = 0.25
 _SETTLED_S = 300.0
 # A failure later than this after the start is not immediate: loading TensorFlow takes less, even on a busy machine.
 _AT_ONCE_S = 60.0
+# Failures in a row after the same step of which the last has made no progress.
+_IN_A_ROW = 3
 _POLL_S = 0.05
 
 # Transient errors that a restart may avoid: network, disk, a missing service, memory; all TensorFlow errors.
@@ -62,23 +64,55 @@ def _drawn() -> float:
     return 1.0 + _JITTER * random.SystemRandom().random()
 
 
+class Repeats:
+    """The failures of attempts in a row that only repeat each other."""
+
+    def __init__(self) -> None:
+        self._last: Failure | None = None
+        self.in_a_row = 0
+
+    def give_up(self, now: Failure | None, lasted_s: float) -> bool:
+        """Counts the failure of an attempt; returns whether another attempt would only repeat it.
+
+        Args:
+            now: The failure; None if no process failed on its own.
+            lasted_s: How long the attempt ran, in seconds.
+
+        Returns:
+            True if two attempts in a row failed alike before a step was trained; or three after the same step, which
+            have made no progress: the second one may have begun at a backup that the first one had made.
+        """
+        before, self._last = self._last, now
+        if not _is_alike(before, now):
+            self.in_a_row = 0 if now is None else 1
+            return False
+        self.in_a_row += 1
+        assert now is not None
+        return self.in_a_row >= _IN_A_ROW if now.steps else lasted_s <= _AT_ONCE_S
+
+
 def is_same_failure(before: Failure | None, now: Failure | None, lasted_s: float) -> bool:
     """Returns whether a failure immediately repeats the previous one, so that a restart would fail again.
 
     Args:
         before: The failure before the restart.
         now: The failure after it.
-        lasted_s: How long the restarted processes ran, in seconds.
+        lasted_s: How long the restarted process ran, in seconds.
 
     Returns:
         True if an exception has the same type, text and frames, and no step was trained; False for causes outside of
         the script: signals, refused connections, missing files, TensorFlow's errors.
     """
-    if before is None or now is None or lasted_s > _AT_ONCE_S or not now.traceback:
+    return _is_alike(before, now) and lasted_s <= _AT_ONCE_S and now is not None and not now.steps
+
+
+def _is_alike(before: Failure | None, now: Failure | None) -> bool:
+    """Whether two failures have the same cause in the script, after the same step."""
+    if before is None or now is None or not now.traceback or now.is_consequence:
         return False
     if now.exit_code == _TRY_AGAIN_CODE or any(kind in _PASSING for kind in now.kinds):
         return False
-    return not now.steps and not now.is_consequence and _mark(before) == _mark(now)
+    return (before.steps or 0) == (now.steps or 0) and _mark(before) == _mark(now)
 
 
 def pause(seconds: float, is_over: Callable[[], bool]) -> None:

@@ -24,7 +24,7 @@ from tfdistkit.supervise.attempt import TIMED_OUT_EXIT_CODE, Attempt
 from tfdistkit.supervise.decision import Outcome
 from tfdistkit.supervise.elastic.changes import Changes
 from tfdistkit.supervise.hangs.own_disk import OwnDiskWatch
-from tfdistkit.supervise.restarting import first_of, is_same_failure, pause
+from tfdistkit.supervise.restarting import Repeats, first_of, pause
 from tfdistkit.supervise.result import History, JobResult
 
 
@@ -66,7 +66,7 @@ def run_job(
         changes.begin_job(console.note, events, history)
         program = without_secrets_in(job.program)
         events.add("job_started", job_id=job.job_id, program=program, np=job.world_size, ps=job.ps)
-        before: Failure | None = None
+        repeats = Repeats()
         while True:
             started = time.monotonic()
             attempt = Attempt(job, backend, console, events, signals, history, changes)
@@ -77,18 +77,17 @@ def run_job(
                 attempt.leave_nothing()
             if not goes_on:
                 break
-            cause, wait_s = first_of(result.failures), 0.0
+            is_repeated, wait_s = repeats.give_up(first_of(result.failures), time.monotonic() - started), 0.0
             if changes.answers(result, processes):
                 history.attempt += 1
             elif history.restarts_left <= 0:  # an elastic job whose failure no change answers
                 break
-            elif is_same_failure(before, cause, time.monotonic() - started):
-                console.note(_repeated_failure_message(result, history))
+            elif is_repeated:
+                console.note(_repeated_failure_message(result, history, repeats.in_a_row))
                 break
             else:
                 wait_s = history.backoff.wait_s
                 _announce(result, console, events, history, wait_s)
-            before = cause
             result, prepared = _prepare(changes, result, console, history, wait_s, signals)
             if prepared is None:
                 break
@@ -104,12 +103,14 @@ def run_job(
         return result
 
 
-def _repeated_failure_message(result: JobResult, history: History) -> str:
+def _repeated_failure_message(result: JobResult, history: History, in_a_row: int) -> str:
     """Explains why a job is given up before its restarts are used up."""
+    steps = result.failures[0].steps
+    when = f"after step {steps}, {in_a_row} times in a row" if steps else "before a step was trained"
     left = "1 restart is" if history.restarts_left == 1 else f"{history.restarts_left} restarts are"
     return (
         f"tfdistkit: attempt {result.attempt} failed like attempt {result.attempt - 1}: with the same exception, in "
-        f"the same place, before a step was trained. It is not restarted ({left} left): fix the script first."
+        f"the same place, {when}. It is not restarted ({left} left): fix the script first."
     )
 
 
