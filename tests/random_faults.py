@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 import re
+import signal
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -69,6 +72,24 @@ class Chaos(ABC):
     def finish(self, codes: tuple[int, ...]) -> None:
         """Waits for the end of the launcher, and keeps in `told` what it showed."""
 
+    @abstractmethod
+    def workers(self) -> list[int]:
+        """Waits for a rank that is alive; returns the processes of those, none if the job has ended."""
+
+    def kill(self) -> None:
+        """Kills a rank."""
+        if workers := self.workers():
+            _send(self.random.choice(workers), signal.SIGKILL)
+
+    def suspend(self) -> None:
+        """Stops a rank, which the others wait for until the timeout of the collectives; one alone for a while."""
+        if workers := self.workers():
+            pid = self.random.choice(workers)
+            _send(pid, signal.SIGSTOP)
+            if len(workers) == 1:
+                time.sleep(5)
+                _send(pid, signal.SIGCONT)
+
     def happen(self) -> None:
         """Waits a random time, and lets something happen."""
         fault = self.random.choice(self.faults)
@@ -97,6 +118,11 @@ class Chaos(ABC):
             shown, written = [int(number) for number in found], len(path.read_text().splitlines())
             assert shown == list(range(len(shown))), (path, self.done)
             assert len(shown) >= written or self.has_lost_output((run, attempt, rank)), (path, self.done)
+
+
+def _send(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 def result(folder: Path) -> list[Any]:

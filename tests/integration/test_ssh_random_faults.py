@@ -5,8 +5,6 @@ Each seed is a job with three faults at random moments, also while the workers s
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -53,7 +51,6 @@ class ChaosOnHosts(Chaos):
         words = ("-np", "1:3", "--host-discovery-script", str(self.discovery), "--cool-down", "0.5")
         words += ("--threads-per-worker", "1", "--max-restarts", "20", "--wait", "240", "-x", f"PYTHONPATH={PATHS}")
         words += tuple(word for name, value in VARIABLES.items() for word in ("-x", f"{name}={value}"))
-        words += ("--hang-timeout", "30")  # Nobody else ends a job whose only worker is suspended.
         self.job = SshJob(self.hosts, *words, str(self.folder / "train.py"), "multiworker", str(self.run))
 
     def _say(self, *hosts: str) -> None:
@@ -83,22 +80,15 @@ class ChaosOnHosts(Chaos):
         self.hosts.start(number)
 
     def workers(self) -> list[int]:
-        """Returns the processes of the ranks that are alive."""
-        pids = [pid for number in self.hosts.numbers for pid in self.hosts.pids(number)]
-        return sorted(pid for pid in pids if "tfdistkit.worker" in command_line(pid))
+        found: list[int] = []
 
-    def kill(self) -> None:
-        """Kills a rank."""
-        self._signal(signal.SIGKILL)
+        def are_there() -> bool:
+            pids = [pid for number in self.hosts.numbers for pid in self.hosts.pids(number)]
+            found.extend(pid for pid in pids if "tfdistkit.worker" in command_line(pid))
+            return bool(found) or self.job.process.poll() is not None
 
-    def suspend(self) -> None:
-        """Stops a rank, which the others wait for until the timeout of the collectives."""
-        self._signal(signal.SIGSTOP)
-
-    def _signal(self, number: int) -> None:
-        wait_until(lambda: bool(self.workers()) or self.job.process.poll() is not None, "a worker", DEADLINE_S)
-        with contextlib.suppress(IndexError, ProcessLookupError):
-            os.kill(self.random.choice(self.workers()), number)
+        wait_until(are_there, "a worker", DEADLINE_S)
+        return sorted(found)
 
     def resize(self) -> None:
         """Lets a host come or go."""

@@ -6,7 +6,6 @@ Each seed is a job with three faults at random moments, also while the workers s
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -40,7 +39,6 @@ class ChaosHere(Chaos):
     def start(self) -> None:
         words = ("-np", "1:3", "--host-discovery-script", str(self.discovery), "--cool-down", "0.5")
         words += ("--threads-per-worker", "1", "--max-restarts", "20", "--log-dir", f"logs.{self.run}")
-        words += ("--hang-timeout", "60")  # Nobody else ends a job whose only worker is suspended.
         self.job = Job(*words, self.script, "multiworker", str(self.run), cwd=self.folder, **VARIABLES)
 
     def _say(self, slots: int) -> None:
@@ -49,26 +47,17 @@ class ChaosHere(Chaos):
         (self.folder / "hosts.new").rename(self.folder / "hosts")
 
     def workers(self) -> list[int]:
-        """Returns the processes of the ranks that are alive."""
-        found = []
-        for pid in marked_processes(self.job.mark):
-            with contextlib.suppress(OSError):
-                if b"tfdistkit.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    found.append(pid)
+        found: list[int] = []
+
+        def are_there() -> bool:
+            for pid in marked_processes(self.job.mark):
+                with contextlib.suppress(OSError):
+                    if b"tfdistkit.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                        found.append(pid)
+            return bool(found) or self.job.process.poll() is not None
+
+        wait_until(are_there, "a worker", DEADLINE_S)
         return sorted(found)
-
-    def kill(self) -> None:
-        """Kills a rank."""
-        self._signal(signal.SIGKILL)
-
-    def suspend(self) -> None:
-        """Stops a rank, which the others wait for until the timeout of the collectives."""
-        self._signal(signal.SIGSTOP)
-
-    def _signal(self, number: int) -> None:
-        wait_until(lambda: bool(self.workers()) or self.job.process.poll() is not None, "a worker", DEADLINE_S)
-        with contextlib.suppress(IndexError, ProcessLookupError):
-            os.kill(self.random.choice(self.workers()), number)
 
     def resize(self) -> None:
         """Lets a host come or go."""
