@@ -103,7 +103,11 @@ def test_a_wrong_command(words: list[str], message: str, capsys: pytest.CaptureF
             ["--backend", "slurm", "--nnodes", "1:2", "--ps", "1", "train.py"],
             "MIN:MAX does not work with --ps",
         ),
-        (["--nnodes", "1:2", "--nproc-per-node", "2", "train.py"], "--nnodes MIN:MAX is for SLURM"),
+        (["--nnodes", "1:2", "--nproc-per-node", "2", "train.py"], "--nnodes MIN:MAX requires SLURM"),
+        (["--nnodes", "3:2", "-H", "a,b", "train.py"], "at most MAX. Received: --nnodes 3:2 --nproc-per-node 1"),
+        (["--nnodes", "1:2", "--nproc-per-node", "2", "-H", "a,b:3", "train.py"], "--nproc-per-node 2, b:3"),
+        (["--reset-limit", "3", "-np", "2:3", "train.py"], "Use --max-restarts N"),
+        (["--rdzv_backend=c10d", "-np", "2:3", "train.py"], "chooses their addresses"),
     ],
 )
 def test_errors_in_the_arguments_of_run(
@@ -195,3 +199,11 @@ def test_python_m_tfdistkit() -> None:
     command = [sys.executable, "-m", "tfdistkit", "rnu"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stdout) == (2, "") and "Did you mean 'run'?" in ended.stderr
+
+
+def test_nodes_of_torchrun_are_workers_of_hosts(script: str) -> None:
+    found = parse(["--nnodes", "1:2", "--nproc-per-node", "2", "-H", "a,b,c:2", script])
+    assert found.elastic is not None and (found.elastic.least, found.elastic.most) == (2, 4)
+    assert found.hosts is not None and [one.slots for one in found.hosts.slots] == [2, 2, 2]
+    fixed = parse(["--nnodes", "2", "--nproc-per-node", "2", "-H", "a,b", script])
+    assert (fixed.np, fixed.elastic) == (4, None)

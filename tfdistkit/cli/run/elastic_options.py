@@ -21,8 +21,22 @@ _OF_ELASTIC_JOBS = (
     ("wait", "--wait"),
 )
 _RANGE = re.compile(r"(-?\d+):(-?\d+)", re.ASCII)
-# The spelling of horovodrun and torchrun for the bounds.
-_OF_OTHERS = ("--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "--min-nodes", "--max-nodes")
+# Options of horovodrun and torchrun, and what to write.
+_BOUNDS = "Write both bounds in one: -np MIN:MAX, such as -np 2:4."
+_OF_OTHERS = {
+    **dict.fromkeys(("--min-np", "--min-num-proc", "--max-np", "--max-num-proc"), _BOUNDS),
+    **dict.fromkeys(("--min-nodes", "--max-nodes"), "Write --nnodes MIN:MAX --nproc-per-node N, or -np MIN:MAX."),
+    "--reset-limit": "Use --max-restarts N: it counts failures, and neither lost workers nor planned changes.",
+    "--elastic-timeout": "Use --wait SECONDS.",
+    "--slots": "Give each host its slots: -H HOST:SLOTS.",
+    "--slots-per-host": "Give each host its slots: -H HOST:SLOTS.",
+    "--blacklist-cooldown-range": "Leave it out: a host that fails twice is left out for 60 s, then for longer.",
+    **dict.fromkeys(
+        ("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf", "--node-rank", "--master-addr")
+        + ("--master-port", "--standalone"),
+        "Leave it out: one launcher starts the workers on all hosts (-H HOST:SLOTS), and chooses their addresses.",
+    ),
+}
 
 
 class Bounds(tuple[int, int]):
@@ -114,6 +128,28 @@ def read(found: argparse.Namespace, hosts: HostsSpec | None, error: Callable[[st
         error(str(invalid))
 
 
+def count_by_nodes(found: argparse.Namespace, error: Callable[[str], NoReturn]) -> None:
+    """Turns the spelling of torchrun, `--nnodes MIN:MAX --nproc-per-node N` for hosts, into `-np`.
+
+    Args:
+        found: The parsed options; it gets the number of workers (`np`), and their number on each host.
+        error: Exits the command with a message.
+    """
+    names_hosts = found.hosts is not None or found.hostfile is not None
+    if found.nnodes is None or found.np is not None or not (names_hosts or found.host_discovery_script is not None):
+        return
+    least, most = found.nnodes if isinstance(found.nnodes, Bounds) else (found.nnodes, found.nnodes)
+    each = 1 if found.nproc_per_node is None else found.nproc_per_node
+    if not 1 <= least <= most or each < 1:
+        received = f"{least}:{most}" if isinstance(found.nnodes, Bounds) else least
+        error(
+            "--nnodes and --nproc-per-node must be >= 1, and MIN of --nnodes MIN:MAX at most MAX. "
+            f"Received: --nnodes {received} --nproc-per-node {each}."
+        )
+    found.np = Bounds((least * each, most * each)) if isinstance(found.nnodes, Bounds) else most * each
+    found.slots_of_each, found.nnodes, found.nproc_per_node = each, None, None
+
+
 def preemption_of(found: argparse.Namespace, error: Callable[[str], NoReturn]) -> PreemptionSpec | None:
     """Returns how preemption is announced; None without such an option.
 
@@ -148,9 +184,9 @@ def not_for_slurm(found: argparse.Namespace) -> str | None:
 
 
 def of_others(option: str) -> str:
-    """Returns what to write for an option of other launchers for the bounds; empty for other options.
+    """Returns what to write for an option of other launchers for hosts that come and go; empty for other options.
 
     Args:
         option: The option.
     """
-    return "Write both bounds in one: -np MIN:MAX, such as -np 2:4." if option in _OF_OTHERS else ""
+    return _OF_OTHERS.get(option.replace("_", "-"), "")

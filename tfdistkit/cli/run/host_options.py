@@ -6,13 +6,14 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
 from tfdistkit import env
 from tfdistkit.cluster.environments.host_list import HostSlots
 from tfdistkit.cluster.environments.registry import allocated_hosts
-from tfdistkit.errors import OptionError, TfdistkitError
+from tfdistkit.errors import OptionError, TfdistkitError, explain
 from tfdistkit.launcher.hosts import START_TIMEOUT_S, HostsSpec, parse_hosts, read_hostfile
 
 # Options that need hosts: attribute, spelling.
@@ -72,7 +73,7 @@ def read(found: argparse.Namespace, error: Callable[[str], NoReturn]) -> HostsSp
         error: Exits the command with a message.
     """
     try:
-        slots = _slots(found)
+        slots = _of_each(found, _slots(found))
     except TfdistkitError as invalid:
         error(str(invalid))
     if slots is None:
@@ -119,6 +120,23 @@ def _slots(found: argparse.Namespace) -> tuple[HostSlots, ...] | None:
         return None
     allocated = allocated_hosts()
     return allocated if allocated is not None and len(allocated) > 1 else None
+
+
+def _of_each(found: argparse.Namespace, slots: tuple[HostSlots, ...] | None) -> tuple[HostSlots, ...] | None:
+    """Gives each host the workers of `--nproc-per-node`, where `--nnodes` counts hosts."""
+    each = getattr(found, "slots_of_each", None)
+    if slots is None or each is None:
+        return slots
+    for one in slots:
+        if one.slots not in (1, each):
+            raise OptionError(
+                explain(
+                    "--nproc-per-node must be the number of slots of each host.",
+                    received=f"--nproc-per-node {each}, {one.host}:{one.slots}",
+                    do="Name the hosts without slots, or use -np MIN:MAX, which counts workers.",
+                )
+            )
+    return tuple(replace(one, slots=each) for one in slots)
 
 
 def _passed(text: str) -> tuple[str, str]:

@@ -26,7 +26,9 @@ def add_to(parser: argparse.ArgumentParser) -> None:
     add = group.add_argument
     nodes = "the number of nodes, or MIN:MAX: as many as are free, after a loss too (default: SLURM decides)"
     add("--nnodes", type=_nodes, metavar="N", help=nodes)
-    per_node = "the number of workers on each node, instead of -np; also on this machine"
+    per_node = (
+        "the number of workers on each node, instead of -np; also here, and with --nnodes on hosts (-H)"
+    )
     add("--nproc-per-node", "--nproc_per_node", type=int, metavar="N", help=per_node)
     add("--time", metavar="LIMIT", help="the time limit, such as 1:30:00 or 2-00:00:00 (default: the partition's)")
     add("--partition", metavar="NAME", help="the partition of the job (default: SLURM's default partition)")
@@ -97,8 +99,8 @@ def _refuse_all(found: argparse.Namespace, error: Callable[[str], NoReturn]) -> 
     given = [f"--{name.replace('_', '-')}" for name in names if getattr(found, name)]
     if isinstance(found.nnodes, Bounds):
         error(
-            "--nnodes MIN:MAX is for SLURM: add --backend slurm. Elsewhere give bounds for the workers: -np MIN:MAX, "
-            "with -H, --hostfile or --host-discovery-script."
+            "--nnodes MIN:MAX requires SLURM (--backend slurm) or hosts (-H, --hostfile, --host-discovery-script). On "
+            "this machine alone give bounds for the workers: -np MIN:MAX."
         )
     if "--nproc-per-node" in given and found.np is not None:
         error("-np and --nproc-per-node are the same without SLURM: the number of workers. Write -np alone.")
