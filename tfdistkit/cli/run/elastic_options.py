@@ -129,14 +129,16 @@ def read(found: argparse.Namespace, hosts: HostsSpec | None, error: Callable[[st
 
 
 def count_by_nodes(found: argparse.Namespace, error: Callable[[str], NoReturn]) -> None:
-    """Turns the spelling of torchrun, `--nnodes MIN:MAX --nproc-per-node N` for hosts, into `-np`.
+    """Turns the spelling of torchrun, `--nproc-per-node N` and `--nnodes MIN:MAX` of hosts, into `-np`.
 
     Args:
         found: The parsed options; it gets the number of workers (`np`), and their number on each host.
         error: Exits the command with a message.
     """
-    names_hosts = found.hosts is not None or found.hostfile is not None
-    if found.nnodes is None or found.np is not None or not (names_hosts or found.host_discovery_script is not None):
+    has_hosts = any(one is not None for one in (found.hosts, found.hostfile, found.host_discovery_script))
+    if found.np is None and (found.nnodes is None or (found.nnodes == 1 and not has_hosts)):
+        found.np, found.nproc_per_node, found.nnodes = found.nproc_per_node, None, None
+    if found.nnodes is None or found.np is not None or not has_hosts:
         return
     least, most = found.nnodes if isinstance(found.nnodes, Bounds) else (found.nnodes, found.nnodes)
     each = 1 if found.nproc_per_node is None else found.nproc_per_node

@@ -73,8 +73,6 @@ def parse(arguments: Sequence[str]) -> RunOptions:
     row = row_of(found.backend)
     if not row.is_submitted:
         elastic_options.count_by_nodes(found, parser.error)
-    if found.np is None and not row.is_submitted and found.nnodes in (None, 1):
-        found.np, found.nproc_per_node, found.nnodes = found.nproc_per_node, None, None  # the spelling of torchrun
     if row.is_submitted and (problem := elastic_options.not_for_slurm(found)):
         parser.error(problem)
     own = {module.__name__: module.read(found, parser.error) for module in own_options(found.backend)}

@@ -26,9 +26,7 @@ def add_to(parser: argparse.ArgumentParser) -> None:
     add = group.add_argument
     nodes = "the number of nodes, or MIN:MAX: as many as are free, after a loss too (default: SLURM decides)"
     add("--nnodes", type=_nodes, metavar="N", help=nodes)
-    per_node = (
-        "the number of workers on each node, instead of -np; also here, and with --nnodes on hosts (-H)"
-    )
+    per_node = "the number of workers on each node, instead of -np; also here, and with --nnodes on hosts (-H)"
     add("--nproc-per-node", "--nproc_per_node", type=int, metavar="N", help=per_node)
     add("--time", metavar="LIMIT", help="the time limit, such as 1:30:00 or 2-00:00:00 (default: the partition's)")
     add("--partition", metavar="NAME", help="the partition of the job (default: SLURM's default partition)")
