@@ -120,6 +120,11 @@ class Chaos(ABC):
             assert len(shown) >= written or self.has_lost_output((run, attempt, rank)), (path, self.done)
 
 
+def in_folder(folder: Path, script: str) -> str:
+    """Returns a script that works in a folder, which all hosts see."""
+    return f"import os\nos.chdir({str(folder)!r})\n{script}"
+
+
 def _send(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)

@@ -63,6 +63,18 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NetHosts]:
 
 
 @pytest.fixture
+def whole(hosts: NetHosts) -> Iterator[NetHosts]:
+    """Two hosts, which are mended afterwards."""
+    hosts.clean()
+    yield hosts
+    for number in hosts.numbers:
+        if hosts.is_off(number):
+            hosts.start(number)
+        hosts.plug_cable(number)
+    hosts.clean()
+
+
+@pytest.fixture
 def mpirun() -> list[str]:
     """Open MPI's mpirun, for more processes than there are cores."""
     not_tested("Open MPI", "" if shutil.which("mpirun") else "there is no mpirun (apt-get install openmpi-bin)")

@@ -7,26 +7,20 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from counted_rows import SETUP
 from net_hosts import LOGIN, NetHosts
 from patience import longer
-from random_faults import DEADLINE_S, FAULTS, TRAIN, VARIABLES, Chaos, result
+from random_faults import DEADLINE_S, FAULTS, TRAIN, VARIABLES, Chaos, in_folder, result
 from ssh_jobs import PATHS, SshJob, command_line, ssh_job, wait_until
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(1800)]
 
 # After so many seconds of silence a host counts as lost; so much later those on it end by themselves.
 SILENCE_S = 10
-
-
-def in_folder(folder: Path, script: str) -> str:
-    """Returns a script that works in a folder, which all hosts see."""
-    return f"import os\nos.chdir({str(folder)!r})\n{script}"
 
 
 class ChaosOnHosts(Chaos):
@@ -125,18 +119,6 @@ class ChaosOnHosts(Chaos):
         return (run, host) in self.quiet
 
 
-@pytest.fixture
-def whole(hosts: NetHosts) -> Iterator[NetHosts]:
-    """Two hosts, which are mended afterwards."""
-    hosts.clean()
-    yield hosts
-    for number in hosts.numbers:
-        if hosts.is_off(number):
-            hosts.start(number)
-        hosts.plug_cable(number)
-    hosts.clean()
-
-
 @pytest.fixture(scope="module")
 def undisturbed(hosts: NetHosts, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """Returns what one worker comes to, that nothing happens to."""
@@ -162,43 +144,3 @@ def test_it_comes_to_the_end_that_it_has_without_faults(
     finally:
         chaos.job.sweep()
     chaos.require_the_end_of(undisturbed)
-
-
-CUT_OFF = f"""
-{SETUP}
-backup = BackupAndResume("backup", save_freq=1000 if attempt == 0 else 1)
-
-
-class Watch(keras.callbacks.Callback):
-    "The first attempt makes its only backup, when it is asked to end, after the second one has looked for one."
-    def on_train_batch_end(self, batch, logs=None):
-        print("attempt", attempt, "step", batch, flush=True)
-        (here / f"begun.{{attempt}}").touch()
-        deadline = time.monotonic() + 60
-        while attempt == 0 and batch == 2 and not (here / "begun.1").exists() and time.monotonic() < deadline:
-            time.sleep(0.1)
-        if attempt == 0:
-            time.sleep(1)  # until it is asked to end
-        while attempt == 1 and not (here / "backup/training.backup").exists():
-            time.sleep(0.1)
-            assert time.monotonic() < deadline, "the first attempt has made no backup"
-
-
-history = model.fit(data, epochs=2, verbose=0, callbacks=[Watch(), backup])
-print("done in attempt", attempt, flush=True)
-"""
-
-
-def test_a_worker_that_is_cut_off_and_saves_later_does_not_disturb_its_successor(
-    whole: NetHosts, tmp_path: Path
-) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(in_folder(tmp_path, CUT_OFF))
-    options = ("-x", f"PYTHONPATH={PATHS}", "-x", "CUDA_VISIBLE_DEVICES=-1", "-H", "h1:1,h2:1", "-np", "1:1")
-    with ssh_job(whole, *options, str(script), "multiworker") as running:
-        running.wait_for("attempt 0 step 2", deadline_s=DEADLINE_S)
-        whole.pull_cable(1)
-        ended = running.end(DEADLINE_S)
-    assert ended.code == 0, ended.stderr
-    assert "attempt 1 step 0" in ended.stdout and "done" in ended.stdout
-    assert not (tmp_path / "backup").exists()

@@ -6,18 +6,26 @@ import contextlib
 import json
 import logging
 import os
+import time
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from tfdistkit import env
 from tfdistkit.atomic_files import whole_file
 from tfdistkit.callbacks.backup.generations import remove_backups
+from tfdistkit.callbacks.process_group import Ranks
 from tfdistkit.errors import OptionError, UnsupportedError, explain
+from tfdistkit.report.names import ProcessName, listed
 
 _LOG = logging.getLogger(__name__)
 
 _FILE = "training.backup"
 _OF_FIT = "fit-"
+# A network file system shows a new file to other hosts within this time, in seconds.
+_SEEN_WITHIN_S = 5.0
 # How many `fit`s of this process have ended and removed their backups, by folder.
 _ended: dict[str, int] = {}
 
@@ -88,18 +96,57 @@ class BackupFolder:
             )
         )
 
-    def tell_later_fits(self) -> None:
-        """Says that this `fit`, which has no backup, trains again although a later one has a backup."""
+    def require_seen(self, ranks: Ranks) -> None:
+        """Checks in a job whose number of workers may change that each rank sees the folder; all ranks call it.
+
+        Only its first attempt fails: a job that has grown onto a host without the folder trains on, with a warning.
+
+        Args:
+            ranks: The process group.
+
+        Raises:
+            UnsupportedError: on all ranks, if one does not see it.
+        """
+        if env.text(env.ELASTIC) is None or ranks.is_single:
+            return
+        mark = f"{self.path}.{ranks.broadcast(uuid.uuid4().hex.encode(), 0).decode()}.seen"
+        with _mark_for_others(mark if ranks.rank == 0 else None):
+            ranks.any(False)  # It is there.
+            rows = ranks.gather(np.array([_appears(mark)], np.int64))[:, 0]
+            blind = [ProcessName(int(rank)) for rank in np.flatnonzero(rows == 0)]
+        if not blind:
+            return
+        text = explain(
+            "All ranks must see the folder of the backups in a job whose number of workers may change: when a host is "
+            "lost, another one continues from them.",
+            received=f"{os.path.dirname(self.path)!r}, which rank 0 has, but not {listed(blind)}",
+            do="Put it on a disk of all hosts (NFS, Lustre). Or use a fixed number of workers (-np N --max-restarts "
+            "M): then ranks that have no backup get that of another rank.",
+        )
+        if not env.integer(env.ATTEMPT):
+            raise UnsupportedError(text)
+        if ranks.rank == 0:
+            _LOG.warning("BackupAndResume: %s", text)
+
+    def tell_beginning(self) -> None:
+        """Says why this `fit` has no backup, although a later one has, or although the job was started again."""
+        numbers = []
         with contextlib.suppress(OSError):
             names = [name for name in os.listdir(self._folder) if name.startswith(_OF_FIT)]
             numbers = [int(name.removeprefix(_OF_FIT)) for name in names if name.removeprefix(_OF_FIT).isdigit()]
-            if max(numbers, default=0) > self.number:
-                _LOG.warning(
-                    "BackupAndResume: `fit` number %d of this script trains again, because its backup was removed when "
-                    "it ended. The backup in %s is of `fit` number %d, which will resume. To keep what each has "
-                    "trained, give each a folder of its own, and `delete_checkpoint=False`.",
-                    self.number, self._folder, max(numbers),
-                )  # fmt: skip
+        if max(numbers, default=0) > self.number:
+            _LOG.warning(
+                "BackupAndResume: `fit` number %d of this script trains again, because its backup was removed when "
+                "it ended. The backup in %s is of `fit` number %d, which will resume. To keep what each has "
+                "trained, give each a folder of its own, and `delete_checkpoint=False`.",
+                self.number, self._folder, max(numbers),
+            )  # fmt: skip
+        elif env.integer(env.ATTEMPT) and self.number == 1:
+            _LOG.warning(
+                "BackupAndResume: no rank of attempt %d finds a backup in %s: training starts from the beginning. The "
+                "attempts before made none, or it is on a disk that these hosts do not see.",
+                self._own.attempt, self._folder,
+            )  # fmt: skip
 
     def own(self) -> None:
         """Claims the folder before a backup is written; called by the chief.
@@ -155,3 +202,30 @@ class BackupFolder:
     def _is_of_another(self, owner: _Owner | None) -> bool:
         """Whether another training has claimed the folder since this one began."""
         return owner not in (self._before, self._own, None) and not (owner and self._own.follows(owner))
+
+
+@contextlib.contextmanager
+def _mark_for_others(path: str | None) -> Iterator[None]:
+    """Makes an empty file for a while, and its folder; None for neither."""
+    if path is None:
+        yield
+        return
+    folder = os.path.dirname(path)
+    with contextlib.suppress(OSError):
+        os.makedirs(folder, exist_ok=True)
+        with open(path, "x", encoding="utf-8"):
+            pass
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.remove(path)
+            os.rmdir(folder)  # Removes only an empty folder.
+
+
+def _appears(path: str) -> bool:
+    """Whether a file of another host appears; a network file system may show it later."""
+    deadline = time.monotonic() + _SEEN_WITHIN_S
+    while not (is_there := os.path.exists(path)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return is_there

@@ -25,6 +25,7 @@ from tfdistkit.callbacks.backup.model_state import (
     variables_of,
 )
 from tfdistkit.callbacks.backup.plain_data import is_plain
+from tfdistkit.callbacks.backup.source_files import source_files, warn_of_changes
 from tfdistkit.callbacks.backup.training_setup import SetUp, set_rates
 from tfdistkit.callbacks.chief import writes_files
 from tfdistkit.callbacks.frequency import frequency_of
@@ -133,9 +134,10 @@ class BackupAndResume(keras.callbacks.Callback):
         ranks, folder = ranks_of(model), BackupFolder(self.backup_dir, self.delete_checkpoint)
         if writes_files(model):
             folder.require_writable()
+        folder.require_seen(ranks)
         backup = newest_backup(folder.path, ranks)
         if backup is None and ranks.rank == 0:
-            folder.tell_later_fits()
+            folder.tell_beginning()
         found = backup.content if backup else None
         first = int(arguments.get("initial_epoch") or 0)
         resumed = DataState(**found["data"]) if found else None
@@ -246,6 +248,8 @@ class _Run:
         self._states = CallbackStates(self._others)
         self.setup.describe_model()
         self._known: list[Any] | None = variables_of(self._model)
+        if writes_files(self._model):
+            warn_of_changes(self._found.get("sources") if self._found else None)
         if self._found is not None:
             if self.setup.has_other_data(self._found.get("setup"), writes_files(self._model)):
                 self.data.begin_epoch_anew()
@@ -325,6 +329,7 @@ class _Run:
             content = {
                 "data": vars(data), "model": vars(state), "callbacks": self._states.get(), "logs": self._logs,
                 "setup": self.setup.now, "stopped": bool(self._model.stop_training and data.batch == 0),
+                "sources": source_files(),
             }  # fmt: skip
             self._folder.own()
             write_backup(self._folder.path, content, self._keeps_newest)
