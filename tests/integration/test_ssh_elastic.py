@@ -89,10 +89,29 @@ def test_discovered_hosts(two: NetHosts) -> None:
         wait_for_rank(running, 0, "h2", 2, 1)
         stderr = finish(two, running, (2,))
         assert two.pids(1) == []
-    assert "host no-such-host failed again or does not answer: left out for 60 s." in stderr
+    assert "host no-such-host failed or does not answer: left out for 60 s." in stderr
     assert "the job continues with 2 workers instead of 1 on h1, h2" in stderr
     assert f"preemption notice from {notice}, and there is room for 1 worker" in stderr
     assert "Earlier" not in stderr
+
+
+def test_a_new_host_on_which_the_script_fails_is_left_out(two: NetHosts) -> None:
+    """The job was healthy before it came: it continues without it, although no restart is allowed."""
+    folder = two.disk(LOGIN)
+    script = folder / "hosts.sh"
+    script.write_text(f"#!/bin/sh\ncat {folder}/found\n")
+    script.chmod(0o755)
+    (folder / "found").write_text("h1:1\n")
+    two.write("data.csv", "1", 1)
+    two.write("train.py", TRAIN.replace("signal.signal(", 'open("data.csv").close(); signal.signal('))
+    with ssh_job(two, "-np", "1:2", "--host-discovery-script", str(script), "--cool-down", "1", "train.py") as running:
+        wait_for_rank(running, 0, "h1", 0, 1)
+        (folder / "found").write_text("h1:1\nh2:1\n")
+        wait_for_rank(running, 0, "h1", 2, 1)
+        stderr = finish(two, running)
+    assert "rank 1 failed on the new host h2 after" in stderr and "No such file or directory: 'data.csv'" in stderr
+    assert "host h2 failed or does not answer: left out for 60 s." in stderr
+    assert "the job continues with 1 worker instead of 2 on h1, from its last backup." in stderr
 
 
 def test_a_killed_worker_and_ctrl_c(two: NetHosts) -> None:

@@ -47,6 +47,8 @@ class Changes:
         self._first_asked_at = 0.0
         self._is_slow_told = self._is_notice_told = False
         self._quick = 0
+        # Hosts on which the job has trained.
+        self._proven: frozenset[str] = frozenset()
         # The loss that the next attempt answers.
         self._incident, self._is_change = "", False
 
@@ -122,13 +124,14 @@ class Changes:
         if self._elastic is None:
             return False
         self._incident, self._is_change = "", True
+        newcomers = self._newcomers(result, processes)
         if result.is_planned or asked_itself(result):
             self._quick = 0
             return True
         lost = lost_workers(result)
         self._is_change = bool(lost)
         if not lost:
-            return False
+            return self._answers_newcomer(result, processes, newcomers)
         self._record(result, [name.index for name in lost], processes)
         refusal = self._refusal()
         if refusal:
@@ -204,6 +207,29 @@ class Changes:
             self._add_event("preemption_notice", source=notice.source, hosts=sorted(notice.hosts))
             self._is_notice_told = True
 
+    def _newcomers(self, result: JobResult, processes: Sequence[ProcessSpec]) -> frozenset[str]:
+        """Returns the hosts that this attempt has used first; keeps those that have worked, and those of the start."""
+        used = frozenset(self._room.name_of(process) for process in processes)
+        new = used - self._proven if self._proven else frozenset()
+        if not self._proven or result.is_planned or time.monotonic() - self._started >= _QUICK_S:
+            self._proven |= used
+        return new
+
+    def _answers_newcomer(self, result: JobResult, processes: Sequence[ProcessSpec], new: frozenset[str]) -> bool:
+        """Leaves out a new host on which a rank failed soon after the start: the job could train before it came."""
+        first = result.failures[0] if result.failures else None
+        if first is None or first.is_consequence or time.monotonic() - self._started >= _QUICK_S:
+            return False
+        host = self._room.name_of(processes[first.rank])
+        if host not in new:
+            return False
+        report = describe_run(result.failures, suspended=result.suspended, stopped=result.stopped)
+        self._say(f"tfdistkit: {first.name} failed on the new host {host} after {result.elapsed_s:.1f} s:\n{report}")
+        self._leave_out([host])
+        self._incident = f"{first.name} {first.headline} after {result.elapsed_s:.1f} s"
+        self._is_change = True
+        return True
+
     def _record(self, result: JobResult, ranks: Sequence[int], processes: Sequence[ProcessSpec]) -> None:
         """Records lost workers by host, and whether they were lost soon after the start."""
         unreachable = unreachable_hosts(result.failures)
@@ -256,7 +282,7 @@ class Changes:
         """Tells the user which of the hosts that just failed are not used for a while."""
         left_out = self._room.members.left_out(time.monotonic())
         for host in (one for one in hosts if one in left_out):
-            self._say(f"tfdistkit: host {host} failed again or does not answer: left out for {left_out[host]:.0f} s.")
+            self._say(f"tfdistkit: host {host} failed or does not answer: left out for {left_out[host]:.0f} s.")
             self._add_event("host_left_out", host=host, seconds=round(left_out[host]))
 
     def _announce(self, job: JobSpec, nodes: Sequence[str]) -> None:
