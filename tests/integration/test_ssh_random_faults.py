@@ -101,6 +101,8 @@ class ChaosOnHosts(Chaos):
 
     def finish(self, codes: tuple[int, ...]) -> None:
         ended = self.job.end(DEADLINE_S)
+        if self.run in self.told:  # It came to the end of its training when it was stopped.
+            return
         assert ended.code in codes, f"{self.done}: {ended.code}\n{ended.stdout}\n{ended.stderr}"
         self.told[self.run] = ended.stdout
         # Who is cut off hears nothing of the end. Files are not looked at: who is killed leaves them.

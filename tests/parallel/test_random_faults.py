@@ -75,6 +75,8 @@ class ChaosHere(Chaos):
 
     def finish(self, codes: tuple[int, ...]) -> None:
         ended = self.job.end(DEADLINE_S)
+        if self.run in self.told:  # It came to the end of its training when it was stopped.
+            return
         assert ended.code in codes, f"{self.done}: {ended.code}\n{ended.stdout}\n{ended.stderr}"
         self.told[self.run] = ended.stdout
         wait_until(lambda: self.job.left() == [], f"the end of all processes, after {self.done}", 15)

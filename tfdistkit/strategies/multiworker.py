@@ -327,7 +327,8 @@ def _own_sigterm() -> Iterator[None]:
     """Keeps the handler of SIGTERM, which TensorFlow's coordination service replaces while it starts.
 
     Its handler only notes the signal for who asks the service (`SigtermNotifier` in preemption_notifier.cc). So the
-    process would not end by SIGTERM, neither before `fit` nor in one without `BackupAndResume`.
+    process would not end by SIGTERM, neither before `fit` nor in one without `BackupAndResume`. A signal that comes
+    while the service starts, in a second or less, is lost: then the launcher kills the process when its time is over.
     """
     handler = signal.getsignal(signal.SIGTERM)
     try:
