@@ -46,6 +46,10 @@ def dataset() -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices(arrays())
 
 
+def of_part(x: tf.Tensor, y: tf.Tensor) -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices((x, y))
+
+
 def generator() -> Iterator[Any]:
     x, y = arrays()
     random = np.random.default_rng(1)
@@ -60,6 +64,11 @@ DATA: dict[str, Callable[[], Data]] = {
     "arrays_with_validation": lambda: {**in_arrays(), "validation_split": 0.3},
     "shuffled": lambda: {"x": dataset().shuffle(22).batch(4)},
     "shuffled_with_a_seed": lambda: {"x": dataset().shuffle(22, seed=1).batch(4).prefetch(1)},
+    "shuffled_twice": lambda: {"x": dataset().shuffle(22).map(lambda x, y: (x, y)).shuffle(4).batch(4).shuffle(3)},
+    "shuffled_parts": lambda: {"x": dataset().take(9).shuffle(9).concatenate(dataset().skip(9).shuffle(9)).batch(4)},
+    "shuffled_files": lambda: {
+        "x": dataset().batch(5).shuffle(5).interleave(of_part, 2).shuffle(6).batch(4).prefetch(1)
+    },
     "dealt": lambda: {"x": from_arrays(arrays(), shuffle=True).batch(4)},
     "dealt_with_a_seed": lambda: {"x": from_arrays(arrays(), shuffle=True, seed=1).batch(4)},
     "of_unknown_length": lambda: {"x": dataset().shuffle(22).filter(lambda x, y: x[0] > -1).batch(4)},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,8 +13,23 @@ from tfdistkit.errors import UnsupportedError, explain
 from tfdistkit.keras_adapter import private_api, private_datasets
 from tfdistkit.keras_adapter.dataset_graph import read_graph
 
-# Transformations that read their input more than once, or keep its first order.
-_REPEATING = ("Repeat", "Cache", "Snapshot", "ShuffleAndRepeat")
+# Transformations whose iterator creates that of their input, and those which create it for the first element. Others
+# (`repeat`, `cache`, unknown ones) may create it later, or several times.
+_CREATING = frozenset(
+    ("Map", "ParallelMap", "Batch", "ParallelBatch", "PaddedBatch", "DenseToRagged", "DenseToSparseBatch", "Prefetch")
+    + ("Take", "Skip", "Filter", "TakeWhile", "Shard", "Unique", "IgnoreErrors", "FlatMap", "Interleave", "Zip", "Scan")
+    + ("ParallelInterleave", "Unbatch", "Restructured", "Window", "Rebatch", "GroupByWindow", "DirectedInterleave")
+    + ("Options", "AssertCardinality", "Variant")
+)
+_CREATING_LATER = frozenset(("Shuffle", "CopyToDevice"))
+
+
+class Reads(enum.IntEnum):
+    """What of an epoch determines the order of the next one."""
+
+    NOTHING = 0  # only that its iterator is created
+    FIRST_BATCH = 1
+    ALL = 2
 
 
 def order_of(x: Any, same_order: bool) -> list[Any]:
@@ -78,36 +94,45 @@ def require_separate_order(x: Any, others: Any) -> None:
         )
 
 
-def must_be_read_again(x: Any) -> bool:
-    """Returns whether the order of an epoch depends on reading earlier epochs, not only on creating their iterators.
+def reads_again(x: Any) -> Reads:
+    """Returns what a new process must read of earlier epochs, besides creating their iterators, to repeat the order.
 
-    A `shuffle` draws a new order when an iterator over it is created: once per epoch, unless it comes before `repeat`
-    or `cache`, twice in one dataset, or outside of a function that uses it.
+    A `shuffle` draws the order of an epoch when its own iterator is created. Most transformations create that of their
+    input with their own. A `shuffle` and a copy to a device create it for their first element, the second part of
+    `concatenate` comes when the first one has ended, and what is before `repeat` or `cache`, twice in one dataset or
+    outside of a function that uses it draws while the epoch is read.
 
     Args:
         x: The argument of `fit`.
     """
     if not isinstance(x, tf.data.Dataset) or int(x.cardinality()) == tf.data.INFINITE_CARDINALITY:
-        return False
+        return Reads.NOTHING
     seen: set[int] = set()
-    for one, is_repeated in _parts(x):
-        if _reshuffles(one) and (is_repeated or id(one) in seen):
-            return True
+    reads = Reads.NOTHING
+    for one, of_part in _parts(x):
+        if _reshuffles(one):
+            reads = max(reads, Reads.ALL if id(one) in seen else of_part)
         seen.add(id(one))
-    return False
+    return reads
 
 
-def _parts(dataset: Any, is_repeated: bool = False) -> Iterator[tuple[Any, bool]]:
-    """Yields a dataset and all of its inputs, each with whether an iterator reads it more than once."""
-    yield dataset, is_repeated
+def _parts(dataset: Any, reads: Reads = Reads.NOTHING) -> Iterator[tuple[Any, Reads]]:
+    """Yields a dataset and all of its inputs, each with what must be read for its iterator to be created."""
+    yield dataset, reads
     kind = private_datasets.kind_of_dataset(dataset)
     once = kind == "Repeat" and private_datasets.number_of_dataset(dataset, "_count") == 1
-    for one, times in private_datasets.inputs_and_times(dataset):
-        yield from _parts(one, is_repeated or times > 1 or (kind.startswith(_REPEATING) and not once))
+    own = Reads.ALL
+    if kind in _CREATING or once:
+        own = Reads.NOTHING
+    elif kind in _CREATING_LATER:
+        own = Reads.FIRST_BATCH
+    for place, (one, times) in enumerate(private_datasets.inputs_and_times(dataset)):
+        is_first_part = kind == "Concatenate" and place == 0
+        yield from _parts(one, Reads.ALL if times > 1 else max(reads, Reads.NOTHING if is_first_part else own))
     for wrapper in private_datasets.functions_of_dataset(dataset):
         variants = [outer for outer, _ in private_datasets.graph_of(wrapper).captures if outer.dtype == tf.variant]
         for one in private_datasets.datasets_of_variants(variants, wrapper):
-            yield from _parts(one, True)
+            yield from _parts(one, Reads.ALL)
 
 
 def shuffles(x: Any) -> bool:

@@ -22,6 +22,7 @@ from tfdistkit.data.batch_info import info_of
 from tfdistkit.data.dataset_metadata import ONE_ORDER, has_mark
 from tfdistkit.errors import UnsupportedError, explain
 from tfdistkit.keras_adapter import data_order, private_api
+from tfdistkit.keras_adapter.data_order import Reads
 
 _LOCAL = threading.local()
 # For a model in a resumed epoch: the logs of its last step before the restart.
@@ -85,7 +86,7 @@ class FitData:
         self._order = data_order.order_of(x, same_order)
         self._is_dealt = isinstance(x, tf.data.Dataset) and has_mark(x, ONE_ORDER) and not data_order.shuffles(x)
         self._resumed, self._same_order, self._on_position = resumed, same_order, on_position
-        self._x, self._must_be_read = x, data_order.must_be_read_again(x)
+        self._x, self._reads_again = x, data_order.reads_again(x)
         self._read: list[int] = []
         self._accepts_changes, self.begins_anew = accept_changes, False
         self._iterator: Any = None
@@ -118,7 +119,7 @@ class FitData:
         return DataState(
             epoch, batch, self.first_epoch, iterator, drawn, num_batches,
             int(self._seed or 0), self._order, self._parts(), self._random_at_fit, random_at_epoch,
-            [*self._read, self._drawn][:iterator] if self._must_be_read else [],
+            [*self._read, self._drawn][:iterator] if self._reads_again else [],
         )  # fmt: skip
 
     def require_unmoved(self, read: Any) -> None:
@@ -169,7 +170,7 @@ class FitData:
         if self._redeals:
             with _global_seed(int(self._seed or 0) + self._made):
                 private_api.make_data_again(self._iterator)
-        if self._must_be_read and self._made:
+        if self._reads_again and self._made:
             self._read.append(self._drawn)
         self._made, self._drawn = self._made + 1, 0
 
@@ -211,10 +212,10 @@ class FitData:
         if self._redeals:
             self._made = resumed.iterator
         while self._made < resumed.iterator:
-            earlier = self._new_iterator()  # `shuffle` draws the seeds of an epoch when an iterator is created,
-            if self._must_be_read:  # and during the epoch if a `repeat` follows.
+            earlier = self._new_iterator()  # `shuffle` draws the seeds of an epoch when its iterator is created,
+            if self._reads_again:  # or later, while the epoch is read.
                 self._drawn = resumed.read[self._made - 1]
-                _skip_batches(earlier, self._drawn)
+                _skip_batches(earlier, min(self._drawn, 1) if self._reads_again is Reads.FIRST_BATCH else self._drawn)
         if self._is_continued():
             current = self._new_iterator()
             _skip_batches(current, resumed.drawn + resumed.batch)
