@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from counted_rows import RESULT, SETUP, STEPS, require_each_row_once, rows_by_step
+from counted_rows import RESULT, ROWS, SETUP, STEPS, require_each_row_once, rows_by_step
 from job_process import Job, job, wait_until, write_script
 from rank_jobs import engine_options, strategy_of
 
@@ -111,6 +111,7 @@ def test_a_killed_worker(request: pytest.FixtureRequest, tmp_path: Path, engine:
     for value, wanted in zip(weights, expected, strict=True):
         np.testing.assert_array_equal(value, wanted)
     assert history == expected_history and history["workers"] == 2
+    assert history["rows"] == [ROWS] * 3
 
 
 @pytest.mark.thorough  # Jobs over ssh grow each time (tests/integration/test_ssh_elastic.py).

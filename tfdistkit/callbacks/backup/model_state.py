@@ -124,12 +124,14 @@ class ModelState:
         counts: The values of each replica's counts, one row per replica.
         names: The names of the variables and counts.
         of_replicas: The values of what a compression or an algorithm keeps for each replica, one row per replica.
+        aggregations: How the counts of the replicas are combined.
     """
 
     values: list[np.ndarray]
     counts: list[np.ndarray]
     names: list[str]
     of_replicas: list[np.ndarray] = field(default_factory=list)
+    aggregations: list[str] = field(default_factory=list)
 
 
 def copy_state(model: keras.Model, ranks: Ranks, with_values: bool) -> ModelState:
@@ -148,7 +150,8 @@ def copy_state(model: keras.Model, ranks: Ranks, with_values: bool) -> ModelStat
     for variable, _ in _of_replicas(model):  # As large as the weights: one by one, and only who writes keeps them.
         rows = _rows_of_all_replicas(model, [variable], ranks)
         kept += rows if with_values else []
-    return ModelState(values, _rows_of_all_replicas(model, counts, ranks), names, kept)
+    rows = _rows_of_all_replicas(model, counts, ranks)
+    return ModelState(values, rows, names, kept, [_aggregation_of(variable) for variable in counts])
 
 
 def put_state(
@@ -183,8 +186,15 @@ def put_state(
     if not with_counts:
         return
     _require_same(counts, [rows[0] for rows in state.counts], state.names[len(state.values) :], len(variables))
-    for variable, rows in zip(counts, state.counts):
-        _put_rows(model, variable, rows, ranks, str(getattr(variable, "aggregation", "sum")))
+    # As they were: a metric that is updated with the rows of all replicas is marked in its first update.
+    for variable, rows, aggregation in zip(counts, state.counts, state.aggregations):
+        _put_rows(model, variable, rows, ranks, aggregation)
+
+
+def _aggregation_of(variable: Any) -> str:
+    """Returns how the values of the replicas are combined: that of TensorFlow's variable, which tfdistkit may set."""
+    own = getattr(_raw(variable), "aggregation", None)
+    return str(getattr(variable, "aggregation", "sum") if own in (None, tf.VariableAggregation.NONE) else own)
 
 
 def _put_rows(model: keras.Model, variable: Any, rows: np.ndarray, ranks: Ranks, aggregation: str) -> None:
