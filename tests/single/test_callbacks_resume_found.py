@@ -1,4 +1,4 @@
-"""`BackupAndResume`: state that Keras does not list, several `fit`s, signals of the user's own, other processes."""
+"""`BackupAndResume`: state that Keras does not list, signals of the user's own, other processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from interrupted_runs import Broken, arrays, assert_same, in_arrays, light, no_callbacks, run
+from interrupted_runs import arrays, assert_same, in_arrays, light, no_callbacks, run
 
 from tfdistkit.callbacks import BackupAndResume
 from tfdistkit.callbacks.backup import backup_folder
@@ -230,71 +230,6 @@ def test_a_generator_that_shuffles_by_the_global_generator(tmp_path: pathlib.Pat
     found = run(light, data, no_callbacks, tmp_path)
     assert found is not None
     assert_same(found, expected)
-
-
-def _fits(folder: pathlib.Path, break_in: int | None = None) -> list[np.ndarray]:
-    """Trains two models, one twice; may end in one of the `fit`s."""
-    found, number = [], 0
-    for seed in (1, 2):
-        keras.utils.set_random_seed(seed)
-        model = light()
-        for _ in range(seed):
-            number += 1
-            callbacks: list[Any] = [BackupAndResume(folder, save_freq=1)]
-            if number == break_in:
-                callbacks.append(keras.callbacks.LambdaCallback(on_epoch_end=_break))
-            model.fit(**in_arrays(), epochs=2, verbose=0, callbacks=callbacks)
-            found.append(np.concatenate([w.ravel() for w in model.get_weights()]))
-    return found
-
-
-def _break(*_: Any) -> None:
-    raise Broken
-
-
-@pytest.mark.parametrize("break_in", (1, 2, 3))
-def test_each_fit_of_a_script_has_its_backup(
-    tmp_path: pathlib.Path, new_process: Callable[[], None], break_in: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    expected = _fits(tmp_path / "undisturbed")
-    new_process()
-    with pytest.raises(Broken):
-        _fits(tmp_path / "folder", break_in)
-    new_process()
-    np.testing.assert_array_equal(_fits(tmp_path / "folder"), expected)
-    assert not (tmp_path / "folder").exists()
-    assert ("`fit` number 1 of this script trains again" in caplog.text) == (break_in > 1)
-
-
-def test_two_trainings_in_one_folder(tmp_path: pathlib.Path) -> None:
-    def claim(batch: int, logs: Any = None) -> None:
-        if batch == 3:
-            backup_folder.BackupFolder(str(tmp_path), True).own()
-
-    with pytest.raises(UnsupportedError, match="One training must write backups into a folder"):
-        run(light, in_arrays, lambda: [keras.callbacks.LambdaCallback(on_train_batch_end=claim)], tmp_path)
-
-
-def test_an_attempt_of_a_job_takes_the_folder_of_an_earlier_one(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An earlier attempt may run on where the launcher cannot reach its host, and write before or after the later."""
-    monkeypatch.setenv("TFDISTKIT_JOB_ID", "job.0")
-    monkeypatch.setenv("TFDISTKIT_ATTEMPT", "1")
-    earlier = backup_folder.BackupFolder(str(tmp_path), True)
-    monkeypatch.setenv("TFDISTKIT_JOB_ID", "job.1")  # on another host
-    monkeypatch.setenv("TFDISTKIT_ATTEMPT", "2")
-    later = backup_folder.BackupFolder(str(tmp_path), True)
-    earlier.own()
-    later.own()
-    (tmp_path / "training.backup").touch()
-    with pytest.raises(UnsupportedError, match="One training must write"):
-        earlier.own()
-    earlier.end(removes=True, is_writer=True)
-    assert (tmp_path / "training.backup").exists()
-    later.own()
-    later.end(removes=True, is_writer=True)
-    assert not tmp_path.exists()
 
 
 @pytest.mark.parametrize("deletes", (True, False))

@@ -9,7 +9,7 @@ import os
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from tfdistkit.atomic_files import whole_file
 from tfdistkit.callbacks.backup.generations import remove_backups
 from tfdistkit.callbacks.process_group import Ranks
 from tfdistkit.errors import OptionError, UnsupportedError, explain
+from tfdistkit.keras_adapter import private_api
 from tfdistkit.report.names import ProcessName, listed
 
 _LOG = logging.getLogger(__name__)
@@ -38,11 +39,15 @@ class _Owner:
         id: Of one `fit`.
         job: The job that it belongs to; None without a launcher.
         attempt: The number of earlier attempts of the job.
+        first_weights: A hash of the weights when `fit` began; None where it is not known.
+        seed: The global seed; None without one.
     """
 
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     job: str | None = field(default_factory=env.job)
     attempt: int = field(default_factory=lambda: env.integer(env.ATTEMPT) or 0)
+    first_weights: str | None = None
+    seed: int | None = None
 
     def follows(self, other: _Owner) -> bool:
         """Whether this is a later attempt of the same job.
@@ -57,7 +62,8 @@ class BackupFolder:
 
     A script may call `fit` several times with one folder: for a part of the epochs, for each fold or member of an
     ensemble. Restarted, it calls them again in the same order, so each has a file of its own: the first takes
-    `training.backup`, the second `fit-2/training.backup`.
+    `training.backup`, the second `fit-2/training.backup`. A script that skips what it has trained is recognised by the
+    weights with which each `fit` began.
 
     Args:
         folder: The folder of the user.
@@ -65,15 +71,62 @@ class BackupFolder:
     """
 
     def __init__(self, folder: str, of_each_fit: bool):
-        self._folder = os.path.realpath(folder)
-        self.number = _ended.get(self._folder, 0) + 1 if of_each_fit else 1
-        of_fit = "" if self.number == 1 else f"{_OF_FIT}{self.number}"
-        self.path = os.path.join(self._folder, of_fit, _FILE)
-        self._own, self._before = _Owner(), self._owner()
+        self._folder, self._of_each_fit = os.path.realpath(folder), of_each_fit
+        self._own = _Owner()
+        self._use(_ended.get(self._folder, 0) + 1 if of_each_fit else 1)
+
+    def _use(self, number: int) -> None:
+        """Uses the file of a `fit`, by its number."""
+        self.number = number
+        self.path = self._path_of(number)
+        self._before = self._owner()
+
+    def _path_of(self, number: int) -> str:
+        return os.path.join(self._folder, "" if number == 1 else f"{_OF_FIT}{number}", _FILE)
 
     @property
     def _owner_path(self) -> str:
         return f"{self.path}.owner"
+
+    def find(self, first_weights: str | None, ranks: Ranks) -> None:
+        """Finds the file of this `fit` where the script calls several with this folder; all ranks call it.
+
+        Args:
+            first_weights: A hash of the weights now, the same on all ranks.
+            ranks: The process group.
+        """
+        if not self._of_each_fit:
+            return
+        self._own = replace(self._own, first_weights=first_weights, seed=private_api.global_seed())
+        number = self._number_now()
+        self._use(number if ranks.is_single else int(ranks.gather(np.array([number], np.int64))[0, 0]))
+
+    def _number_now(self) -> int:
+        """Returns the number that this `fit` had in an earlier run of the script, which did not skip the same ones."""
+        owners = {number: self._owner(number) for number in self._numbers()}
+        mine, weights = owners.get(self.number), self._own.first_weights
+        if weights is None or (mine is not None and mine.first_weights == weights):
+            return self.number
+        same = [number for number, one in owners.items() if one is not None and one.first_weights == weights]
+        if same:
+            return same[0]
+        seeds = None if mine is None else (mine.seed, self._own.seed)
+        if self.number == 1 or seeds is None or None in seeds or seeds[0] == seeds[1]:
+            return self.number
+        _LOG.warning(
+            "BackupAndResume: the backup in %s is of a training with another seed (%s; this one has %s): this `fit` "
+            "starts from the beginning. Give each training a folder of its own.",
+            os.path.dirname(self.path), *seeds,
+        )  # fmt: skip
+        return max(owners) + 1
+
+    def _numbers(self) -> list[int]:
+        """Returns the numbers of the `fit`s that have files here."""
+        numbers = [1]
+        with contextlib.suppress(OSError):
+            names = [name.removeprefix(_OF_FIT) for name in os.listdir(self._folder) if name.startswith(_OF_FIT)]
+            numbers += [int(name) for name in names if name.isdigit()]
+        return sorted(numbers)
 
     def require_writable(self) -> None:
         """Checks before training that backups can be written; called by the chief.
@@ -130,16 +183,12 @@ class BackupFolder:
 
     def tell_beginning(self) -> None:
         """Says why this `fit` has no backup, although a later one has, or although the job was started again."""
-        numbers = []
-        with contextlib.suppress(OSError):
-            names = [name for name in os.listdir(self._folder) if name.startswith(_OF_FIT)]
-            numbers = [int(name.removeprefix(_OF_FIT)) for name in names if name.removeprefix(_OF_FIT).isdigit()]
-        if max(numbers, default=0) > self.number:
+        if (last := max(self._numbers())) > self.number:
             _LOG.warning(
                 "BackupAndResume: `fit` number %d of this script trains again, because its backup was removed when "
                 "it ended. The backup in %s is of `fit` number %d, which will resume. To keep what each has "
                 "trained, give each a folder of its own, and `delete_checkpoint=False`.",
-                self.number, self._folder, max(numbers),
+                self.number, self._folder, last,
             )  # fmt: skip
         elif env.integer(env.ATTEMPT) and self.number == 1:
             _LOG.warning(
@@ -179,7 +228,7 @@ class BackupFolder:
         """
         if not removes:
             return
-        _ended[self._folder] = _ended.get(self._folder, 0) + 1
+        _ended[self._folder] = max(_ended.get(self._folder, 0) + 1, self.number)
         # On a disk of all hosts, the writer removes what it has written.
         if self._is_of_another(self._owner()):
             return
@@ -191,10 +240,11 @@ class BackupFolder:
             with contextlib.suppress(OSError):
                 os.rmdir(self._folder)  # Removes only an empty folder.
 
-    def _owner(self) -> _Owner | None:
-        """Returns who has claimed the folder; None if nobody has."""
+    def _owner(self, number: int | None = None) -> _Owner | None:
+        """Returns who has claimed the file of a `fit`, by default of this one; None if nobody has."""
         try:
-            with open(self._owner_path, encoding="utf-8") as file:
+            path = self.path if number is None else self._path_of(number)
+            with open(f"{path}.owner", encoding="utf-8") as file:
                 return _Owner(**json.load(file))
         except (OSError, ValueError, TypeError):
             return None

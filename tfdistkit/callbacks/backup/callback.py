@@ -20,6 +20,7 @@ from tfdistkit.callbacks.backup.generations import Backup, newest_backup
 from tfdistkit.callbacks.backup.model_state import (
     ModelState,
     copy_state,
+    hash_of_weights,
     put_state,
     require_known_variables,
     variables_of,
@@ -132,6 +133,7 @@ class BackupAndResume(keras.callbacks.Callback):
         _require_supported(model, arguments.get("x"))
         others = _put_last(self, arguments)
         ranks, folder = ranks_of(model), BackupFolder(self.backup_dir, self.delete_checkpoint)
+        folder.find(hash_of_weights(model), ranks)
         if writes_files(model):
             folder.require_writable()
         folder.require_seen(ranks)

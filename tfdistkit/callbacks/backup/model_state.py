@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +14,9 @@ from tfdistkit.callbacks.backup.found_objects import found_in
 from tfdistkit.callbacks.process_group import Ranks
 from tfdistkit.errors import UnsupportedError, explain
 from tfdistkit.strategies.sync.gradients.reducer_state import variables_of_replicas
+
+# How many numbers of a weight tell it from others.
+_HASHED = 256
 
 
 def optimizers_of(model: keras.Model) -> list[Any]:
@@ -42,6 +46,23 @@ def _of_replicas(model: keras.Model) -> list[tuple[Any, str]]:
 def value_of(variable: Any) -> np.ndarray:
     """Returns the value of a variable."""
     return np.asarray(_raw(variable).numpy())
+
+
+def hash_of_weights(model: keras.Model) -> str | None:
+    """Returns a hash of the first numbers of each weight; all ranks call it. None for a model that is not built.
+
+    Args:
+        model: The model.
+    """
+    if not model.built or not model.weights:
+        return None
+    digest = hashlib.sha256()
+    for variable in model.weights:
+        raw = _raw(variable)
+        if raw.dtype != tf.string and tf.TensorShape(raw.shape).is_fully_defined():
+            digest.update(f"{raw.dtype.name}{raw.shape}".encode())
+            digest.update(np.asarray(tf.reshape(raw, [-1])[:_HASHED]).tobytes())
+    return digest.hexdigest()
 
 
 def require_known_variables(model: keras.Model, known: list[Any]) -> None:
