@@ -58,10 +58,12 @@ def generator() -> Iterator[Any]:
         yield x[rows], y[rows]
 
 
+PART = {"validation_steps": 2}
 DATA: dict[str, Callable[[], Data]] = {
     "arrays": in_arrays,
     "arrays_in_order": lambda: {**in_arrays(), "shuffle": False},
     "arrays_with_validation": lambda: {**in_arrays(), "validation_split": 0.3},
+    "validated_on_a_part": lambda: {**in_arrays(), "validation_data": dataset().shuffle(22).batch(4), **PART},
     "shuffled": lambda: {"x": dataset().shuffle(22).batch(4)},
     "shuffled_with_a_seed": lambda: {"x": dataset().shuffle(22, seed=1).batch(4).prefetch(1)},
     "shuffled_twice": lambda: {"x": dataset().shuffle(22).map(lambda x, y: (x, y)).shuffle(4).batch(4).shuffle(3)},

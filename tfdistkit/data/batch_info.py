@@ -18,6 +18,7 @@ class BatchInfo:
         ends_every_epoch: Whether each epoch over a dataset lasts as long as its data, which may differ.
         is_uncounted: Whether an iterator may be asked for a step where there is no more data.
         position: The position of an epoch iterator in the data, which a backup follows (`DataPosition`).
+        validated: The same of the `fit` for whose evaluations an epoch iterator is (`DataPosition`).
         comparison: The comparison of the batches of an epoch iterator between ranks (`EpochComparison`).
         generator: The reader of a Python generator that an epoch iterator reads (`GeneratorReader`).
     """
@@ -27,6 +28,7 @@ class BatchInfo:
     ends_every_epoch: bool = False
     is_uncounted: bool = False
     position: Any = None
+    validated: Any = None
     comparison: Any = None
     generator: Any = None
 

@@ -140,6 +140,11 @@ def shuffles(x: Any) -> bool:
     return isinstance(x, tf.data.Dataset) and any(_shuffles(one) for one, _ in _parts(x))
 
 
+def reshuffles(x: Any) -> bool:
+    """Returns whether each iterator over a dataset has a new order."""
+    return isinstance(x, tf.data.Dataset) and any(_reshuffles(one) for one, _ in _parts(x))
+
+
 def _shuffles(dataset: Any) -> bool:
     return private_datasets.kind_of_dataset(dataset).startswith("Shuffle")
 

@@ -47,6 +47,7 @@ class DataState:
         random_at_fit: The states of the global generators of Python and NumPy when `fit` was called.
         random_at_epoch: Their states when the epoch began.
         read: Batches read from each earlier iterator, if that determines the order of the next one.
+        validations: The number of evaluations on `validation_steps` batches.
     """
 
     epoch: int
@@ -61,6 +62,7 @@ class DataState:
     random_at_fit: Any
     random_at_epoch: Any
     read: list[int] = field(default_factory=list)
+    validations: int = 0
 
 
 class FitData:
@@ -73,6 +75,7 @@ class FitData:
         same_order: Whether data without a repeatable order is an error.
         on_position: Called before the first step.
         accept_changes: Whether to train on data that differs from `resumed`, from the beginning of the epoch.
+        validation_steps: The argument of `fit`.
 
     Raises:
         UnsupportedError: if the order of the data is not repeatable, or differs from `resumed`.
@@ -80,7 +83,7 @@ class FitData:
 
     def __init__(
         self, x: Any, first_epoch: int, resumed: DataState | None, same_order: bool, on_position: Callable[[], None],
-        accept_changes: bool = False,
+        accept_changes: bool = False, validation_steps: int | None = None,
     ):  # fmt: skip
         self.first_epoch = first_epoch if resumed is None else resumed.first_epoch
         self._order = data_order.order_of(x, same_order)
@@ -90,6 +93,8 @@ class FitData:
         self._read: list[int] = []
         self._accepts_changes, self.begins_anew = accept_changes, False
         self._iterator: Any = None
+        self._validation_steps, self._validation = validation_steps, None
+        self._validations, self._validations_before = 0, 0 if resumed is None else resumed.validations
         self._seed = None if resumed is None else resumed.seed
         self._made = self._drawn = self._in_use = self._drawn_before = self._next = 0
         if resumed is not None:
@@ -120,6 +125,7 @@ class FitData:
             epoch, batch, self.first_epoch, iterator, drawn, num_batches,
             int(self._seed or 0), self._order, self._parts(), self._random_at_fit, random_at_epoch,
             [*self._read, self._drawn][:iterator] if self._reads_again else [],
+            self._validations_before + self._validations,
         )  # fmt: skip
 
     def require_unmoved(self, read: Any) -> None:
@@ -203,6 +209,24 @@ class FitData:
             yield item
         if is_waiting:
             self._on_position()  # All steps of the epoch were done; only its end is left.
+
+    def follow_validation(self, iterator: Any) -> bool:
+        """Returns whether an epoch iterator is that of the evaluations of this `fit`, each on other rows of its data.
+
+        These are the first `validation_steps` batches in the order of a new iterator, so `shuffle` chooses the rows.
+        """
+        is_of_fit = self._validation is None and self._validation_steps not in (None, 0)
+        if is_of_fit and iterator.steps_per_epoch == self._validation_steps:
+            self._validation = iterator
+        return self._validation is iterator and data_order.reshuffles(private_api.given_dataset_of(iterator))
+
+    def validate(self, original: Any, iterator: Any) -> Iterator[Any]:
+        """Yields the steps of an evaluation, after those of the evaluations before a restart."""
+        if not self._validations:
+            for _ in range(self._validations_before):
+                _skip_batches(iter(private_api.dataset_of(iterator)), int(iterator.steps_per_epoch))
+        self._validations += 1
+        yield from original(iterator)
 
     def _seek(self, resumed: DataState) -> None:
         iterator = self._iterator
@@ -290,6 +314,12 @@ def pop_pending() -> FitData | None:
     data: FitData | None = getattr(_LOCAL, "pending", None)
     _LOCAL.pending = None
     return data
+
+
+def follow_validation(iterator: Any) -> FitData | None:
+    """Returns the `fit` whose evaluations a new epoch iterator is for, if they read a part of the data each."""
+    running: FitData | None = getattr(_LOCAL, "running", None)
+    return running if running is not None and running.follow_validation(iterator) else None
 
 
 def is_tracking() -> bool:

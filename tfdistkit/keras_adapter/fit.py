@@ -99,6 +99,8 @@ def epoch_steps(original: Any, iterator: Any) -> Any:
     _note_epoch()
     info = info_of(iterator)
     read = original if info.generator is None else functools.partial(info.generator.steps, original)
+    if info.validated is not None:
+        read = functools.partial(info.validated.validate, read)
     steps = read(iterator) if info.position is None else info.position.steps(read, iterator)
     return steps if info.comparison is None else info.comparison.steps(iterator, steps)
 

@@ -32,6 +32,8 @@ def make_epoch_iterator(
         original(iterator, given, *args, **kwargs)
         if comparison is not None:
             comparison.finish(iterator)
+    if followed is None:
+        add_info(iterator, validated=data_position.follow_validation(iterator))
     if reader is not None:
         iterator.data_adapter.generator = reader.begin_pass
     distributed = private_api.dataset_of(iterator)

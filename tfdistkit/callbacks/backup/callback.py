@@ -150,7 +150,13 @@ class BackupAndResume(keras.callbacks.Callback):
             run = self._run = _Run(model, ranks, folder, signals, others, backup)
             run.setup = SetUp(model, arguments, ranks, self.accept_changes)
             run.data = FitData(
-                arguments.get("x"), first, resumed, self.same_order, run.begin_in_epoch, self.accept_changes
+                arguments.get("x"),
+                first,
+                resumed,
+                self.same_order,
+                run.begin_in_epoch,
+                self.accept_changes,
+                arguments.get("validation_steps"),
             )
             run.data.require_unmoved(arguments.get("validation_data"))
             try:
