@@ -137,6 +137,11 @@ class FitData:
         if self._same_order:
             data_order.require_separate_order(self._x, read)
 
+    def leave_random(self) -> None:
+        """Leaves the global generators as training left them, if all epochs had ended before this `fit`."""
+        if self._resumed is not None and not self.begins_anew:
+            _set_random(self._resumed.random_at_epoch)
+
     def begin_epoch_anew(self) -> None:
         """Restarts the epoch: the data differs from the backup, so the rows that were seen are unknown."""
         self.begins_anew = True

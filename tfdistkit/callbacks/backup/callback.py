@@ -162,6 +162,7 @@ class BackupAndResume(keras.callbacks.Callback):
             try:
                 with data_position.tracked(run.data):
                     yield
+                run.data.leave_random()
                 if not run.is_over:
                     folder.end(self.delete_checkpoint, writes_files(model))
             finally:

@@ -25,6 +25,7 @@ _LOG = logging.getLogger(__name__)
 _NOT_STATE = ("params", "_model", "validation_data")
 # Keras's callbacks that call functions of the user's.
 _OF_FUNCTIONS = (keras.callbacks.LambdaCallback, keras.callbacks.LearningRateScheduler)
+_CONTAINERS = (list, dict, set, collections.deque)
 # How much of other objects is compared: items of a list, numbers of an array, objects inside each other.
 _MOST, _MOST_VALUES, _DEEPEST = 30, 10_000, 4
 
@@ -77,13 +78,13 @@ class CallbackStates:
             elif _has_own_state(callback):
                 callback.set_state(copy.deepcopy(state))
             else:
-                vars(callback).update(copy.deepcopy(state))
+                _put_attributes(callback, copy.deepcopy(state))
 
     def _get_one(self, name: str, callback: Any) -> Any:
         if _has_own_state(callback):
             return callback.get_state()
         begin = self._at_begin[name]
-        return {key: vars(callback)[key] for key, now in _attributes(callback).items() if begin.get(key) != now}
+        return {key: getattr(callback, key) for key, now in _attributes(callback).items() if begin.get(key) != now}
 
 
 def _by_name(callbacks: list[keras.callbacks.Callback]) -> dict[str, Any]:
@@ -146,8 +147,47 @@ def _attributes(callback: Any) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     if _has_own_state(callback):
         return found
-    for key, value in vars(callback).items():
+    for key, value in {**_of_class(type(callback)), **vars(callback)}.items():
         with contextlib.suppress(NotPlainError):
             if key not in _NOT_STATE:
                 found[key] = fingerprint(value)
     return found
+
+
+def _of_class(own: type) -> dict[str, Any]:
+    """Returns the containers that a class of the user's has as attributes: `losses = []` in its body."""
+    classes = [one for one in reversed(own.__mro__) if is_of_user(one)]
+    values = {key: value for one in classes for key, value in vars(one).items() if not key.startswith("__")}
+    return {key: value for key, value in values.items() if isinstance(value, (*_CONTAINERS, np.ndarray))}
+
+
+def _put_attributes(callback: Any, state: dict[str, Any]) -> None:
+    """Restores attributes; containers as the same objects, because the script may hold them, too."""
+    for key, value in state.items():
+        before = getattr(callback, key, None)
+        if (now := _filled(before, value)) is not before:
+            vars(callback)[key] = now
+
+
+def _filled(before: Any, value: Any) -> Any:
+    """Returns a container with other contents, and a value of another kind as it is."""
+    if type(before) is not type(value) or not isinstance(before, (*_CONTAINERS, np.ndarray)):
+        return value
+    if isinstance(before, np.ndarray):
+        # One without memory of its own may be that of a variable.
+        if (before.shape, before.dtype) != (value.shape, value.dtype) or not before.flags.owndata:
+            return value
+        before[...] = value
+    elif isinstance(before, dict):
+        items = {key: _filled(before.get(key), one) for key, one in value.items()}
+        before.clear()
+        before.update(items)
+    elif isinstance(before, set):
+        before.clear()
+        before.update(value)
+    else:
+        parts = [_filled(*pair) for pair in zip(before, value)]
+        rest = list(value)[len(parts) :]
+        before.clear()
+        before.extend([*parts, *rest])
+    return before
