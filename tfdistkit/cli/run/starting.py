@@ -51,8 +51,8 @@ def resumption_hint(program: Sequence[str]) -> str:
     if b"BackupAndResume" in text or not program[0].endswith(".py"):
         return ""
     return (
-        f"tfdistkit: {Path(program[0]).name} does not name BackupAndResume, without which each change of the number of "
-        'workers begins anew. Add it: callbacks=[tfdistkit.callbacks.BackupAndResume("backup")]'
+        f"tfdistkit: {Path(program[0]).name} does not name BackupAndResume, which `fit` requires in this job. Unless a "
+        'module of yours adds it: callbacks=[tfdistkit.callbacks.BackupAndResume("backup")]'
     )
 
 
