@@ -45,7 +45,7 @@ _LONG_TESTS = {
         *("[a schedule-", "[loss scaling-", "[bfloat16-", "on_every_repetition"),
     ),
     "single/test_callbacks.py": ("{batch:02d}",),
-    "single/test_callbacks_resume_found.py": ("has_its_backup[2]", "has_its_backup[3]"),
+    "single/test_callbacks_backup_folder.py": ("has_its_backup[2]", "has_its_backup[3]", "of_another_seed"),
     "single/test_callbacks_watching.py": ("own_files_are_removed", "timer_logs"),
     "single/test_compression_options.py": ("variance",),
     "single/test_data_policies.py": ("in_a_graph",),
