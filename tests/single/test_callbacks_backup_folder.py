@@ -87,6 +87,32 @@ def test_a_script_that_skips_what_it_has_trained(tmp_path: pathlib.Path, new_pro
     assert not (tmp_path / "folder").exists()
 
 
+def test_parts_of_the_data_with_equal_weights_are_told_apart(
+    tmp_path: pathlib.Path, new_process: Callable[[], None]
+) -> None:
+    """Folds that begin with the same weights: the first one does not resume the third."""
+
+    def folds(folder: pathlib.Path, break_in: int | None = None) -> list[np.ndarray]:
+        found = []
+        for fold in range(3):
+            keras.utils.set_random_seed(1)
+            model, data = light(), in_arrays()
+            data = {**data, "x": np.roll(data["x"], fold, 0)}
+            callbacks: list[Any] = [BackupAndResume(folder, save_freq=1)]
+            if fold == break_in:
+                callbacks.append(keras.callbacks.LambdaCallback(on_epoch_end=_break))
+            model.fit(**data, epochs=2, verbose=0, callbacks=callbacks)
+            found.append(np.concatenate([w.ravel() for w in model.get_weights()]))
+        return found
+
+    expected = folds(tmp_path / "undisturbed")
+    new_process()
+    with pytest.raises(Broken):
+        folds(tmp_path / "folder", break_in=2)
+    new_process()
+    np.testing.assert_array_equal(folds(tmp_path / "folder"), expected)
+
+
 def test_the_backup_of_another_seed_is_no_backup_of_a_later_fit(
     tmp_path: pathlib.Path, new_process: Callable[[], None], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -39,14 +39,14 @@ class _Owner:
         id: Of one `fit`.
         job: The job that it belongs to; None without a launcher.
         attempt: The number of earlier attempts of the job.
-        first_weights: A hash of the weights when `fit` began; None where it is not known.
+        training: A hash of the weights and of the setup when `fit` began; None where it is not known.
         seed: The global seed; None without one.
     """
 
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     job: str | None = field(default_factory=env.job)
     attempt: int = field(default_factory=lambda: env.integer(env.ATTEMPT) or 0)
-    first_weights: str | None = None
+    training: str | None = None
     seed: int | None = None
 
     def follows(self, other: _Owner) -> bool:
@@ -63,7 +63,7 @@ class BackupFolder:
     A script may call `fit` several times with one folder: for a part of the epochs, for each fold or member of an
     ensemble. Restarted, it calls them again in the same order, so each has a file of its own: the first takes
     `training.backup`, the second `fit-2/training.backup`. A script that skips what it has trained is recognised by the
-    weights with which each `fit` began.
+    weights and the setup with which each `fit` began.
 
     Args:
         folder: The folder of the user.
@@ -88,26 +88,26 @@ class BackupFolder:
     def _owner_path(self) -> str:
         return f"{self.path}.owner"
 
-    def find(self, first_weights: str | None, ranks: Ranks) -> None:
+    def find(self, training: str | None, ranks: Ranks) -> None:
         """Finds the file of this `fit` where the script calls several with this folder; all ranks call it.
 
         Args:
-            first_weights: A hash of the weights now, the same on all ranks.
+            training: A hash of the weights and of the setup now; None where it is not known.
             ranks: The process group.
         """
         if not self._of_each_fit:
             return
-        self._own = replace(self._own, first_weights=first_weights, seed=private_api.global_seed())
-        number = self._number_now()
+        self._own = replace(self._own, training=training, seed=private_api.global_seed())
+        number = self._number_now() if ranks.rank == 0 else 0
         self._use(number if ranks.is_single else int(ranks.gather(np.array([number], np.int64))[0, 0]))
 
     def _number_now(self) -> int:
         """Returns the number that this `fit` had in an earlier run of the script, which did not skip the same ones."""
         owners = {number: self._owner(number) for number in self._numbers()}
-        mine, weights = owners.get(self.number), self._own.first_weights
-        if weights is None or (mine is not None and mine.first_weights == weights):
+        mine, training = owners.get(self.number), self._own.training
+        if training is None or (mine is not None and mine.training == training):
             return self.number
-        same = [number for number, one in owners.items() if one is not None and one.first_weights == weights]
+        same = [number for number, one in owners.items() if one is not None and one.training == training]
         if same:
             return same[0]
         seeds = None if mine is None else (mine.seed, self._own.seed)

@@ -20,7 +20,6 @@ from tfdistkit.callbacks.backup.generations import Backup, newest_backup
 from tfdistkit.callbacks.backup.model_state import (
     ModelState,
     copy_state,
-    hash_of_weights,
     put_state,
     require_known_variables,
     variables_of,
@@ -133,7 +132,8 @@ class BackupAndResume(keras.callbacks.Callback):
         _require_supported(model, arguments.get("x"))
         others = _put_last(self, arguments)
         ranks, folder = ranks_of(model), BackupFolder(self.backup_dir, self.delete_checkpoint)
-        folder.find(hash_of_weights(model), ranks)
+        setup = SetUp(model, arguments, ranks, self.accept_changes)
+        folder.find(setup.identity(), ranks)
         if writes_files(model):
             folder.require_writable()
         folder.require_seen(ranks)
@@ -148,7 +148,7 @@ class BackupAndResume(keras.callbacks.Callback):
             arguments["initial_epoch"] = max(last, resumed.epoch) if found and found["stopped"] else resumed.epoch
         with LastSignal(self.grace_s) as signals:
             run = self._run = _Run(model, ranks, folder, signals, others, backup)
-            run.setup = SetUp(model, arguments, ranks, self.accept_changes)
+            run.setup = setup
             run.data = FitData(
                 arguments.get("x"),
                 first,

@@ -9,7 +9,8 @@ import keras
 
 from tfdistkit import env
 from tfdistkit.callbacks.backup.description import describe, differences
-from tfdistkit.callbacks.backup.model_state import optimizers_of, value_of
+from tfdistkit.callbacks.backup.model_state import hash_of_weights, optimizers_of, value_of
+from tfdistkit.callbacks.backup.plain_data import fingerprint
 from tfdistkit.callbacks.backup.training_description import setup_of_data, setup_of_model
 from tfdistkit.callbacks.process_group import Ranks
 from tfdistkit.errors import UnsupportedError, explain
@@ -36,6 +37,13 @@ class SetUp:
         self.now: dict[str, Any] = {
             "data": setup_of_data(arguments, ranks.size), "learning_rates": learning_rates_of(model),
         }  # fmt: skip
+
+    def identity(self) -> str | None:
+        """Returns a hash of the setup and of the weights at the begin; all ranks call it. None for an unbuilt model."""
+        weights = hash_of_weights(self._model)
+        if weights is None:
+            return None
+        return weights + fingerprint({**self.now, **setup_of_model(self._model)}).hex()
 
     def describe_model(self) -> None:
         """Adds the description of the built model."""
