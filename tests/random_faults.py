@@ -57,6 +57,7 @@ class Chaos(ABC):
     def __init__(self, folder: Path, seed: int):
         self.folder, self.random = folder, random.Random(seed)
         self.run, self.done = 0, []
+        self.job: Any = None
         self.told: dict[int, str] = {}
 
     @property
@@ -69,8 +70,27 @@ class Chaos(ABC):
         """Starts run number `run` of the job."""
 
     @abstractmethod
+    def require_nothing_left(self) -> None:
+        """Waits for the end of all processes of the job."""
+
     def finish(self, codes: tuple[int, ...]) -> None:
         """Waits for the end of the launcher, and keeps in `told` what it showed."""
+        ended = self.job.end(DEADLINE_S)
+        if self.run in self.told:  # It came to the end of its training when it was stopped.
+            return
+        assert ended.code in codes, f"{self.done}: {ended.code}\n{ended.stdout}\n{ended.stderr}"
+        self.told[self.run] = ended.stdout
+        self.require_nothing_left()
+
+    def stop_and_start(self) -> None:
+        """Ends the job, as a user or a scheduler does, and starts it again."""
+        number = self.random.choice([signal.SIGINT, signal.SIGTERM])
+        self.job.process.send_signal(number)
+        # By the signal itself if the launcher was about to leave.
+        self.finish((0, 128 + number, -number))
+        if not (self.folder / "result.npz").exists():
+            self.run += 1
+            self.start()
 
     @abstractmethod
     def workers(self) -> list[int]:

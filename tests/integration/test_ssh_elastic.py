@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 
 import pytest
 from net_hosts import LOGIN, NetHosts
@@ -24,16 +23,10 @@ SILENCE_S = 10
 
 
 @pytest.fixture
-def two(hosts: NetHosts) -> Iterator[NetHosts]:
+def two(whole: NetHosts) -> NetHosts:
     """Two hosts with the script, which are mended afterwards."""
-    hosts.clean()
-    hosts.write("train.py", TRAIN)
-    yield hosts
-    for number in hosts.numbers:
-        if hosts.is_off(number):
-            hosts.start(number)
-        hosts.plug_cable(number)
-    hosts.clean()
+    whole.write("train.py", TRAIN)
+    return whole
 
 
 def wait_for_rank(running: SshJob, rank: int, host: str, attempt: int, workers: int) -> None:

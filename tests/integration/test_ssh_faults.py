@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
 
 import pytest
 from net_hosts import LOGIN, NetHosts
@@ -34,16 +33,10 @@ MORE_S = 12
 
 
 @pytest.fixture
-def two(hosts: NetHosts) -> Iterator[NetHosts]:
+def two(whole: NetHosts) -> NetHosts:
     """Two hosts with the script, which are mended afterwards."""
-    hosts.clean()
-    hosts.write("train.py", FAMILY)
-    yield hosts
-    for number in hosts.numbers:
-        if hosts.is_off(number):
-            hosts.start(number)
-        hosts.plug_cable(number)
-    hosts.clean()
+    whole.write("train.py", FAMILY)
+    return whole
 
 
 def state_of(pid: int) -> str:

@@ -5,7 +5,6 @@ Each seed is a job with three faults at random moments, also while the workers s
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -89,22 +88,7 @@ class ChaosOnHosts(Chaos):
         lists = [("h1:2", "h2:1"), ("h1:1", "h2:1"), ("h2:1",), ("h1:2",)]
         self._say(*self.random.choice([one for one in lists if one != self.listed]))
 
-    def stop_and_start(self) -> None:
-        """Ends the job, as a user or a scheduler does, and starts it again."""
-        number = self.random.choice([signal.SIGINT, signal.SIGTERM])
-        self.job.process.send_signal(number)
-        # By the signal itself if the launcher was about to leave.
-        self.finish((0, 128 + number, -number))
-        if not (self.folder / "result.npz").exists():
-            self.run += 1
-            self.start()
-
-    def finish(self, codes: tuple[int, ...]) -> None:
-        ended = self.job.end(DEADLINE_S)
-        if self.run in self.told:  # It came to the end of its training when it was stopped.
-            return
-        assert ended.code in codes, f"{self.done}: {ended.code}\n{ended.stdout}\n{ended.stderr}"
-        self.told[self.run] = ended.stdout
+    def require_nothing_left(self) -> None:
         # Who is cut off hears nothing of the end. Files are not looked at: who is killed leaves them.
         numbers = (LOGIN, *self.hosts.numbers)
         left = lambda: {pid: command_line(pid) for number in numbers for pid in self.hosts.pids(number)}  # noqa: E731

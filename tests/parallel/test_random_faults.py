@@ -6,7 +6,6 @@ Each seed is a job with three faults at random moments, also while the workers s
 from __future__ import annotations
 
 import contextlib
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -63,22 +62,7 @@ class ChaosHere(Chaos):
         """Lets a host come or go."""
         self._say(self.random.choice([slots for slots in (1, 2, 3) if slots != self.slots]))
 
-    def stop_and_start(self) -> None:
-        """Ends the job, as a user or a scheduler does, and starts it again."""
-        number = self.random.choice([signal.SIGINT, signal.SIGTERM])
-        self.job.process.send_signal(number)
-        # By the signal itself if the launcher was about to leave.
-        self.finish((0, 128 + number, -number))
-        if not (self.folder / "result.npz").exists():
-            self.run += 1
-            self.start()
-
-    def finish(self, codes: tuple[int, ...]) -> None:
-        ended = self.job.end(DEADLINE_S)
-        if self.run in self.told:  # It came to the end of its training when it was stopped.
-            return
-        assert ended.code in codes, f"{self.done}: {ended.code}\n{ended.stdout}\n{ended.stderr}"
-        self.told[self.run] = ended.stdout
+    def require_nothing_left(self) -> None:
         wait_until(lambda: self.job.left() == [], f"the end of all processes, after {self.done}", 15)
 
 
