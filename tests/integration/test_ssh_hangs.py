@@ -36,6 +36,16 @@ TRAIN = """
             for _ in range(4):
                 step(lambda: time.sleep(2))
         sys.exit()
+    if sys.argv[1] == "uneven":
+        for number in range(30):
+            if rank == 1:
+                time.sleep(0.4)
+            notes.own.note_ring(number + 1, number)
+            if rank == 0:
+                time.sleep(0.4)
+            notes.own.note_ring(number + 1, number + 1)
+            step(lambda: None)
+        sys.exit()
     if sys.argv[1] == "waits" and rank == 0:
         module = sys.modules["tensorflow.python.framework.errors_impl"] = types.ModuleType("errors_impl")
         exec("class OpError(Exception): pass", {"__name__": "tensorflow.python.framework.errors_impl"}, vars(module))
@@ -119,3 +129,13 @@ def test_a_timeout_of_a_collective_tells_where_the_peers_are(two: NetHosts) -> N
     assert reported.startswith("rank 0 raised OpError"), ended.stderr
     assert re.search(r"Meanwhile rank 1 .* in train.py:\d+ looks_for_a_file", reported), ended.stderr
     assert [event["event"] for event in read_events(logs_of(two))].count("hang") == 1
+
+
+def test_the_slowest_rank_is_named(two: NetHosts) -> None:
+    with ssh_job(two, *words(script="uneven")) as running:
+        ended = running.end(90)
+        running.nothing_is_left()
+    assert ended.code == 0, ended.stderr
+    assert "tfdistkit: rank 1 was the slowest: the others waited for it in " in ended.stderr
+    event = next(one for one in read_events(logs_of(two)) if one["event"] == "straggler")
+    assert event["process"] == "rank 1" and list(event["phases"]) == ["callbacks"]

@@ -143,8 +143,7 @@ class Attempt:
 
     def _start(self, processes: Sequence[ProcessSpec]) -> None:
         self._specs = processes
-        if self._job.hosts is None:
-            self._stragglers = Stragglers([one.name for one in processes], [one.folder for one in processes])
+        self._stragglers = Stragglers([one.name for one in processes], [one.folder for one in processes])
         self._console.begin_attempt([spec.name.label for spec in processes])
         self._changes.begin_attempt(len(processes))
         pump = LogPump(self._console)

@@ -13,6 +13,8 @@ from tfdistkit.launcher.local.watchdog import group_members, process_state
 _BUSY_SHARE = 0.05
 # The kernel counts CPU time in steps of 10 ms, so fewer of them are chance.
 _FEWEST_TICKS = 3
+# A rank that waits for data uses up to 20 % of a core for what it does in short steps, and for its collectives.
+_COMPUTING_SHARE = 0.3
 # Polling threads read and write a few bytes at a time.
 _BUSY_BYTES = 1 << 16
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -52,13 +54,13 @@ class Activity:
         return is_computing or size_bytes >= _BUSY_BYTES
 
     def is_computing(self, elapsed_s: float) -> bool:
-        """Returns whether the process alone, without children, used a tenth of a core since the last call.
+        """Returns whether the process alone, without children, used 30 % of a core since the last call.
 
         Args:
             elapsed_s: The time since the last call, in seconds.
         """
         before, (self._ticks, _) = self._ticks, self._used(self.pid)
-        return self._ticks - before >= 0.1 * elapsed_s * _TICKS_PER_S
+        return self._ticks - before >= _COMPUTING_SHARE * elapsed_s * _TICKS_PER_S
 
     def _used(self, pid: int) -> tuple[int, int]:
         """Returns the CPU time in ticks, with that of children that have ended, and the bytes read and written."""

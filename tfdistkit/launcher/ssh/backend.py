@@ -46,6 +46,7 @@ _PARTS = (
     "tfdistkit.cluster.ports",
     "tfdistkit.cluster.rendezvous.gloo_store",
     "tfdistkit.launcher.local.activity",
+    "tfdistkit.launcher.local.phase_samples",
     "tfdistkit.launcher.local.blocked",
     "tfdistkit.launcher.local.py_spy",
     "tfdistkit.launcher.local.stack_request",

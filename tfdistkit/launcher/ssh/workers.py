@@ -127,7 +127,8 @@ class RemoteWorker:
         elif what == "suspended":
             self._is_suspended = message["suspended"]
         elif what == "progress":
-            self._mirror.note(payload, message["state"], message["busy"], message["now_s"])
+            fields = (message[name] for name in ("now_s", "state", "busy", "samples"))
+            self._mirror.note(payload, *fields)
         elif what == "stacks":
             self._mirror.answer(payload, message["state"], message["runnable"])
 

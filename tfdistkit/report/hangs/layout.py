@@ -66,7 +66,7 @@ class Notes:
         evaluated: The number of its steps of evaluations and predictions.
         begun: The collectives that it entered, through shared memory.
         ended: Those that have ended.
-        ring_begun: The collectives of TensorFlow's own transport that it entered, up to a second ago.
+        ring_begun: The collectives of TensorFlow's own transport that it entered, up to 0.25 s ago.
         ring_ended: Those that have ended.
         call: The collective that it entered last through shared memory, as text.
         window: When the steps that count for `steps_per_s` began, and the number of steps before.

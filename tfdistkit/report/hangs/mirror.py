@@ -33,12 +33,14 @@ class Mirror:
         is_runnable: Whether one of its threads computed, or waited for a core, when its stacks were asked for.
         work: A number that grows while the process uses CPU time, or reads or writes data.
         answers: The number of requests for its stacks that ended, with or without stacks.
+        samples: The number of samples of each phase of its training.
     """
 
     state: str = ""
     is_runnable: bool = False
     work: int = 0
     answers: int = 0
+    samples: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
 def read_mirror(folder: Path) -> Mirror | None:
@@ -73,17 +75,18 @@ class MirrorWriter:
     def __init__(self, folder: Path):
         self._folder, self._mirror, self._is_asked = folder, Mirror(), False
 
-    def note(self, notes: bytes, state: str, is_busy: bool, now_s: float) -> None:
+    def note(self, notes: bytes, now_s: float, state: str, is_busy: bool, samples: dict[str, int]) -> None:
         """Writes progress notes.
 
         Args:
             notes: Their file on the host.
+            now_s: `time.monotonic` of the host.
             state: As in `Mirror`.
             is_busy: Whether the process has worked since the last call.
-            now_s: `time.monotonic` of the host.
+            samples: As in `Mirror`.
         """
         # First, because notes without a mirror are those of a process on this machine.
-        self._write(state=state, work=self._mirror.work + is_busy)
+        self._write(state=state, work=self._mirror.work + is_busy, samples=samples)
         _replace(self._folder / NOTES_FILE, by_own_clock(notes, time.monotonic() - now_s))
 
     def take_request(self) -> bool:

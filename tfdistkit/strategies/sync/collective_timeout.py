@@ -24,9 +24,11 @@ from tfdistkit.keras_adapter import private_collectives
 from tfdistkit.report.hangs import notes
 from tfdistkit.strategies.sync.gradients import trial
 
-# Poll interval in seconds; a timeout below 10 of them is divided into 10 polls.
-_POLL_EVERY_S = 1.0
+# Poll interval in seconds, that of samples of the notes; a timeout below 10 of them is divided into 10 polls.
+_POLL_EVERY_S = 0.25
 _POLLS = 10
+# Time for the thread to end, in seconds.
+_END_S = 2.0
 
 # Seconds that a replica in a branch waits for another replica of this process.
 _BRANCH_TIMEOUT_S = 300.0
@@ -70,7 +72,7 @@ class CollectiveDeadline:
     def close(self) -> None:
         """Ends the thread."""
         self._closed.set()
-        self._thread.join(2 * _POLL_EVERY_S)
+        self._thread.join(_END_S)
 
     @property
     def replicas(self) -> int:

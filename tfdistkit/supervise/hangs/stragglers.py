@@ -1,27 +1,24 @@
-"""Finds the rank that the others wait for, by samples of the progress notes of all ranks.
+"""Finds the rank that the others wait for: the one that itself waits least for the others.
 
-A sample counts if all ranks train. A rank is behind in it if another rank has begun a later step, or waits in a
-collective that this rank has not entered yet.
+Each rank is sampled on its own machine, so the result does not depend on clocks of hosts, or on how old their notes are
+when they arrive.
 """
 
 from __future__ import annotations
 
-import collections
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfdistkit.launcher.local.activity import Activity
-from tfdistkit.report.hangs.layout import IN_FIT, Notes, Phase, read_notes
+from tfdistkit.launcher.local.phase_samples import WAITING, PhaseSamples
+from tfdistkit.report.hangs.mirror import read_mirror
 from tfdistkit.report.names import ProcessName
 
-_EVERY_S = 0.25
-# With fewer samples the result is not reliable.
+# With fewer samples of a rank the result is not reliable.
 _FEWEST_SAMPLES = 40
-# A straggler is behind in at least this share of the samples, and this many times as often as any other rank.
-_SHARE, _TIMES = 0.2, 3.0
-_WORDS = {Phase.BETWEEN: "callbacks", Phase.EVALUATION: "evaluation", Phase.SAVE: "saving"}
-_COMPUTING, _INPUT = "computing", "waiting for data"
+# The others wait longer than a straggler in at least this share of the samples, and by this many standard errors.
+_SHARE, _ERRORS = 0.2, 3.0
 
 
 @dataclass(frozen=True)
@@ -30,7 +27,7 @@ class Straggler:
 
     Args:
         name: The rank.
-        share: The share of the training time in which it was behind, from 0 to 1.
+        share: The share of the training time in which the others waited for it, from 0 to 1.
         phases: The share of each of its phases, the largest first.
     """
 
@@ -57,59 +54,50 @@ class Stragglers:
         # With parameter servers the workers do not wait for each other.
         has_peers = len(names) > 1 and all(name.role is None for name in names)
         self._names, self._folders = (names, folders) if has_peers else ((), ())
-        self._activities = [Activity(0) for _ in self._names]
-        self._counts: list[collections.Counter[str]] = [collections.Counter() for _ in self._names]
-        self._samples, self._sample_at = 0, 0.0
+        self._samples = [PhaseSamples(folder) for folder in self._folders]
 
     def look(self, now: float) -> None:
-        """Takes a sample, if one is due.
+        """Takes samples of the processes on this machine, if they are due; agents sample those on other hosts.
 
         Args:
             now: The time, by `time.monotonic`.
         """
-        if not self._names or now < self._sample_at:
-            return
-        self._sample_at = now + _EVERY_S
-        found = [read_notes(folder) for folder in self._folders]
-        notes = [one for one in found if one is not None and one.steps and one.phase in IN_FIT]
-        if len(notes) == len(self._names):
-            self.add(notes)
-
-    def add(self, notes: Sequence[Notes]) -> None:
-        """Counts a sample.
-
-        Args:
-            notes: The notes of all ranks.
-        """
-        self._samples += 1
-        is_busy = [self._is_busy(index, one) for index, one in enumerate(notes)]
-        for index, one in enumerate(notes):
-            if _is_behind(one, notes):
-                own = _COMPUTING if is_busy[index] else _INPUT
-                self._counts[index][own if one.phase is Phase.STEP else _WORDS[one.phase]] += 1
+        for samples, folder in zip(self._samples, self._folders, strict=True):
+            if read_mirror(folder) is None:
+                samples.look(now)
 
     def found(self) -> Straggler | None:
         """Returns the rank that the others waited for; None if there is no clear one."""
-        if self._samples < _FEWEST_SAMPLES:
-            return None
-        totals = [sum(one.values()) for one in self._counts]
-        index = max(range(len(totals)), key=totals.__getitem__)
-        rest = max(total for other, total in enumerate(totals) if other != index)
-        share = totals[index] / self._samples
-        if share < _SHARE or totals[index] < _TIMES * rest:
-            return None
-        phases = {phase: count / self._samples for phase, count in self._counts[index].most_common()}
-        return Straggler(self._names[index], share, phases)
-
-    def _is_busy(self, index: int, notes: Notes) -> bool:
-        if self._activities[index].pid != notes.pid:
-            self._activities[index] = Activity(notes.pid)
-            self._activities[index].polling = notes.polling
-        return self._activities[index].is_computing(_EVERY_S)
+        mirrors = [read_mirror(folder) for folder in self._folders]
+        pairs = zip(self._samples, mirrors, strict=True)
+        return find(self._names, [own.counts if mirror is None else mirror.samples for own, mirror in pairs])
 
 
-def _is_behind(notes: Notes, of_all: Sequence[Notes]) -> bool:
-    """Returns whether others wait for a rank; without notes of collectives (a ring, Horovod) by their steps alone."""
-    if any(one.begun for one in of_all):
-        return any(one.is_in_collective and one.begun > notes.begun for one in of_all)
-    return notes.begun_steps < max(one.begun_steps for one in of_all)
+def find(names: Sequence[ProcessName], counts: Sequence[Mapping[str, int]]) -> Straggler | None:
+    """Returns the rank that the others waited for; None if there is no clear one.
+
+    Args:
+        names: The ranks.
+        counts: The number of samples of each phase, for each rank.
+    """
+    totals = [sum(one.values()) for one in counts]
+    if len(names) < 2 or min(totals) < _FEWEST_SAMPLES:
+        return None
+    shares = [{phase: count / total for phase, count in one.items()} for one, total in zip(counts, totals, strict=True)]
+    order = sorted(range(len(names)), key=lambda index: shares[index].get(WAITING, 0.0))
+    slowest, next_one = order[:2]
+    lowest, next_lowest = (shares[index].get(WAITING, 0.0) for index in (slowest, next_one))
+    error = math.sqrt(sum(p * (1 - p) / totals[i] for i, p in ((slowest, lowest), (next_one, next_lowest))))
+    share = next_lowest - lowest
+    if share < max(_SHARE, _ERRORS * error):
+        return None
+    others = [shares[index] for index in order[1:]]
+    return Straggler(names[slowest], share, _own_phases(shares[slowest], others, share))
+
+
+def _own_phases(own: Mapping[str, float], others: Sequence[Mapping[str, float]], share: float) -> dict[str, float]:
+    """Returns what a rank did longer than the mean of the others, as parts of a share."""
+    means = {phase: sum(other.get(phase, 0.0) for other in others) / len(others) for phase in own}
+    more = {phase: own[phase] - means[phase] for phase in own if phase != WAITING and own[phase] > means[phase]}
+    scale = share / sum(more.values())
+    return {phase: more[phase] * scale for phase in sorted(more, key=more.__getitem__, reverse=True)}

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tfdistkit.launcher.local.activity import Activity
+from tfdistkit.launcher.local.phase_samples import PhaseSamples
 from tfdistkit.launcher.local.stack_request import StackRequest, is_runnable
 from tfdistkit.launcher.local.watchdog import process_state
 from tfdistkit.launcher.ssh.agent.protocol import encode
@@ -30,7 +31,7 @@ class Progress:
 
     def __init__(self, worker: int, folder: str):
         self._worker, self._folder = worker, Path(folder)
-        self._activity = Activity(0)
+        self._activity, self._samples = Activity(0), PhaseSamples(self._folder)
         self._sent: tuple[bytes, str] = (b"", "")
         self._looked_at = 0.0
         self._request: StackRequest | None = None
@@ -50,6 +51,7 @@ class Progress:
             self._request = None
             runnable = is_runnable(pid, self._activity.polling)
             yield self._message("stacks", text, state=process_state(pid), runnable=runnable)
+        self._samples.look(now)
         elapsed_s = now - self._looked_at
         if elapsed_s < _EVERY_S:
             return
@@ -64,7 +66,8 @@ class Progress:
         is_busy, state = self._activity.is_busy(elapsed_s), process_state(notes.pid)
         if is_busy or self._sent != (data, state):
             self._sent = (data, state)
-            yield self._message("progress", data, state=state, busy=is_busy, now_s=now)
+            samples = dict(self._samples.counts)
+            yield self._message("progress", data, state=state, busy=is_busy, now_s=now, samples=samples)
 
     def _message(self, what: str, payload: bytes, **fields: object) -> bytes:
         return encode({"is": what, "worker": self._worker, **fields}, payload)
