@@ -19,13 +19,31 @@ _NUMBERS = (signal.SIGTERM, signal.SIGUSR1)
 _active: weakref.WeakSet[LastSignal] = weakref.WeakSet()
 
 
+_masks = threading.local()
+
+
+def _block_before_fork() -> None:
+    """Blocks the signals until the forked process has its own handlers back.
+
+    A signal in between (a pool that ends its processes as they start) would be recorded there and lost, and would wake
+    the watchdog of this process.
+    """
+    _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, _NUMBERS) if _active else None
+
+
+def _unblock() -> None:
+    if _masks.before is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, _masks.before)
+
+
 def _leave_in_child() -> None:
     """Gives a forked process its own signals back: it would write to the pipe of this one, and ignore SIGTERM."""
     for one in list(_active):
         one.leave()
+    _unblock()
 
 
-os.register_at_fork(after_in_child=_leave_in_child)
+os.register_at_fork(before=_block_before_fork, after_in_parent=_unblock, after_in_child=_leave_in_child)
 
 
 class LastSignal:
