@@ -66,10 +66,10 @@ def test_containers_generators_and_tensors_of_callbacks(tmp_path: pathlib.Path, 
 
 
 def test_state_that_a_function_changes_is_told(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
-    steps = {"done": 0}
+    steps = keras.metrics.Sum()
 
     def count(batch: int, logs: Any = None) -> None:
-        steps["done"] += 1
+        steps.update_state(1)
 
     run(light, in_arrays, lambda: [keras.callbacks.LambdaCallback(on_train_batch_end=count)], tmp_path)
     assert "Received: changes in `on_train_batch_end` of LambdaCallback" in caplog.text

@@ -17,6 +17,13 @@ import tensorflow as tf
 
 from tfdistkit.callbacks.backup.found_objects import is_of_user, read_by
 from tfdistkit.callbacks.backup.plain_data import NotPlainError, fingerprint, is_plain
+from tfdistkit.callbacks.backup.script_variables import (
+    CONTAINERS,
+    ScriptVariable,
+    is_holder,
+    is_small,
+    script_variables,
+)
 from tfdistkit.errors import explain
 
 _LOG = logging.getLogger(__name__)
@@ -25,7 +32,6 @@ _LOG = logging.getLogger(__name__)
 _NOT_STATE = ("params", "_model", "validation_data")
 # Keras's callbacks that call functions of the user's.
 _OF_FUNCTIONS = (keras.callbacks.LambdaCallback, keras.callbacks.LearningRateScheduler)
-_CONTAINERS = (list, dict, set, collections.deque)
 # How much of other objects is compared: items of a list, numbers of an array, objects inside each other.
 _MOST, _MOST_VALUES, _DEEPEST = 30, 10_000, 4
 
@@ -35,8 +41,9 @@ class CallbackStates:
 
     A callback with the methods `get_state()` and `set_state(state)` defines its own state, as plain data. The state
     of every other callback is the attributes that have changed since training began, if they are plain data:
-    numbers, texts, arrays, and lists, tuples and dicts of them. Callbacks inside a callback are included. A warning
-    names what has changed in the others: objects, and what functions read.
+    numbers, texts, arrays, and lists, tuples and dicts of them; and the variables of the script that its functions
+    change. Callbacks inside a callback are included. A warning names what has changed in the others: objects, and what
+    functions read.
 
     Args:
         callbacks: The callbacks, after their `on_train_begin`.
@@ -45,20 +52,23 @@ class CallbackStates:
     def __init__(self, callbacks: list[keras.callbacks.Callback]):
         self._callbacks = _by_name(callbacks)
         self._at_begin = {name: _attributes(one) for name, one in self._callbacks.items()}
-        self._hidden = {name: _hidden_attributes(one) for name, one in self._callbacks.items()}
+        self._variables = {name: _variables(one) for name, one in self._callbacks.items()}
+        self._variables_at_begin = {name: _values(ones) for name, ones in self._variables.items()}
+        self._hidden = {name: self._hidden_of(name, one) for name, one in self._callbacks.items()}
 
     def warn_of_hidden(self) -> None:
         """Warns, once, of attributes that training has changed, and that a backup does not hold."""
         for name, callback in self._callbacks.items():
-            now, known = _hidden_attributes(callback), self._hidden[name]
+            now, known = self._hidden_of(name, callback), self._hidden[name]
             changed = [key for key, value in known.items() if now.get(key, value) != value]
             for key in changed:
                 del known[key]
             if changed:
                 _LOG.warning(
                     explain(
-                        "The state of a callback should be in its attributes, as plain data: a backup holds nothing "
-                        "else, so that a resumed training begins with what the script makes.",
+                        "The state of a callback should be plain data in its attributes, or in variables of the script "
+                        "that its functions change: a backup holds nothing else, so that a resumed training begins "
+                        "with what the script makes.",
                         received=f"changes in `{', '.join(changed)}` of {type(callback).__name__}",
                         do="Add the methods `get_state()`, which returns plain data, and `set_state(state)`.",
                     )
@@ -78,13 +88,21 @@ class CallbackStates:
             elif _has_own_state(callback):
                 callback.set_state(copy.deepcopy(state))
             else:
-                _put_attributes(callback, copy.deepcopy(state))
+                _put_attributes(callback, self._variables[name], copy.deepcopy(state))
 
     def _get_one(self, name: str, callback: Any) -> Any:
         if _has_own_state(callback):
             return callback.get_state()
-        begin = self._at_begin[name]
-        return {key: getattr(callback, key) for key, now in _attributes(callback).items() if begin.get(key) != now}
+        begin, variables = self._at_begin[name], self._variables[name]
+        state = {key: getattr(callback, key) for key, now in _attributes(callback).items() if begin.get(key) != now}
+        begin = self._variables_at_begin[name]
+        now_values = _values({key: one for key, one in variables.items() if key in begin and one.is_state})
+        state.update({key: variables[key].value for key, now in now_values.items() if begin[key] != now})
+        return state
+
+    def _hidden_of(self, name: str, callback: Any) -> dict[str, bytes]:
+        read = {key: one for key, one in self._variables[name].items() if not one.is_state}
+        return {**_hidden_attributes(callback), **_values(read)}
 
 
 def _by_name(callbacks: list[keras.callbacks.Callback]) -> dict[str, Any]:
@@ -106,6 +124,22 @@ def _inside(callback: keras.callbacks.Callback) -> list[keras.callbacks.Callback
 
 def _has_own_state(callback: Any) -> bool:
     return callable(getattr(callback, "get_state", None)) and callable(getattr(callback, "set_state", None))
+
+
+def _variables(callback: Any) -> dict[str, ScriptVariable]:
+    """Returns the variables of the script that belong to a callback, but for those with the size of a dataset."""
+    if _has_own_state(callback) or not (is_of_user(type(callback)) or isinstance(callback, _OF_FUNCTIONS)):
+        return {}
+    return {key: one for key, one in script_variables(callback).items() if is_small(one.value)}
+
+
+def _values(variables: dict[str, ScriptVariable]) -> dict[str, bytes]:
+    """Returns hashes of the variables that are plain data."""
+    found: dict[str, bytes] = {}
+    for key, variable in variables.items():
+        with contextlib.suppress(NotPlainError):
+            found[key] = fingerprint(variable.value)
+    return found
 
 
 def _hidden_attributes(callback: Any) -> dict[str, bytes]:
@@ -136,10 +170,15 @@ def _plain_inside(value: Any, depth: int = 0) -> Any:
     if isinstance(value, dict):
         return [len(value), *(inner(one) for one in itertools.islice(value.values(), _MOST))]
     if isinstance(value, types.FunctionType):
-        return [inner(one) for one in read_by(value)] if depth == 0 else None
+        return [inner(one) for one in read_by(value) if not _is_variable(one)] if depth == 0 else None
     if is_of_user(type(value)) and hasattr(value, "__dict__"):
         return {key: inner(one) for key, one in vars(value).items()}
     return value if is_plain(value) else None
+
+
+def _is_variable(value: Any) -> bool:
+    """Returns whether a value that a function reads, or what is in it, is among the variables of the script."""
+    return is_holder(value) or (is_small(value) and is_plain(value))
 
 
 def _attributes(callback: Any) -> dict[str, bytes]:
@@ -158,12 +197,17 @@ def _of_class(own: type) -> dict[str, Any]:
     """Returns the containers that a class of the user's has as attributes: `losses = []` in its body."""
     classes = [one for one in reversed(own.__mro__) if is_of_user(one)]
     values = {key: value for one in classes for key, value in vars(one).items() if not key.startswith("__")}
-    return {key: value for key, value in values.items() if isinstance(value, (*_CONTAINERS, np.ndarray))}
+    return {key: value for key, value in values.items() if isinstance(value, CONTAINERS)}
 
 
-def _put_attributes(callback: Any, state: dict[str, Any]) -> None:
-    """Restores attributes; containers as the same objects, because the script may hold them, too."""
+def _put_attributes(callback: Any, variables: dict[str, ScriptVariable], state: dict[str, Any]) -> None:
+    """Restores attributes and variables; containers as the same objects, because the script may hold them, too."""
     for key, value in state.items():
+        if key in variables:
+            before = variables[key].value
+            if (now := _filled(before, value)) is not before:
+                variables[key].assign(now)
+            continue
         before = getattr(callback, key, None)
         if (now := _filled(before, value)) is not before:
             vars(callback)[key] = now
@@ -171,7 +215,7 @@ def _put_attributes(callback: Any, state: dict[str, Any]) -> None:
 
 def _filled(before: Any, value: Any) -> Any:
     """Returns a container with other contents, and a value of another kind as it is."""
-    if type(before) is not type(value) or not isinstance(before, (*_CONTAINERS, np.ndarray)):
+    if type(before) is not type(value) or not isinstance(before, CONTAINERS):
         return value
     if isinstance(before, np.ndarray):
         # One without memory of its own may be that of a variable.

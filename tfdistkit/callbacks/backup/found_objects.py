@@ -54,7 +54,7 @@ def _look_in(model: keras.Model) -> list[Any]:
     """Looks through what a model holds, the nearest first: each object once, not deeper than a limit."""
     layers = private_api.layers_of(model)
     seen: dict[int, Any] = {id(one): one for one in layers}
-    roots = [one for layer in layers for one in (*_methods_of(type(layer)), *vars(layer).values())]
+    roots = [one for layer in layers for one in (*methods_of(type(layer)), *vars(layer).values())]
     waiting = collections.deque((one, 0) for one in (*roots, private_api.compile_arguments(model).get("loss")))
     found = []
     while waiting:
@@ -93,10 +93,10 @@ def _inside(value: Any) -> Iterator[Any]:
     elif isinstance(value, tf.types.experimental.PolymorphicFunction):
         yield getattr(value, "python_function", None)
     elif isinstance(value, (keras.losses.Loss, keras.optimizers.Optimizer)) or is_of_user(type(value)):
-        yield from [*vars(value).values(), *_methods_of(type(value))] if hasattr(value, "__dict__") else []
+        yield from [*vars(value).values(), *methods_of(type(value))] if hasattr(value, "__dict__") else []
 
 
-def _methods_of(kind: type) -> list[Any]:
+def methods_of(kind: type) -> list[Any]:
     """Returns the functions that the user's own classes define."""
     own = [value for one in kind.__mro__ if is_of_user(one) for value in vars(one).values()]
     functions = [getattr(one, "fget", None) or getattr(one, "__func__", one) for one in own]
