@@ -8,19 +8,17 @@ import copy
 import functools
 import itertools
 import logging
-import types
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdistkit.callbacks.backup.found_objects import is_of_user, read_by
+from tfdistkit.callbacks.backup.found_objects import found_in, is_of_user
 from tfdistkit.callbacks.backup.plain_data import NotPlainError, fingerprint, is_plain
 from tfdistkit.callbacks.backup.script_variables import (
     CONTAINERS,
     ScriptVariable,
-    is_holder,
     is_small,
     script_variables,
 )
@@ -32,6 +30,8 @@ _LOG = logging.getLogger(__name__)
 _NOT_STATE = ("params", "_model", "validation_data")
 # Keras's callbacks that call functions of the user's.
 _OF_FUNCTIONS = (keras.callbacks.LambdaCallback, keras.callbacks.LearningRateScheduler)
+# What has variables.
+_OF_KERAS = (keras.layers.Layer, keras.metrics.Metric, keras.optimizers.Optimizer)
 # How much of other objects is compared: items of a list, numbers of an array, objects inside each other.
 _MOST, _MOST_VALUES, _DEEPEST = 30, 10_000, 4
 
@@ -102,7 +102,9 @@ class CallbackStates:
 
     def _hidden_of(self, name: str, callback: Any) -> dict[str, bytes]:
         read = {key: one for key, one in self._variables[name].items() if not one.is_state}
-        return {**_hidden_attributes(callback), **_values(read)}
+        saved = _saved(callback.model)
+        inside = {key: _plain_inside(one.value, saved) for key, one in read.items() if _is_looked_into(key, one.value)}
+        return {**_hidden_attributes(callback, saved), **{key: fingerprint(value) for key, value in inside.items()}}
 
 
 def _by_name(callbacks: list[keras.callbacks.Callback]) -> dict[str, Any]:
@@ -142,19 +144,38 @@ def _values(variables: dict[str, ScriptVariable]) -> dict[str, bytes]:
     return found
 
 
-def _hidden_attributes(callback: Any) -> dict[str, bytes]:
+def _saved(model: keras.Model) -> frozenset[int]:
+    """Returns the identities of the variables that a backup of a model holds."""
+    optimizer = getattr(model, "optimizer", None)
+    return frozenset(map(id, [*model.variables, *(optimizer.variables if optimizer else ()), *found_in(model)]))
+
+
+def _is_looked_into(key: str, value: Any) -> bool:
+    """Returns whether a change inside a variable of the script is lost: not that of the script's data, or of what has
+    variables of its own."""
+    is_attribute = "." in key.rpartition(": ")[2]
+    return is_attribute or isinstance(value, _OF_KERAS) or (is_small(value) and is_plain(value))
+
+
+def _hidden_attributes(callback: Any, saved: frozenset[int]) -> dict[str, bytes]:
     """Returns hashes of the plain data inside attributes that are not plain data themselves."""
     if _has_own_state(callback) or not (is_of_user(type(callback)) or isinstance(callback, _OF_FUNCTIONS)):
         return {}
     values = {key: value for key, value in vars(callback).items() if key not in _NOT_STATE and not is_plain(value)}
-    return {key: fingerprint(_plain_inside(value)) for key, value in values.items()}
+    return {key: fingerprint(_plain_inside(value, saved)) for key, value in values.items()}
 
 
-def _plain_inside(value: Any, depth: int = 0) -> Any:
-    """Returns plain data that changes when an object changes; large arrays, and what lies deep, are left out."""
-    if depth > _DEEPEST:
+def _plain_inside(value: Any, saved: frozenset[int], depth: int = 0) -> Any:
+    """Returns plain data that changes when an object changes; large arrays, and what lies deep, are left out.
+
+    Args:
+        value: The object.
+        saved: The identities of variables that are saved in any case.
+        depth: How deep it lies in another one.
+    """
+    if depth > _DEEPEST or id(value) in saved:
         return None
-    inner = functools.partial(_plain_inside, depth=depth + 1)
+    inner = functools.partial(_plain_inside, saved=saved, depth=depth + 1)
     if isinstance(value, (tf.Variable, keras.Variable)):
         raw = value.value if isinstance(value, keras.Variable) else value
         # The part of this replica: reading what is summed over the ranks is a collective, and only the chief is here.
@@ -163,22 +184,16 @@ def _plain_inside(value: Any, depth: int = 0) -> Any:
         return None if tf.is_symbolic_tensor(value) else inner(value.numpy())
     if isinstance(value, (np.ndarray, np.generic)):
         return value if value.size <= _MOST_VALUES and is_plain(value) else value.size
-    if isinstance(value, keras.metrics.Metric):
-        return [inner(one) for one in value.variables]
+    if isinstance(value, _OF_KERAS):
+        own = [*value.variables, *getattr(getattr(value, "optimizer", None), "variables", ())]
+        return [inner(one) for one in itertools.islice((one for one in own if id(one) not in saved), _MOST)]
     if isinstance(value, (list, tuple, set, frozenset, collections.deque)):
         return [len(value), *(inner(one) for one in itertools.islice(value, _MOST))]
     if isinstance(value, dict):
         return [len(value), *(inner(one) for one in itertools.islice(value.values(), _MOST))]
-    if isinstance(value, types.FunctionType):
-        return [inner(one) for one in read_by(value) if not _is_variable(one)] if depth == 0 else None
     if is_of_user(type(value)) and hasattr(value, "__dict__"):
         return {key: inner(one) for key, one in vars(value).items()}
     return value if is_plain(value) else None
-
-
-def _is_variable(value: Any) -> bool:
-    """Returns whether a value that a function reads, or what is in it, is among the variables of the script."""
-    return is_holder(value) or (is_small(value) and is_plain(value))
 
 
 def _attributes(callback: Any) -> dict[str, bytes]:
