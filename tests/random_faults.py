@@ -23,19 +23,22 @@ VARIABLES = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 TRAIN = f"""
 {SETUP}
+import itertools
 run = int(sys.argv[2])
 steps = (here / f"steps.{{run:02}}.{{attempt:02}}.{{rank}}").open("w", buffering=1)
 (here / f"host.{{run:02}}.{{attempt:02}}.{{rank}}").write_text(os.uname().nodename)
 
 
+lines = itertools.count()  # Of this process: an attribute of the callback would be in the backup.
+
+
 class Slow(keras.callbacks.Callback):
     "Prints and writes each step, and is slow until no more faults come."
-    epoch = count = 0
+    epoch = 0
     def on_epoch_begin(self, epoch, logs=None):
         self.epoch = epoch
     def on_train_batch_end(self, batch, logs=None):
-        print("line", run, attempt, rank, Slow.count, flush=True)
-        Slow.count += 1
+        print("line", run, attempt, rank, next(lines), flush=True)
         write_step(steps, self.epoch * 12 + batch, self.model)
         time.sleep(0 if (here / "calm").exists() else 0.6)
 

@@ -16,11 +16,10 @@ TRAIN = """
     x, y = (numbers.normal(size=(40, width)).astype("float32") for width in (5, 1))
     restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
 
-    steps = []  # Of this run: an attribute of the callback would be in the backup.
-
     class Slow(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
-            steps.append(int(self.model.optimizer.iterations))
+            # A variable of the script that a callback changes would be in the backup.
+            os.environ.setdefault("FIRST_STEP", str(int(self.model.optimizer.iterations)))
             time.sleep(0 if restarts else 0.8)
 
     def train(*callbacks):
@@ -34,6 +33,7 @@ TRAIN = """
     weights = train(Slow(), tfdistkit.callbacks.BackupAndResume("backup"))
     without = train()
     same = all(np.array_equal(one, other) for one, other in zip(weights, without))
-    told = f"RESULT restarts {restarts}, begins at step 1: {steps[0] == 1}, the same weights: {same}"
+    first = os.environ["FIRST_STEP"]
+    told = f"RESULT restarts {restarts}, begins at step 1: {first == '1'}, the same weights: {same}"
     os.write(1, (told + chr(10)).encode())
 """
