@@ -212,19 +212,3 @@ def test_data_and_libraries_are_none(tmp_path: pathlib.Path) -> None:
 
     names = {name.rpartition(": ")[2] for name in script_variables(Own())}
     assert {"LOSSES", "data", "model"} <= names and not any("." in name for name in names)
-
-
-def test_a_model_of_its_own_is_named(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The one that `fit` trains, and parts of it, are in the backup."""
-    keras.utils.set_random_seed(1)
-    model, probe, (x, y) = light(), light(), arrays()
-    layer = model.layers[0]
-
-    class Probe(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            probe.fit(x, y, batch_size=4, verbose=0)
-            print(layer.get_weights(), model.optimizer.iterations)
-
-    own, once = Probe(), BackupAndResume(tmp_path, save_freq=1)
-    model.fit(x, y, batch_size=4, epochs=2, verbose=0, callbacks=[own, once])
-    assert "on_epoch_end: probe` of Probe" in caplog.text and caplog.text.count("changes in") == 1

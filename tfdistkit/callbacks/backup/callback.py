@@ -254,7 +254,7 @@ class _Run:
     def begin(self) -> None:
         """Restores the state of the backup, after `on_train_begin` of the other callbacks."""
         keep_found(self._model)
-        self._states = CallbackStates(self._others)
+        self._states = CallbackStates(self._others, self._model)
         self.setup.describe_model()
         self._known: list[Any] | None = variables_of(self._model)
         if writes_files(self._model):

@@ -14,7 +14,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdistkit.callbacks.backup.found_objects import found_in, is_of_user
+from tfdistkit.callbacks.backup.found_objects import is_of_user
+from tfdistkit.callbacks.backup.model_state import all_variables_of, equal_variables_in, raw_of, value_of
 from tfdistkit.callbacks.backup.plain_data import NotPlainError, fingerprint, is_plain
 from tfdistkit.callbacks.backup.script_variables import (
     CONTAINERS,
@@ -32,6 +33,8 @@ _NOT_STATE = ("params", "_model", "validation_data")
 _OF_FUNCTIONS = (keras.callbacks.LambdaCallback, keras.callbacks.LearningRateScheduler)
 # What has variables.
 _OF_KERAS = (keras.layers.Layer, keras.metrics.Metric, keras.optimizers.Optimizer)
+# Under which the state of a callback has the values of variables: no attribute has such a name.
+_VALUES = "values of variables"
 # How much of other objects is compared: items of a list, numbers of an array, objects inside each other.
 _MOST, _MOST_VALUES, _DEEPEST = 30, 10_000, 4
 
@@ -41,28 +44,36 @@ class CallbackStates:
 
     A callback with the methods `get_state()` and `set_state(state)` defines its own state, as plain data. The state
     of every other callback is the attributes that have changed since training began, if they are plain data:
-    numbers, texts, arrays, and lists, tuples and dicts of them; and the variables of the script that its functions
-    change. Callbacks inside a callback are included. A warning names what has changed in the others: objects, and what
-    functions read.
+    numbers, texts, arrays, and lists, tuples and dicts of them; the variables of the script that its functions change;
+    and the variables, changed since then, of models and optimizers that only callbacks have. Callbacks inside a
+    callback are included. A warning names what has changed in the others: objects, and what functions read.
 
     Args:
         callbacks: The callbacks, after their `on_train_begin`.
+        model: The model that is trained.
     """
 
-    def __init__(self, callbacks: list[keras.callbacks.Callback]):
-        self._callbacks = _by_name(callbacks)
+    def __init__(self, callbacks: list[keras.callbacks.Callback], model: keras.Model):
+        self._model, self._callbacks = model, _by_name(callbacks)
         self._at_begin = {name: _attributes(one) for name, one in self._callbacks.items()}
         self._variables = {name: _variables(one) for name, one in self._callbacks.items()}
         self._variables_at_begin = {name: _values(ones) for name, ones in self._variables.items()}
-        self._hidden = {name: self._hidden_of(name, one) for name, one in self._callbacks.items()}
+        self._saved = _identities(all_variables_of(model))
+        self._tensors = {name: self._tensors_of(name, one) for name, one in self._callbacks.items()}
+        self._tensors_at_begin = {name: _hashes(ones) for name, ones in self._tensors.items()}
+        # None: told, or not to be told.
+        self._hidden: dict[str, dict[str, bytes | None]] = {
+            name: {**self._hidden_of(name, one)} for name, one in self._callbacks.items()
+        }
 
     def warn_of_hidden(self) -> None:
         """Warns, once, of attributes that training has changed, and that a backup does not hold."""
         for name, callback in self._callbacks.items():
             now, known = self._hidden_of(name, callback), self._hidden[name]
-            changed = [key for key, value in known.items() if now.get(key, value) != value]
-            for key in changed:
-                del known[key]
+            for key in now.keys() - known.keys():  # Made in training.
+                known[key] = b"" if self._has_variables(getattr(callback, key, None)) else None
+            changed = [key for key, value in now.items() if known[key] not in (None, value)]
+            known.update(dict.fromkeys(changed))
             if changed:
                 _LOG.warning(
                     explain(
@@ -88,7 +99,9 @@ class CallbackStates:
             elif _has_own_state(callback):
                 callback.set_state(copy.deepcopy(state))
             else:
-                _put_attributes(callback, self._variables[name], copy.deepcopy(state))
+                own = dict(state)
+                _assign(name, self._tensors[name], own.pop(_VALUES, {}))
+                _put_attributes(callback, self._variables[name], copy.deepcopy(own))
 
     def _get_one(self, name: str, callback: Any) -> Any:
         if _has_own_state(callback):
@@ -98,11 +111,28 @@ class CallbackStates:
         begin = self._variables_at_begin[name]
         now_values = _values({key: one for key, one in variables.items() if key in begin and one.is_state})
         state.update({key: variables[key].value for key, now in now_values.items() if begin[key] != now})
-        return state
+        tensors, at_begin = self._tensors[name], self._tensors_at_begin[name]
+        changed = [i for i, now in enumerate(_hashes(tensors)) if now != at_begin[i]]
+        return {**state, **({_VALUES: {i: value_of(tensors[i]) for i in changed}} if changed else {})}
+
+    def _tensors_of(self, name: str, callback: Any) -> list[Any]:
+        """Returns the variables that a callback, and none before it, has; from now on they are saved."""
+        if not _is_looked_through(callback):
+            return []
+        values = [value for key, value in vars(callback).items() if key not in _NOT_STATE]
+        values += [one.value for one in self._variables[name].values()]
+        _build_optimizers(values)
+        found = [one for one in equal_variables_in(values) if id(raw_of(one)) not in self._saved]
+        self._saved |= _identities(found)
+        return found
+
+    def _has_variables(self, value: Any) -> bool:
+        """Returns whether a value has variables that are not saved."""
+        return any(id(one) not in self._saved for one in equal_variables_in([value]))
 
     def _hidden_of(self, name: str, callback: Any) -> dict[str, bytes]:
         read = {key: one for key, one in self._variables[name].items() if not one.is_state}
-        saved = _saved(callback.model)
+        saved = self._saved | _identities(_now_of(self._model))
         inside = {key: _plain_inside(one.value, saved) for key, one in read.items() if _is_looked_into(key, one.value)}
         return {**_hidden_attributes(callback, saved), **{key: fingerprint(value) for key, value in inside.items()}}
 
@@ -128,9 +158,14 @@ def _has_own_state(callback: Any) -> bool:
     return callable(getattr(callback, "get_state", None)) and callable(getattr(callback, "set_state", None))
 
 
+def _is_looked_through(callback: Any) -> bool:
+    """Returns whether a callback may have state other than plain data in its attributes, and does not say itself."""
+    return not _has_own_state(callback) and (is_of_user(type(callback)) or isinstance(callback, _OF_FUNCTIONS))
+
+
 def _variables(callback: Any) -> dict[str, ScriptVariable]:
     """Returns the variables of the script that belong to a callback, but for those with the size of a dataset."""
-    if _has_own_state(callback) or not (is_of_user(type(callback)) or isinstance(callback, _OF_FUNCTIONS)):
+    if not _is_looked_through(callback):
         return {}
     return {key: one for key, one in script_variables(callback).items() if is_small(one.value)}
 
@@ -144,10 +179,38 @@ def _values(variables: dict[str, ScriptVariable]) -> dict[str, bytes]:
     return found
 
 
-def _saved(model: keras.Model) -> frozenset[int]:
-    """Returns the identities of the variables that a backup of a model holds."""
-    optimizer = getattr(model, "optimizer", None)
-    return frozenset(map(id, [*model.variables, *(optimizer.variables if optimizer else ()), *found_in(model)]))
+def _now_of(model: keras.Model) -> list[Any]:
+    """Returns the variables of a model and its optimizer, also those that were created after training began."""
+    return [*model.variables, *getattr(getattr(model, "optimizer", None), "variables", ())]
+
+
+def _identities(variables: list[Any]) -> frozenset[int]:
+    """Returns the identities of variables, both as Keras's and as TensorFlow's."""
+    return frozenset(id(kind) for one in variables for kind in (one, raw_of(one)))
+
+
+def _hashes(variables: list[Any]) -> list[bytes]:
+    return [fingerprint(value_of(one)) for one in variables]
+
+
+def _build_optimizers(values: list[Any]) -> None:
+    """Builds the optimizers of compiled models, as their `fit` does, so that they can be restored before it."""
+    for one in (inner for value in values for inner in (value if isinstance(value, (list, tuple)) else [value])):
+        optimizer = getattr(one, "optimizer", None) if isinstance(one, keras.Model) and one.built else None
+        if optimizer is not None and not optimizer.built:
+            with one.distribute_strategy.scope():
+                optimizer.build(one.trainable_variables)
+
+
+def _assign(name: str, variables: list[Any], values: dict[int, np.ndarray]) -> None:
+    """Restores variables that only a callback has; all ranks call it."""
+    for number, value in values.items():
+        one = variables[number] if number < len(variables) else None
+        if one is None or (tuple(one.shape), raw_of(one).dtype.as_numpy_dtype) != (value.shape, value.dtype):
+            _LOG.warning("The backup has other variables than the models and optimizers that only %s has.", name)
+            return
+    for number, value in values.items():
+        variables[number].assign(tf.constant(value, dtype=raw_of(variables[number]).dtype))
 
 
 def _is_looked_into(key: str, value: Any) -> bool:
@@ -159,7 +222,7 @@ def _is_looked_into(key: str, value: Any) -> bool:
 
 def _hidden_attributes(callback: Any, saved: frozenset[int]) -> dict[str, bytes]:
     """Returns hashes of the plain data inside attributes that are not plain data themselves."""
-    if _has_own_state(callback) or not (is_of_user(type(callback)) or isinstance(callback, _OF_FUNCTIONS)):
+    if not _is_looked_through(callback):
         return {}
     values = {key: value for key, value in vars(callback).items() if key not in _NOT_STATE and not is_plain(value)}
     return {key: fingerprint(_plain_inside(value, saved)) for key, value in values.items()}

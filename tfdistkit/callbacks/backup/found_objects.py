@@ -11,7 +11,7 @@ import functools
 import sys
 import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
@@ -51,11 +51,22 @@ def found_in(model: keras.Model) -> list[Any]:
 
 
 def _look_in(model: keras.Model) -> list[Any]:
-    """Looks through what a model holds, the nearest first: each object once, not deeper than a limit."""
     layers = private_api.layers_of(model)
-    seen: dict[int, Any] = {id(one): one for one in layers}
     roots = [one for layer in layers for one in (*methods_of(type(layer)), *vars(layer).values())]
-    waiting = collections.deque((one, 0) for one in (*roots, private_api.compile_arguments(model).get("loss")))
+    return found_from([*roots, private_api.compile_arguments(model).get("loss")], layers)
+
+
+def found_from(roots: Iterable[Any], known: Iterable[Any] = ()) -> list[Any]:
+    """Returns optimizers, Keras variables and TensorFlow variables that objects are or hold.
+
+    The nearest come first; each object is looked through once, and not deeper than a limit.
+
+    Args:
+        roots: The objects.
+        known: Objects that are not looked through.
+    """
+    seen: dict[int, Any] = {id(one): one for one in known}
+    waiting = collections.deque((one, 0) for one in roots)
     found = []
     while waiting:
         value, depth = waiting.popleft()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdistkit.callbacks.backup.found_objects import found_in
+from tfdistkit.callbacks.backup.found_objects import found_from, found_in
 from tfdistkit.callbacks.process_group import Ranks
 from tfdistkit.errors import UnsupportedError, explain
 from tfdistkit.strategies.sync.gradients.reducer_state import variables_of_replicas
@@ -45,7 +46,7 @@ def _of_replicas(model: keras.Model) -> list[tuple[Any, str]]:
 
 def value_of(variable: Any) -> np.ndarray:
     """Returns the value of a variable."""
-    return np.asarray(_raw(variable).numpy())
+    return np.asarray(raw_of(variable).numpy())
 
 
 def hash_of_weights(model: keras.Model) -> str | None:
@@ -58,11 +59,31 @@ def hash_of_weights(model: keras.Model) -> str | None:
         return None
     digest = hashlib.sha256()
     for variable in model.weights:
-        raw = _raw(variable)
+        raw = raw_of(variable)
         if raw.dtype != tf.string and tf.TensorShape(raw.shape).is_fully_defined():
             digest.update(f"{raw.dtype.name}{raw.shape}".encode())
             digest.update(np.asarray(tf.reshape(raw, [-1])[:_HASHED]).tobytes())
     return digest.hexdigest()
+
+
+def all_variables_of(model: keras.Model) -> list[Any]:
+    """Returns the variables that a backup of a model holds."""
+    return [*_all_variables(model), *(one for one, _ in _of_replicas(model))]
+
+
+def equal_variables_in(objects: Iterable[Any]) -> list[Any]:
+    """Returns the variables that objects are or hold, and that are equal on all ranks.
+
+    Args:
+        objects: Models, layers, optimizers, variables, lists of them and other objects.
+    """
+    found = found_from(objects)
+    once: dict[int, Any] = {}
+    for one in found:
+        for variable in _variables_of_optimizer(one) if isinstance(one, keras.optimizers.Optimizer) else [one]:
+            once.setdefault(id(raw_of(variable)), variable)
+    shaped = [one for one in once.values() if tf.TensorShape(one.shape).is_fully_defined() and one.dtype != "string"]
+    return [one for one in shaped if not _is_on_read(one)]
 
 
 def require_known_variables(model: keras.Model, known: list[Any]) -> None:
@@ -77,9 +98,9 @@ def require_known_variables(model: keras.Model, known: list[Any]) -> None:
     Raises:
         UnsupportedError: if there are new variables.
     """
-    before = {id(_raw(v)) for v in (*known, *(one for one, _ in _of_replicas(model)))}
+    before = {id(raw_of(v)) for v in (*known, *(one for one, _ in _of_replicas(model)))}
     for optimizer in optimizers_of(model):
-        if any(id(_raw(v)) not in before for v in optimizer.variables):
+        if any(id(raw_of(v)) not in before for v in optimizer.variables):
             raise UnsupportedError(
                 explain(
                     "Each optimizer must be built before `fit`, so that a backup can be restored into it.",
@@ -88,7 +109,7 @@ def require_known_variables(model: keras.Model, known: list[Any]) -> None:
                     do="Call `optimizer.build(variables)` with the variables that it trains, after `compile`.",
                 )
             )
-    new = [v for v in variables_of(model) if id(_raw(v)) not in before]
+    new = [v for v in variables_of(model) if id(raw_of(v)) not in before]
     if new:
         raise UnsupportedError(
             explain(
@@ -99,7 +120,7 @@ def require_known_variables(model: keras.Model, known: list[Any]) -> None:
         )
 
 
-def _raw(variable: Any) -> Any:
+def raw_of(variable: Any) -> Any:
     """Returns the TensorFlow variable of a Keras or TensorFlow variable."""
     return variable.value if isinstance(variable, keras.Variable) else variable
 
@@ -123,17 +144,17 @@ def _variables_of_optimizer(optimizer: Any) -> list[Any]:
 
 def _all_variables(model: keras.Model) -> list[Any]:
     of_optimizers = [v for one in optimizers_of(model) for v in _variables_of_optimizer(one)]
-    known = {id(_raw(v)) for v in (*of_optimizers, *model.metrics_variables)}
-    own = [v for v in _own_variables(model) if id(_raw(v)) not in known]
+    known = {id(raw_of(v)) for v in (*of_optimizers, *model.metrics_variables)}
+    own = [v for v in _own_variables(model) if id(raw_of(v)) not in known]
     found = [*model.variables, *own, *of_optimizers, *model.metrics_variables]
     once: dict[int, Any] = {}
     for variable in found:
-        once.setdefault(id(_raw(variable)), variable)
+        once.setdefault(id(raw_of(variable)), variable)
     return [v for v in once.values() if v.dtype != "string"]
 
 
 def _is_on_read(variable: Any) -> bool:
-    return getattr(_raw(variable), "synchronization", None) == tf.VariableSynchronization.ON_READ
+    return getattr(raw_of(variable), "synchronization", None) == tf.VariableSynchronization.ON_READ
 
 
 @dataclass(frozen=True)
@@ -198,7 +219,7 @@ def put_state(
         values = values[: len(variables)]  # They come last.
     _require_same(variables, values, state.names, 0)
     for variable, value in zip(variables, values):
-        variable.assign(tf.constant(value, dtype=_raw(variable).dtype))
+        variable.assign(tf.constant(value, dtype=raw_of(variable).dtype))
     if with_optimizers:
         kept = _of_replicas(model)
         _require_same([one for one, _ in kept], [rows[0] for rows in state.of_replicas], [], len(variables))
@@ -214,7 +235,7 @@ def put_state(
 
 def _aggregation_of(variable: Any) -> str:
     """Returns how the values of the replicas are combined: that of TensorFlow's variable, which tfdistkit may set."""
-    own = getattr(_raw(variable), "aggregation", None)
+    own = getattr(raw_of(variable), "aggregation", None)
     return str(getattr(variable, "aggregation", "sum") if own in (None, tf.VariableAggregation.NONE) else own)
 
 
@@ -227,7 +248,7 @@ def _put_rows(model: keras.Model, variable: Any, rows: np.ndarray, ranks: Ranks,
 
 def _local(model: keras.Model, variable: Any) -> list[Any]:
     """Returns the components of a variable in this process, one per replica."""
-    return list(model.distribute_strategy.experimental_local_results(_raw(variable)))
+    return list(model.distribute_strategy.experimental_local_results(raw_of(variable)))
 
 
 def _rows_of_all_replicas(model: keras.Model, counts: list[Any], ranks: Ranks) -> list[np.ndarray]:
@@ -258,7 +279,7 @@ def _for_replicas(rows: np.ndarray, replicas: int, aggregation: str) -> np.ndarr
 
 
 def _require_same(variables: list[Any], values: list[np.ndarray], names: list[str], skipped: int) -> None:
-    has = [f"{_raw(v).dtype.name}{list(v.shape)}" for v in variables]
+    has = [f"{raw_of(v).dtype.name}{list(v.shape)}" for v in variables]
     saved = [f"{value.dtype.name}{list(value.shape)}" for value in values]
     if has == saved:
         return
