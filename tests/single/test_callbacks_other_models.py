@@ -132,17 +132,51 @@ def test_other_variables_are_named(tmp_path: pathlib.Path, caplog: pytest.LogCap
     assert "The backup has other variables" in caplog.text
 
 
-def test_what_is_made_in_training_is_named(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
-    class Late(Shadow):
-        def on_train_begin(self, logs: Any = None) -> None:
-            self.shadow: dict[str, Any] = {}
+def in_an_attribute() -> Any:
+    class Late(keras.callbacks.Callback):
+        def __init__(self) -> None:
+            super().__init__()
+            self.late: dict[str, Any] = {}
+            self.variables: list[Any] = []
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             for one in self.model.trainable_variables:
-                self.shadow.setdefault(one.path, tf.Variable(one.value)).assign_add(one.value)
+                self.late.setdefault(one.path, tf.Variable(one.value)).assign_add(one.value)
 
-    train(tmp_path, lambda model: Late())
-    assert "changes in `shadow` of Late" in caplog.text
+    return Late()
+
+
+def in_a_closure() -> Any:
+    late = None
+
+    class Late(keras.callbacks.Callback):
+        variables: list[Any] = []
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            nonlocal late
+            if late is None:
+                late = keras.models.clone_model(self.model)
+            late.set_weights(self.model.get_weights())
+
+    return Late()
+
+
+def in_a_dict() -> Any:
+    late: dict[int, Any] = {}
+
+    class Late(keras.callbacks.Callback):
+        variables: list[Any] = []
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            late[batch] = tf.Variable(self.model.trainable_variables[0])
+
+    return Late()
+
+
+@pytest.mark.parametrize("make", [in_an_attribute, in_a_closure, in_a_dict])
+def test_what_is_made_in_training_is_named(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, make: Any) -> None:
+    train(tmp_path, lambda model: make())
+    assert "late` of Late" in caplog.text and caplog.text.count("changes in") == 1
 
 
 def test_the_trained_model_is_saved_once(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:

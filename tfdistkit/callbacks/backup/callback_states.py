@@ -71,7 +71,9 @@ class CallbackStates:
         for name, callback in self._callbacks.items():
             now, known = self._hidden_of(name, callback), self._hidden[name]
             for key in now.keys() - known.keys():  # Made in training.
-                known[key] = b"" if self._has_variables(getattr(callback, key, None)) else None
+                variable = self._variables[name].get(key)
+                is_lost = self._has_variables(variable.value if variable else getattr(callback, key, None))
+                known[key] = b"" if is_lost else None
             changed = [key for key, value in now.items() if known[key] not in (None, value)]
             known.update(dict.fromkeys(changed))
             if changed:
@@ -131,7 +133,7 @@ class CallbackStates:
         return any(id(one) not in self._saved for one in equal_variables_in([value]))
 
     def _hidden_of(self, name: str, callback: Any) -> dict[str, bytes]:
-        read = {key: one for key, one in self._variables[name].items() if not one.is_state}
+        read = {key: one for key, one in self._variables[name].items() if not (one.is_state and is_plain(one.value))}
         saved = self._saved | _identities(_now_of(self._model))
         inside = {key: _plain_inside(one.value, saved) for key, one in read.items() if _is_looked_into(key, one.value)}
         return {**_hidden_attributes(callback, saved), **{key: fingerprint(value) for key, value in inside.items()}}
@@ -217,7 +219,10 @@ def _is_looked_into(key: str, value: Any) -> bool:
     """Returns whether a change inside a variable of the script is lost: not that of the script's data, or of what has
     variables of its own."""
     is_attribute = "." in key.rpartition(": ")[2]
-    return is_attribute or isinstance(value, _OF_KERAS) or (is_small(value) and is_plain(value))
+    if is_attribute or isinstance(value, (*_OF_KERAS, tf.Variable, keras.Variable)):
+        return True
+    has_variables = isinstance(value, CONTAINERS) and len(equal_variables_in([value])) > 0
+    return is_small(value) and (has_variables or is_plain(value))
 
 
 def _hidden_attributes(callback: Any, saved: frozenset[int]) -> dict[str, bytes]:
