@@ -26,7 +26,7 @@ from tfdistkit.callbacks.backup.model_state import (
 )
 from tfdistkit.callbacks.backup.plain_data import is_plain
 from tfdistkit.callbacks.backup.source_files import source_files, warn_of_changes
-from tfdistkit.callbacks.backup.training_setup import SetUp, set_rates
+from tfdistkit.callbacks.backup.training_setup import SetUp, put_last, set_rates
 from tfdistkit.callbacks.chief import writes_files
 from tfdistkit.callbacks.frequency import frequency_of
 from tfdistkit.callbacks.last_signal import LastSignal
@@ -130,7 +130,7 @@ class BackupAndResume(keras.callbacks.Callback):
     def tfdistkit_wrap_fit(self, model: keras.Model, arguments: dict[str, Any]) -> Iterator[None]:
         """Wraps `fit`, and may change its arguments. Called by the hook of `fit`."""
         _require_supported(model, arguments.get("x"))
-        others = _put_last(self, arguments)
+        others = put_last(self, arguments)
         ranks, folder = ranks_of(model), BackupFolder(self.backup_dir, self.delete_checkpoint)
         setup = SetUp(model, arguments, ranks, self.accept_changes)
         folder.find(setup.identity(), ranks)
@@ -283,6 +283,7 @@ class _Run:
 
     def count_steps(self, logs: dict[str, Any]) -> None:
         """Counts the steps of the epoch."""
+        self.setup.require_same_compile()
         if self._known is not None:
             keep_found(self._model)
             require_known_variables(self._model, self._known)
@@ -326,6 +327,7 @@ class _Run:
     def save(self, data: DataState) -> None:
         """Saves a backup; all ranks call it."""
         assert self._states is not None
+        self.setup.require_same_compile()
         strategy: Any = private_api.strategy_of(self._model)
         if private_api.is_ours(strategy):
             strategy.settle_steps()
@@ -354,25 +356,6 @@ class _Run:
         self._signals.end(self.signal)
         # The user's own handler kept the process alive: let it exit on its own.
         self.is_over = self._model.stop_training = True
-
-
-def _put_last(callback: BackupAndResume, arguments: dict[str, Any]) -> list[Any]:
-    """Moves a callback behind all others, including `History`, and returns the others."""
-    given: Any = arguments.get("callbacks")
-    in_list = isinstance(given, keras.callbacks.CallbackList)
-    listed = given.callbacks if in_list else keras.tree.flatten(given)
-    if sum(isinstance(one, BackupAndResume) for one in listed) > 1:
-        raise UnsupportedError(
-            explain("`callbacks` must have at most one BackupAndResume.", received="several", do="Remove the others.")
-        )
-    others = [one for one in listed if one is not callback]
-    if not in_list and not any(isinstance(one, keras.callbacks.History) for one in others):
-        others.append(keras.callbacks.History())
-    if in_list:
-        listed[:] = [*others, callback]
-    else:
-        arguments["callbacks"] = [*others, callback]
-    return [one for one in others if not isinstance(one, keras.callbacks.ProgbarLogger)]
 
 
 def _require_supported(model: keras.Model, x: Any) -> None:

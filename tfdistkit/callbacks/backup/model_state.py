@@ -14,8 +14,11 @@ import tensorflow as tf
 from tfdistkit.callbacks.backup.found_objects import found_from, found_in
 from tfdistkit.callbacks.process_group import Ranks
 from tfdistkit.errors import UnsupportedError, explain
+from tfdistkit.keras_adapter import private_api
 from tfdistkit.strategies.sync.gradients.reducer_state import variables_of_replicas
 
+# Under which Keras keeps the generator that `keras.random.normal(shape)` and the like draw from.
+_GENERATOR = "global_seed_generator"
 # How many numbers of a weight tell it from others.
 _HASHED = 256
 
@@ -167,6 +170,7 @@ class ModelState:
         names: The names of the variables and counts.
         of_replicas: The values of what a compression or an algorithm keeps for each replica, one row per replica.
         aggregations: How the counts of the replicas are combined.
+        seed: The state of Keras's generator for random numbers without a seed; None if nothing has drawn from it.
     """
 
     values: list[np.ndarray]
@@ -174,6 +178,7 @@ class ModelState:
     names: list[str]
     of_replicas: list[np.ndarray] = field(default_factory=list)
     aggregations: list[str] = field(default_factory=list)
+    seed: np.ndarray | None = None
 
 
 def copy_state(model: keras.Model, ranks: Ranks, with_values: bool) -> ModelState:
@@ -193,7 +198,9 @@ def copy_state(model: keras.Model, ranks: Ranks, with_values: bool) -> ModelStat
         rows = _rows_of_all_replicas(model, [variable], ranks)
         kept += rows if with_values else []
     rows = _rows_of_all_replicas(model, counts, ranks)
-    return ModelState(values, rows, names, kept, [_aggregation_of(variable) for variable in counts])
+    generator = private_api.thread_state().get(_GENERATOR)
+    seed = None if generator is None or not with_values else value_of(generator.state).copy()
+    return ModelState(values, rows, names, kept, [_aggregation_of(variable) for variable in counts], seed)
 
 
 def put_state(
@@ -218,6 +225,7 @@ def put_state(
         variables = [v for v in variables if id(v) not in of_optimizers]
         values = values[: len(variables)]  # They come last.
     _require_same(variables, values, state.names, 0)
+    _put_seed(model, state.seed)
     for variable, value in zip(variables, values):
         variable.assign(tf.constant(value, dtype=raw_of(variable).dtype))
     if with_optimizers:
@@ -231,6 +239,15 @@ def put_state(
     # As they were: a metric that is updated with the rows of all replicas is marked in its first update.
     for variable, rows, aggregation in zip(counts, state.counts, state.aggregations):
         _put_rows(model, variable, rows, ranks, aggregation)
+
+
+def _put_seed(model: keras.Model, seed: np.ndarray | None) -> None:
+    if seed is None:
+        return
+    if private_api.thread_state().get(_GENERATOR) is None:  # It is made when something draws, in the first step.
+        with model.distribute_strategy.scope():
+            private_api.add_to_thread_state({_GENERATOR: keras.random.SeedGenerator(0)})
+    private_api.thread_state()[_GENERATOR].state.assign(seed)
 
 
 def _aggregation_of(variable: Any) -> str:

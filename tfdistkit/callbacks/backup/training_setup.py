@@ -14,6 +14,7 @@ from tfdistkit.callbacks.backup.plain_data import fingerprint
 from tfdistkit.callbacks.backup.training_description import setup_of_data, setup_of_model
 from tfdistkit.callbacks.process_group import Ranks
 from tfdistkit.errors import UnsupportedError, explain
+from tfdistkit.keras_adapter import private_api
 
 _LOG = logging.getLogger(__name__)
 
@@ -33,6 +34,7 @@ class SetUp:
     def __init__(self, model: keras.Model, arguments: dict[str, Any], ranks: Ranks, accept_changes: bool):
         self._model, self._ranks, self._accepts_changes = model, ranks, accept_changes
         self._kept_rates: list[int] = []
+        self._compiled: list[Any] = []
         self.has_same_optimizers = self.has_same_counts = True
         self.now: dict[str, Any] = {
             "data": setup_of_data(arguments, ranks.size), "learning_rates": learning_rates_of(model),
@@ -48,6 +50,24 @@ class SetUp:
     def describe_model(self) -> None:
         """Adds the description of the built model."""
         self.now.update(setup_of_model(self._model))
+        self._compiled = _compiled(self._model)
+
+    def require_same_compile(self) -> None:
+        """Raises an error if the model was compiled anew since `describe_model`.
+
+        Raises:
+            UnsupportedError: if its optimizer, loss or metrics are others.
+        """
+        if _compiled(self._model) != self._compiled:
+            raise UnsupportedError(
+                explain(
+                    "A model must not be compiled anew within a `fit` with BackupAndResume: a restarted script begins "
+                    "with the optimizer, loss and metrics of before, into which a backup cannot be restored.",
+                    received=f"a call of `{self._model.name}.compile` by a callback",
+                    do="Train in phases, one `fit` for each: model.fit(..., epochs=2), model.compile(...), "
+                    "model.fit(..., initial_epoch=2), each with BackupAndResume.",
+                )
+            )
 
     def has_other_data(self, then: dict[str, Any] | None, is_chief: bool) -> bool:
         """Compares this setup with the run of a backup; all ranks call it.
@@ -172,3 +192,44 @@ def _joined(changes: dict[str, list[str]]) -> str:
     texts = [text for texts in changes.values() for text in texts]
     more = f"; and {len(texts) - _MOST_SHOWN} more" if len(texts) > _MOST_SHOWN else ""
     return "; ".join(texts[:_MOST_SHOWN]) + more
+
+
+def put_last(callback: keras.callbacks.Callback, arguments: dict[str, Any]) -> list[Any]:
+    """Moves BackupAndResume behind all other callbacks, including `History`, and returns the others.
+
+    Args:
+        callback: The BackupAndResume.
+        arguments: Those of `fit`; `callbacks` in it changes.
+
+    Raises:
+        UnsupportedError: if there are several, or one of Keras, which sets the epoch, too.
+    """
+    given: Any = arguments.get("callbacks")
+    in_list = isinstance(given, keras.callbacks.CallbackList)
+    listed = given.callbacks if in_list else keras.tree.flatten(given)
+    if sum(isinstance(one, type(callback)) for one in listed) > 1:
+        raise UnsupportedError(
+            explain("`callbacks` must have at most one BackupAndResume.", received="several", do="Remove the others.")
+        )
+    if any(isinstance(one, keras.callbacks.BackupAndRestore) for one in listed):
+        raise UnsupportedError(
+            explain(
+                "`callbacks` must not have keras.callbacks.BackupAndRestore beside BackupAndResume: each would set the "
+                "epoch with which training begins.",
+                received="both",
+                do="Remove keras.callbacks.BackupAndRestore.",
+            )
+        )
+    others = [one for one in listed if one is not callback]
+    if not in_list and not any(isinstance(one, keras.callbacks.History) for one in others):
+        others.append(keras.callbacks.History())
+    if in_list:
+        listed[:] = [*others, callback]
+    else:
+        arguments["callbacks"] = [*others, callback]
+    return [one for one in others if not isinstance(one, keras.callbacks.ProgbarLogger)]
+
+
+def _compiled(model: keras.Model) -> list[Any]:
+    """Returns what `compile` sets; losses and metrics are equal only to themselves."""
+    return [getattr(model, "optimizer", None), *private_api.compile_arguments(model).values()]
