@@ -13,7 +13,7 @@ import tensorflow as tf
 from interrupted_runs import BreakAt, Broken, arrays, compiled, light
 
 from tfdistkit.callbacks import BackupAndResume
-from tfdistkit.callbacks.backup.callback_states import CallbackStates
+from tfdistkit.callbacks.backup.of_callbacks.states import CallbackStates
 
 pytestmark = pytest.mark.tensorflow
 

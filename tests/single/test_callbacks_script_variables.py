@@ -8,6 +8,7 @@ import itertools
 import logging
 import pathlib
 import random
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 from interrupted_runs import Broken, arrays, light
 
 from tfdistkit.callbacks import BackupAndResume
-from tfdistkit.callbacks.backup.script_variables import script_variables
+from tfdistkit.callbacks.backup.of_callbacks.script_variables import script_variables
 
 pytestmark = pytest.mark.tensorflow
 
@@ -125,7 +126,76 @@ def in_a_partial_function() -> tuple[Any, Callable[[], Any]]:
     return own, lambda: seen
 
 
-PLACES = [in_globals, in_a_closure, in_objects, in_functions, in_a_bound_method, in_a_partial_function]
+class Trainer:
+    """Holds its trackers, and makes the callback."""
+
+    best = 9.9
+
+    def __init__(self) -> None:
+        self.shared, self.by_name, self.steps = Shared(), {"a": Shared()}, 0
+
+    def after(self, batch: int) -> None:
+        self.steps += 1
+        self.shared.log(batch, None)
+        self.by_name["a"].log(batch, None)
+
+    @property
+    def half(self) -> float:
+        return self.steps / 2
+
+    @half.setter
+    def half(self, value: float) -> None:
+        self.best = value
+
+
+def in_methods() -> tuple[Any, Callable[[], Any]]:
+    trainer, other, named = Trainer(), Trainer(), {"x": Shared()}
+
+    class Own(keras.callbacks.Callback):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shared = Shared()
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            trainer.after(batch)
+            other.after(batch + 1)
+            other.half = trainer.half
+            named["x"].log(batch, None)
+            self.shared.log(batch, None)
+            SHARED.log(batch, None)
+
+    own = Own()
+    trackers = [trainer.shared, trainer.by_name["a"], other.shared, named["x"], own.shared]
+    return own, lambda: (trainer.steps, other.steps, other.best, [vars(one) for one in trackers], vars(SHARED))
+
+
+def in_arguments() -> tuple[Any, Callable[[], Any]]:
+    first: list[int] = []
+    second: list[int] = []
+    third = types.SimpleNamespace(steps=0, seen=[])
+
+    def log(seen: list[int], batch: int, logs: Any, other: list[int] = second) -> None:
+        seen.append(batch)
+        other.append(-batch)
+        log.steps += 1  # type: ignore[attr-defined]
+        third.steps += 1
+        third.seen.append(batch)
+
+    log.steps = 0  # type: ignore[attr-defined]
+    own = keras.callbacks.LambdaCallback(on_train_batch_end=functools.partial(log, first))
+    return own, lambda: (first, second, log.steps, vars(third))  # type: ignore[attr-defined]
+
+
+PLACES = [
+    in_methods,
+    in_arguments,
+    in_globals,
+    in_a_closure,
+    in_objects,
+    in_functions,
+    in_a_bound_method,
+    in_a_partial_function,
+]
 
 
 class Breaks(keras.callbacks.Callback):

@@ -14,7 +14,6 @@ import tensorflow as tf
 
 from tfdistkit.callbacks.backup.backup_file import write_backup
 from tfdistkit.callbacks.backup.backup_folder import BackupFolder
-from tfdistkit.callbacks.backup.callback_states import CallbackStates
 from tfdistkit.callbacks.backup.found_objects import forget_found, keep_found
 from tfdistkit.callbacks.backup.generations import Backup, newest_backup
 from tfdistkit.callbacks.backup.model_state import (
@@ -24,6 +23,7 @@ from tfdistkit.callbacks.backup.model_state import (
     require_known_variables,
     variables_of,
 )
+from tfdistkit.callbacks.backup.of_callbacks.states import CallbackStates
 from tfdistkit.callbacks.backup.plain_data import is_plain
 from tfdistkit.callbacks.backup.source_files import source_files, warn_of_changes
 from tfdistkit.callbacks.backup.training_setup import SetUp, put_last, set_rates
@@ -288,6 +288,8 @@ class _Run:
             keep_found(self._model)
             require_known_variables(self._model, self._known)
             self._known = None
+            if self._states is not None:
+                self._states.end_first_step()
         self.steps_since += self.data.steps_done - self._batch
         self._batch, self._logs = self.data.steps_done, {key: value for key, value in logs.items() if is_plain(value)}
 
@@ -336,7 +338,7 @@ class _Run:
         self.steps_since = self.epochs_since = 0
         self._saved_at = time.monotonic()
         if is_chief:
-            self._states.warn_of_hidden()
+            self._states.warn_of_unsaved(in_epoch=data.batch > 0)
             content = {
                 "data": vars(data), "model": vars(state), "callbacks": self._states.get(), "logs": self._logs,
                 "setup": self.setup.now, "stopped": bool(self._model.stop_training and data.batch == 0),

@@ -6,9 +6,11 @@ random numbers. Functions of `keras.ops` count as plain data: Keras callbacks st
 
 from __future__ import annotations
 
+import argparse
 import collections
 import hashlib
 import random
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -43,6 +45,9 @@ _KINDS: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     collections.OrderedDict: (dict, collections.OrderedDict),
     collections.Counter: (dict, collections.Counter),
     collections.deque: (lambda value: (list(value), value.maxlen), lambda parts: collections.deque(*parts)),
+    bytes: (lambda value: np.frombuffer(value, np.uint8).copy(), lambda array: array.tobytes()),
+    types.SimpleNamespace: (vars, lambda values: types.SimpleNamespace(**values)),
+    argparse.Namespace: (vars, lambda values: argparse.Namespace(**values)),
     set: (lambda value: sorted(value, key=repr), set),
     frozenset: (lambda value: sorted(value, key=repr), frozenset),
     np.random.Generator: (

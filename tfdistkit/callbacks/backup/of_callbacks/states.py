@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import collections
+import argparse
 import contextlib
 import copy
-import functools
-import itertools
 import logging
+import types
 from typing import Any
 
 import keras
@@ -16,27 +15,22 @@ import tensorflow as tf
 
 from tfdistkit.callbacks.backup.found_objects import is_of_user
 from tfdistkit.callbacks.backup.model_state import all_variables_of, equal_variables_in, raw_of, value_of
-from tfdistkit.callbacks.backup.plain_data import NotPlainError, fingerprint, is_plain
-from tfdistkit.callbacks.backup.script_variables import (
+from tfdistkit.callbacks.backup.of_callbacks.script_variables import (
     CONTAINERS,
     ScriptVariable,
     is_small,
     script_variables,
 )
-from tfdistkit.errors import explain
+from tfdistkit.callbacks.backup.of_callbacks.unsaved import NOT_STATE, Unsaved, identities
+from tfdistkit.callbacks.backup.plain_data import NotPlainError, fingerprint
 
 _LOG = logging.getLogger(__name__)
 
-# Attributes that Keras sets on every callback.
-_NOT_STATE = ("params", "_model", "validation_data")
 # Keras's callbacks that call functions of the user's.
 _OF_FUNCTIONS = (keras.callbacks.LambdaCallback, keras.callbacks.LearningRateScheduler)
-# What has variables.
-_OF_KERAS = (keras.layers.Layer, keras.metrics.Metric, keras.optimizers.Optimizer)
+_NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 # Under which the state of a callback has the values of variables: no attribute has such a name.
 _VALUES = "values of variables"
-# How much of other objects is compared: items of a list, numbers of an array, objects inside each other.
-_MOST, _MOST_VALUES, _DEEPEST = 30, 10_000, 4
 
 
 class CallbackStates:
@@ -58,34 +52,23 @@ class CallbackStates:
         self._at_begin = {name: _attributes(one) for name, one in self._callbacks.items()}
         self._variables = {name: _variables(one) for name, one in self._callbacks.items()}
         self._variables_at_begin = {name: _values(ones) for name, ones in self._variables.items()}
-        self._saved = _identities(all_variables_of(model))
+        self._saved = identities(all_variables_of(model))
         self._tensors = {name: self._tensors_of(name, one) for name, one in self._callbacks.items()}
         self._tensors_at_begin = {name: _hashes(ones) for name, ones in self._tensors.items()}
-        # None: told, or not to be told.
-        self._hidden: dict[str, dict[str, bytes | None]] = {
-            name: {**self._hidden_of(name, one)} for name, one in self._callbacks.items()
-        }
+        looked_at = {name: one for name, one in self._callbacks.items() if _is_looked_through(one)}
+        self._unsaved = Unsaved(looked_at, self._variables, self._saved, model)
 
-    def warn_of_hidden(self) -> None:
-        """Warns, once, of attributes that training has changed, and that a backup does not hold."""
-        for name, callback in self._callbacks.items():
-            now, known = self._hidden_of(name, callback), self._hidden[name]
-            for key in now.keys() - known.keys():  # Made in training.
-                variable = self._variables[name].get(key)
-                is_lost = self._has_variables(variable.value if variable else getattr(callback, key, None))
-                known[key] = b"" if is_lost else None
-            changed = [key for key, value in now.items() if known[key] not in (None, value)]
-            known.update(dict.fromkeys(changed))
-            if changed:
-                _LOG.warning(
-                    explain(
-                        "The state of a callback should be plain data in its attributes, or in variables of the script "
-                        "that its functions change: a backup holds nothing else, so that a resumed training begins "
-                        "with what the script makes.",
-                        received=f"changes in `{', '.join(changed)}` of {type(callback).__name__}",
-                        do="Add the methods `get_state()`, which returns plain data, and `set_state(state)`.",
-                    )
-                )
+    def warn_of_unsaved(self, in_epoch: bool) -> None:
+        """Warns, once, of what training has changed, and a backup does not hold.
+
+        Args:
+            in_epoch: Whether the backup is one within an epoch.
+        """
+        self._unsaved.warn(in_epoch)
+
+    def end_first_step(self) -> None:
+        """Notes what the first step has set in the model."""
+        self._unsaved.end_first_step()
 
     def get(self) -> dict[str, Any]:
         """Returns copies of the states, by class name and position among the callbacks of the class."""
@@ -121,22 +104,12 @@ class CallbackStates:
         """Returns the variables that a callback, and none before it, has; from now on they are saved."""
         if not _is_looked_through(callback):
             return []
-        values = [value for key, value in vars(callback).items() if key not in _NOT_STATE]
+        values = [value for key, value in vars(callback).items() if key not in NOT_STATE]
         values += [one.value for one in self._variables[name].values()]
         _build_optimizers(values)
         found = [one for one in equal_variables_in(values) if id(raw_of(one)) not in self._saved]
-        self._saved |= _identities(found)
+        self._saved |= identities(found)
         return found
-
-    def _has_variables(self, value: Any) -> bool:
-        """Returns whether a value has variables that are not saved."""
-        return any(id(one) not in self._saved for one in equal_variables_in([value]))
-
-    def _hidden_of(self, name: str, callback: Any) -> dict[str, bytes]:
-        read = {key: one for key, one in self._variables[name].items() if not (one.is_state and is_plain(one.value))}
-        saved = self._saved | _identities(_now_of(self._model))
-        inside = {key: _plain_inside(one.value, saved) for key, one in read.items() if _is_looked_into(key, one.value)}
-        return {**_hidden_attributes(callback, saved), **{key: fingerprint(value) for key, value in inside.items()}}
 
 
 def _by_name(callbacks: list[keras.callbacks.Callback]) -> dict[str, Any]:
@@ -181,16 +154,6 @@ def _values(variables: dict[str, ScriptVariable]) -> dict[str, bytes]:
     return found
 
 
-def _now_of(model: keras.Model) -> list[Any]:
-    """Returns the variables of a model and its optimizer, also those that were created after training began."""
-    return [*model.variables, *getattr(getattr(model, "optimizer", None), "variables", ())]
-
-
-def _identities(variables: list[Any]) -> frozenset[int]:
-    """Returns the identities of variables, both as Keras's and as TensorFlow's."""
-    return frozenset(id(kind) for one in variables for kind in (one, raw_of(one)))
-
-
 def _hashes(variables: list[Any]) -> list[bytes]:
     return [fingerprint(value_of(one)) for one in variables]
 
@@ -215,63 +178,14 @@ def _assign(name: str, variables: list[Any], values: dict[int, np.ndarray]) -> N
         variables[number].assign(tf.constant(value, dtype=raw_of(variables[number]).dtype))
 
 
-def _is_looked_into(key: str, value: Any) -> bool:
-    """Returns whether a change inside a variable of the script is lost: not that of the script's data, or of what has
-    variables of its own."""
-    is_attribute = "." in key.rpartition(": ")[2]
-    if is_attribute or isinstance(value, (*_OF_KERAS, tf.Variable, keras.Variable)):
-        return True
-    has_variables = isinstance(value, CONTAINERS) and len(equal_variables_in([value])) > 0
-    return is_small(value) and (has_variables or is_plain(value))
-
-
-def _hidden_attributes(callback: Any, saved: frozenset[int]) -> dict[str, bytes]:
-    """Returns hashes of the plain data inside attributes that are not plain data themselves."""
-    if not _is_looked_through(callback):
-        return {}
-    values = {key: value for key, value in vars(callback).items() if key not in _NOT_STATE and not is_plain(value)}
-    return {key: fingerprint(_plain_inside(value, saved)) for key, value in values.items()}
-
-
-def _plain_inside(value: Any, saved: frozenset[int], depth: int = 0) -> Any:
-    """Returns plain data that changes when an object changes; large arrays, and what lies deep, are left out.
-
-    Args:
-        value: The object.
-        saved: The identities of variables that are saved in any case.
-        depth: How deep it lies in another one.
-    """
-    if depth > _DEEPEST or id(value) in saved:
-        return None
-    inner = functools.partial(_plain_inside, saved=saved, depth=depth + 1)
-    if isinstance(value, (tf.Variable, keras.Variable)):
-        raw = value.value if isinstance(value, keras.Variable) else value
-        # The part of this replica: reading what is summed over the ranks is a collective, and only the chief is here.
-        return inner(getattr(raw, "values", (raw,))[0].numpy())
-    if isinstance(value, tf.Tensor):
-        return None if tf.is_symbolic_tensor(value) else inner(value.numpy())
-    if isinstance(value, (np.ndarray, np.generic)):
-        return value if value.size <= _MOST_VALUES and is_plain(value) else value.size
-    if isinstance(value, _OF_KERAS):
-        own = [*value.variables, *getattr(getattr(value, "optimizer", None), "variables", ())]
-        return [inner(one) for one in itertools.islice((one for one in own if id(one) not in saved), _MOST)]
-    if isinstance(value, (list, tuple, set, frozenset, collections.deque)):
-        return [len(value), *(inner(one) for one in itertools.islice(value, _MOST))]
-    if isinstance(value, dict):
-        return [len(value), *(inner(one) for one in itertools.islice(value.values(), _MOST))]
-    if is_of_user(type(value)) and hasattr(value, "__dict__"):
-        return {key: inner(one) for key, one in vars(value).items()}
-    return value if is_plain(value) else None
-
-
 def _attributes(callback: Any) -> dict[str, bytes]:
     """Returns hashes of the attributes that are plain data; hashes, because some are large arrays."""
     found: dict[str, bytes] = {}
     if _has_own_state(callback):
         return found
-    for key, value in {**_of_class(type(callback)), **vars(callback)}.items():
+    for key, value in {**_of_class(type(callback)), **_of_slots(callback), **vars(callback)}.items():
         with contextlib.suppress(NotPlainError):
-            if key not in _NOT_STATE:
+            if key not in NOT_STATE:
                 found[key] = fingerprint(value)
     return found
 
@@ -281,6 +195,13 @@ def _of_class(own: type) -> dict[str, Any]:
     classes = [one for one in reversed(own.__mro__) if is_of_user(one)]
     values = {key: value for one in classes for key, value in vars(one).items() if not key.startswith("__")}
     return {key: value for key, value in values.items() if isinstance(value, CONTAINERS)}
+
+
+def _of_slots(callback: Any) -> dict[str, Any]:
+    """Returns the attributes that classes of the user's keep in `__slots__`."""
+    slots = [getattr(kind, "__slots__", ()) for kind in type(callback).__mro__ if is_of_user(kind)]
+    names = [name for one in slots for name in ([one] if isinstance(one, str) else one)]
+    return {name: getattr(callback, name) for name in names if hasattr(callback, name)}
 
 
 def _put_attributes(callback: Any, variables: dict[str, ScriptVariable], state: dict[str, Any]) -> None:
@@ -293,13 +214,17 @@ def _put_attributes(callback: Any, variables: dict[str, ScriptVariable], state: 
             continue
         before = getattr(callback, key, None)
         if (now := _filled(before, value)) is not before:
-            vars(callback)[key] = now
+            setattr(callback, key, now) if key in _of_slots(callback) else vars(callback).update({key: now})
 
 
 def _filled(before: Any, value: Any) -> Any:
     """Returns a container with other contents, and a value of another kind as it is."""
-    if type(before) is not type(value) or not isinstance(before, CONTAINERS):
+    if type(before) is not type(value) or not isinstance(before, (*CONTAINERS, *_NAMESPACES)):
         return value
+    if isinstance(before, _NAMESPACES):
+        vars(before).clear()
+        vars(before).update(vars(value))
+        return before
     if isinstance(before, np.ndarray):
         # One without memory of its own may be that of a variable.
         if (before.shape, before.dtype) != (value.shape, value.dtype) or not before.flags.owndata:

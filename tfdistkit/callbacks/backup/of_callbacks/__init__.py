@@ -1,0 +1,1 @@
+"""What a backup holds of the state of other callbacks."""
