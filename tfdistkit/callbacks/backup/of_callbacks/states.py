@@ -48,7 +48,7 @@ class CallbackStates:
     """
 
     def __init__(self, callbacks: list[keras.callbacks.Callback], model: keras.Model):
-        self._model, self._callbacks = model, _by_name(callbacks)
+        self._callbacks = _by_name(callbacks)
         self._at_begin = {name: _attributes(one) for name, one in self._callbacks.items()}
         self._variables = {name: _variables(one) for name, one in self._callbacks.items()}
         self._variables_at_begin = {name: _values(ones) for name, ones in self._variables.items()}
